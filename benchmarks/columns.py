@@ -143,9 +143,9 @@ def sent(row: dict[str, str], number: int) -> tuple[bytes, str, bytes]:
 
 def sealed(store: Store, log_bytes: int) -> dict[str, float]:
     """Puts everything into files; what that costs and how much they take."""
-    store.columns.ready_for(TOPIC)
+    store.columns.scan_for(TOPIC)
     started = time.process_time()
-    for step in store.columns.work():
+    for step in store.columns.seal_blocks():
         if callable(step):
             step()
     rows = store.columns.rows_sealed

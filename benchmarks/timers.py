@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "src")]
 from sluicemq.broker.group_commit import GroupCommit  # noqa: E402
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore  # noqa: E402
 from sluicemq.broker.settings import Settings  # noqa: E402
-from sluicemq.broker.waiting.delivery import Delayed  # noqa: E402
+from sluicemq.broker.waiting.delivery import DelayedDelivery  # noqa: E402
 from sluicemq.config import BrokerConfig, StoreConfig  # noqa: E402
 from sluicemq.files import SYSTEM_FILES  # noqa: E402
 from sluicemq.store.store import Store  # noqa: E402
@@ -51,7 +51,7 @@ class Bench:
         self._soon: list[object] = []
         self.group_commit = GroupCommit(self.store, self.clock, call_soon=self._soon.append)
         self.intake = MessageIntake(settings, self.store, self.group_commit)
-        self.delayed = Delayed(
+        self.delayed = DelayedDelivery(
             settings, self.store, self.intake, self.group_commit, files=SYSTEM_FILES,
             clock=self.clock, call_soon=self._soon.append,
         )  # fmt: skip
@@ -112,7 +112,7 @@ def main() -> None:
         print(
             f"taken in: {taken / count * 1e6:.1f} us a message, longest turn {longest * 1e3:.1f} ms"
         )
-        print(f"pending {bench.delayed.metrics.total:,}: {memory_mb()}")
+        print(f"pending {bench.delayed.metrics.total_count:,}: {memory_mb()}")
         began = time.perf_counter()
         bench.delayed.save()
         print(f"checkpoint: {time.perf_counter() - began:.2f} s, {memory_mb()}")
@@ -126,12 +126,12 @@ def deliver(bench: Bench, spread_s: int, count: int) -> None:
     longest = 0.0
     for _ in range(spread_s // 10):
         bench.clock.ms += 10_000
-        bench.delayed.run()
+        bench.delayed.run_slice()
         longest = max(longest, bench.settle())
-    bench.delayed.run()
+    bench.delayed.run_slice()
     longest = max(longest, bench.settle())
     seconds = time.perf_counter() - began
-    done = bench.delayed.timers.delivered
+    done = bench.delayed.timers.delivered_count
     print(
         f"delivered {done:,} of {count:,}: {seconds / max(done, 1) * 1e6:.1f} us a message, "
         f"longest turn {longest * 1e3:.1f} ms, {memory_mb()}"

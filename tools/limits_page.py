@@ -185,7 +185,7 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("Clients of a connection", "proxy.clients:CLIENTS_PER_CONNECTION_MAX", "TOO_MANY_REQUESTS", ("clients on this connection and", "proxy/clients.py")),
         Row("Clients", "proxy.clients:CLIENTS_MAX", "as above", ("clients on this connection and", "proxy/clients.py")),
         Row("Messages whose invisible time the proxy renews", "proxy.renewal:IN_FLIGHT_MAX", "TOO_MANY_REQUESTS", ("clients of this proxy work on", "proxy/receiving.py")),
-        Row("Streams (calls) of a connection at a time", "net.http2:STREAMS_MAX", "REFUSED_STREAM: clients wait"),
+        Row("Streams (calls) of a connection at a time", "net.http2_limits:STREAMS_MAX", "REFUSED_STREAM: clients wait"),
     ),
     "Console and assistants": (
         Row("Sessions", "console.sessions:SESSIONS_MAX", "the oldest ends"),

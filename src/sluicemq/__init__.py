@@ -1,8 +1,5 @@
 """SluiceMQ: a RocketMQ-compatible messaging system with a Spark source and sink.
 
-The names in `__all__` are the public Python API. Each is imported from its module on first use, so
-that `import sluicemq` stays cheap for servers and for the command line.
-
     from sluicemq import Sluice
 
     async with Sluice("127.0.0.1:9876") as mq:
@@ -10,9 +7,16 @@ that `import sluicemq` stays cheap for servers and for the command line.
         async for message in mq.subscribe("flights", group="late", where="dep_delay > 60"):
             await message.ack()
 
-Blocking clients are in `sluicemq.client.sync` (producer, administration) and
-`sluicemq.client.threaded` (consumers). `sluicemq.rocketmq` has the class and method names of
-RocketMQ's own clients.
+The names in `__all__` are the public Python API for asyncio. `Sluice` is the client; it creates the
+producers and consumers, and `Sluice.admin` administers the cluster. Every error is a subclass of
+`SluiceError`; its text says what to do, and `sluice explain error NAME` explains it further.
+
+Code without asyncio uses the blocking clients: `sluicemq.client.sync` (producer and administration)
+and `sluicemq.client.threaded` (consumers). `sluicemq.rocketmq` has the class and method names of
+RocketMQ's own clients. `sluicemq.spark` has the Spark source and sink.
+
+Each name is imported from its module on first use, so that `import sluicemq` stays fast for servers
+and the command line.
 """
 
 import importlib
@@ -89,14 +93,14 @@ _EXPORTS_BY_MODULE = {
     "sluicemq.net.tls": ("Tls",),
 }
 _MODULE_OF_EXPORT = {name: module for module, names in _EXPORTS_BY_MODULE.items() for name in names}
-"""The module of each exported name, except exceptions: those are in `sluicemq.errors`."""
+"""Maps each exported name to its module. Exceptions are not in it: all are in `sluicemq.errors`."""
 _SYNONYMS = {
     "Sluice": "Client MQ AsyncClient AsyncSluice SluiceClient Connection connect",
     "PushConsumer": "Consumer SimpleConsumer DefaultMQPushConsumer",
     "Producer": "DefaultMQProducer AsyncProducer",
     "SluiceError": "Error MQException MQClientException",
 }
-"""For some exported names: the words for them in other libraries (`hints.intended_name`)."""
+"""Maps exported names to the words that other libraries use for them (`hints.intended_name`)."""
 
 __all__ = [
     "Admin",
@@ -154,11 +158,15 @@ __all__ = [
 
 
 def _load_export(name: str) -> Any:
-    """Import an exported name and return its value. Raises AttributeError or ImportError."""
+    """Import an exported name from its module and return its value.
+
+    The value becomes an attribute of this package, so that the next access is a plain one. Raises
+    AttributeError or ImportError, with a suggestion, if the name is not exported.
+    """
     if name not in __all__:
         raise _error_for_unknown(name)
-    home = _MODULE_OF_EXPORT.get(name, "sluicemq.errors")
-    value = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(_MODULE_OF_EXPORT.get(name, "sluicemq.errors"))
+    value = getattr(module, name)
     globals()[name] = value
     return value
 
@@ -166,28 +174,30 @@ def _load_export(name: str) -> Any:
 def _error_for_unknown(name: str) -> Exception:
     """Return the error for a name that this package does not export, with a suggestion.
 
-    Python calls `__getattr__` also for `from sluicemq import NAME`. It discards the text of an
-    AttributeError then, so a suggestion needs an ImportError. It calls `__getattr__` for a
-    submodule that is not imported yet, too: then AttributeError makes Python import it.
+    Return an AttributeError for `sluicemq.NAME`. For `from sluicemq import NAME`, Python calls
+    `__getattr__` as well, but discards the text of an AttributeError; so return an ImportError if
+    there is a suggestion. If the name is a submodule that is not imported yet, return an
+    AttributeError, after which Python imports the submodule.
     """
-    from importlib.util import find_spec  # noqa: PLC0415 - only a wrong name needs it
+    from importlib.util import find_spec  # noqa: PLC0415 - needed for wrong names only
 
-    from sluicemq.hints import intended_name  # noqa: PLC0415 - only a wrong name needs it
+    from sluicemq.hints import intended_name  # noqa: PLC0415 - needed for wrong names only
 
     text = f"module 'sluicemq' has no attribute {name!r}."
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if is_import and find_spec(f"{__name__}.{name}") is not None:
         return AttributeError(text)
-    ours = intended_name(name, __all__, _SYNONYMS)
-    if is_import and ours:
-        text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {ours!r}?"
+    intended = intended_name(name, __all__, _SYNONYMS)
+    if is_import and intended:
+        text = f"cannot import name {name!r} from 'sluicemq'. Did you mean {intended!r}?"
         return ImportError(text, name=name)
-    return AttributeError(f"{text} Did you mean {ours!r}?" if ours else text)
+    return AttributeError(f"{text} Did you mean {intended!r}?" if intended else text)
 
 
-if not TYPE_CHECKING:  # type checkers would accept every name
+if not TYPE_CHECKING:  # With `__getattr__`, type checkers would accept every name.
     __getattr__ = _load_export
 
 
 def __dir__() -> list[str]:
+    """Return the names of the package, including exported names that are not imported yet."""
     return sorted({*globals(), *__all__})

@@ -43,6 +43,7 @@ documentation is made of all of them. Below its text an error shows the command 
 """
 
 import functools
+from typing import Final
 
 
 def install_extra(name: str) -> str:
@@ -54,6 +55,18 @@ def install_extra(name: str) -> str:
         f"Install the extra {name!r}: pip install '.[{name}]' in the checkout,"
         f" or the path of the wheel followed by [{name}]."
     )
+
+
+PUBLISHED_PAGES: Final = {
+    "broker.consume.pull_checks.PullRefusedError": "broker.consume.pull.PullRefusedError",
+    "broker.failover.forward.NotMasterError": "replication.forward.NotMasterError",
+    "broker.failover.replica.BrokerClosedError": "replication.replica.BrokerClosedError",
+    "broker.failover.replica.ReplicaBlockedError": "replication.replica.ReplicaBlockedError",
+}
+"""Page names of error classes that have moved, by the class's module and name today.
+
+Page names are published in logs, tracebacks and the documentation, so they never change.
+"""
 
 
 class SluiceError(Exception):
@@ -76,23 +89,15 @@ class SluiceError(Exception):
         """
         return [f"More: sluice explain error {self.page()}"]
 
-    PAGE = ""
-    """The page name of this class, if it was published under another module than today's.
-
-    Subclasses do not inherit it.
-    """
-
     @classmethod
     def page(cls) -> str:
         """Return the name of the page about this class, as `sluice explain error` accepts it.
 
-        It is `PAGE` if the class defines that. Otherwise it is the name of the class, with its
-        module in front unless that is `sluicemq.errors`.
+        It is the name of the class, with its module in front unless that is `sluicemq.errors`. A
+        class that has moved to another module keeps the name in `PUBLISHED_PAGES`.
         """
-        if published := cls.__dict__.get("PAGE", ""):
-            return str(published)
         name = f"{cls.__module__}.{cls.__qualname__}".removeprefix("sluicemq.")
-        return name.removeprefix("errors.")
+        return PUBLISHED_PAGES.get(name, name.removeprefix("errors."))
 
     @property
     def fact(self) -> str:
@@ -350,7 +355,7 @@ class ClientError(SluiceError):
     Then: the section of each subclass below says what was done and what was not.
     Fix: follow the text.
 
-        no broker is there to check the access key. Start one.
+        There is no broker to check the access key. Start one.
     """
 
 

@@ -57,17 +57,17 @@ async def test_every_page_answers_before_a_rocketmq_cluster(
                 paths = {
                     "/": "RocketMQ", "/topics": topic, "/groups": "",
                     f"/topics/{topic}": "Settings",
-                    f"/groups/{group}": "what of it a filter would let through",
+                    f"/groups/{group}": "the number of matching messages and the time left",
                     f"/groups/{group}/reset?topic={topic}&place=first": "What would change",
                     f"/messages?topic={topic}&by=key&text=k1": sent[0].message_id,
                     f"/messages?topic={topic}&by=time": sent[2].message_id,
                     f"/messages/{topic}/{sent[1].message_id}": "json",
-                    f"/messages/{topic}/{sent[1].message_id}/explain": "What became of it",
+                    f"/messages/{topic}/{sent[1].message_id}/explain": "What became of the message",
                     f"/trace?id={sent[1].message_id}": "no broker has the trace topic",
                     f"/lab?topic={topic}&expression={quote('n > 1')}": "",
-                    "/access": "No broker tells access rules",
-                    "/access/account?key=anybody": "No broker tells access rules",
-                    f"/access/try?request=SUB&{where}": "No broker tells access rules",
+                    "/access": "No broker reports access rules",
+                    "/access/account?key=anybody": "No broker reports access rules",
+                    f"/access/try?request=SUB&{where}": "No broker reports access rules",
                     "/dead-letters": "", f"/dead-letters/{group}": "has no dead letters",
                     f"/dead-letters/{group}/letters": "", f"/dead-letters/{group}/replay": "",
                     "/delayed": "900101 not supported", "/transactions": "900111 not supported",
@@ -77,7 +77,7 @@ async def test_every_page_answers_before_a_rocketmq_cluster(
                     said[f"live {path}"] = await shown(browser, path, live=True)
         finally:
             over.set()
-    assert "Done in –" in said[f"live /groups/{group}"]
+    assert "Time left –" in said[f"live /groups/{group}"]
     for path, wanted in paths.items():
         assert wanted in said[path], path
     ours = {page.path for page in PAGES if page.template and "pipelines" not in page.path}

@@ -47,7 +47,7 @@ async def test_every_kind_of_consumer_reads_the_new_topic(
     async def reading(kind: str, clients: list[Sluice]) -> Consumer:
         mq = Sluice(running.name_server, offsets_directory=str(tmp_path / kind), instance=kind)
         clients.append(await mq.__aenter__())
-        mq.cluster.poll_s = 2.0
+        mq.cluster.long_poll_s = 2.0
         # Each kind is a group of its own.
         consumer = Consumer(mq, kind, "first", topic=name, group=f"{name}-{kind}")
         await consumer.open()

@@ -24,10 +24,10 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.prepared import OpenTransaction
 from sluicemq.broker.transactions.transactions import Transactions
-from sluicemq.broker.waiting.rewrite import DelayRewrite
-from sluicemq.client.aio import readers as reader
-from sluicemq.client.aio.readers import SendBack
-from sluicemq.client.aio.received import Lane, OrderedFeed
+from sluicemq.broker.waiting.rewrite import DelayRewriter
+from sluicemq.client.aio import queue_reader as reader
+from sluicemq.client.aio.prefetch import OrderedPrefetchBuffer, QueueBuffer
+from sluicemq.client.aio.queue_reader import RetrySender
 from sluicemq.client.core.consuming import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.log import CommitLog
@@ -124,45 +124,47 @@ def a_lock_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueueLocks, "lock", lambda self, group, client_id, queues: set(queues))
 
 
-def a_lane_does_not_wait_for_the_message_that_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_ready(lane: Lane) -> bool:
-        return bool(lane.waiting) and lane.origin.may_hand_out
+def an_ordered_queue_does_not_wait_for_its_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_ready(buffer: QueueBuffer) -> bool:
+        return bool(buffer.messages) and buffer.origin.may_hand_out
 
-    def offer(self: Any, lane: Lane) -> None:
-        if lane.waiting and not lane.is_queued:
-            lane.is_queued = True
-            self._ready.append(lane)
+    def list_if_ready(self: Any, buffer: QueueBuffer) -> None:
+        if buffer.messages and not buffer.is_listed:
+            buffer.is_listed = True
+            self._ready.append(buffer)
             self._wake(1)
 
-    take = OrderedFeed.take
+    take = OrderedPrefetchBuffer.take
 
-    def take_and_offer(self: Any, owner: object) -> Any:
+    def take_and_list(self: Any, owner: object) -> Any:
         message = take(self, owner)
         if message is not None:
-            offer(self, self._lane(message))
+            list_if_ready(self, self._buffer_for(message))
         return message
 
-    monkeypatch.setattr(Lane, "is_ready", property(is_ready))
-    monkeypatch.setattr(OrderedFeed, "_offer", offer)
-    monkeypatch.setattr(OrderedFeed, "take", take_and_offer)
+    monkeypatch.setattr(QueueBuffer, "is_ready", property(is_ready))
+    monkeypatch.setattr(OrderedPrefetchBuffer, "_list_if_ready", list_if_ready)
+    monkeypatch.setattr(OrderedPrefetchBuffer, "take", take_and_list)
 
 
 def a_message_that_failed_is_not_sent_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send(*_: Any, **__: Any) -> None:
         return None
 
-    monkeypatch.setattr(SendBack, "send_back", send)
+    monkeypatch.setattr(RetrySender, "send_back", send)
 
 
 def a_delay_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DelayRewrite.rewrite
+    original = DelayRewriter.rewrite
 
-    def rewrite(self: DelayRewrite, draft: Any) -> None:
+    def rewrite(self: DelayRewriter, draft: Any) -> None:
         original(self, draft)
         if draft.delay_ms is not None:
             draft.queue_id, draft.delay_ms = 0, 1000
 
-    monkeypatch.setattr(DelayRewrite, "rewrite", rewrite)
+    monkeypatch.setattr(DelayRewriter, "rewrite", rewrite)
 
 
 def offsets_are_one_too_high_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +201,7 @@ PLANTED: list[tuple[Plant, int]] = [
     (a_rollback_publishes, 0),
     (a_commit_is_forgotten, 0),
     (a_lock_is_given_to_two, 66),
-    (a_lane_does_not_wait_for_the_message_that_is_out, 0),
+    (an_ordered_queue_does_not_wait_for_its_handler, 0),
     (a_message_that_failed_is_not_sent_back, 0),
     (a_delay_is_not_waited_for, 0),
     (offsets_are_one_too_high_after_a_start, 0),

@@ -1,7 +1,7 @@
-"""After any crash a filter says what the log says, whatever became of the files of its columns.
+"""After any crash, a filter agrees with the log, whatever happened to the files of its columns.
 
-Power losses and kills at any moment, also while files are written; messages that were lost come
-again with the same sizes and other properties. A failure names its seed; the planted bug shows that
+Power losses and kills occur at any moment, also while files are written. Lost messages are sent
+again with the same sizes and other properties. A failure names its seed. The mutant shows that
 these tests can fail.
 """
 
@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Machine:
-    """A store on a disk that crashes."""
+    """A store on a simulated disk that loses power."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -54,7 +54,7 @@ class Machine:
         return Store.open(self.config, files=self.files, clock=self.clock)
 
     def live(self) -> None:
-        """Some turns; raises PowerLost when it is time."""
+        """Append, seal and read some times. Raises PowerLost when the disk loses power."""
         for _ in range(self.rng.randint(1, 8)):
             for _ in range(self.rng.randint(1, 20)):
                 digit = str(self.rng.randrange(10))
@@ -69,8 +69,8 @@ class Machine:
                 self.seal()
 
     def seal(self) -> None:
-        self.store.columns.ready_for("T")
-        for step in self.store.columns.work():
+        self.store.columns.scan_for("T")
+        for step in self.store.columns.seal_blocks():
             if callable(step):
                 step()
 
@@ -80,7 +80,7 @@ class Machine:
         self.store = self.open()
 
     def check(self) -> None:
-        """What the filter delivers is what the messages say."""
+        """Check that the filter delivers exactly the messages that match."""
         low, high = self.store.queue_offsets("T", 0)
         message_filter = compile_sql92(EXPRESSION)
         assert self.read(low, high, message_filter) == [
@@ -110,21 +110,21 @@ def run(seed: int) -> Iterator[Machine]:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_filters_tell_the_truth_after_a_crash(seed: int) -> None:
+def test_filters_are_correct_after_a_crash(seed: int) -> None:
     for machine in run(seed):
         machine.seal()
         machine.check()
         left = machine.files.names("/store/columns/T/0")
-        assert all(columns_file.first_offset_of(name) is not None for name in left), left
+        assert all(columns_file.parse_first_offset(name) is not None for name in left), left
     machine.store.close()
 
 
-def test_blocks_sealed_before_they_are_safe_would_be_noticed(
+def test_blocks_that_are_sealed_before_they_are_durable_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The planted bug: sealing what a crash can take back, and proofs that nobody checks."""
-    monkeypatch.setattr(columns_file.Source, "end_position", 0)
-    monkeypatch.setattr(columns_file, "check", lambda *args: None)
+    """The mutant seals what a crash can undo, and does not check proofs."""
+    monkeypatch.setattr(columns_file.SourceRows, "end_position", 0)
+    monkeypatch.setattr(columns_file, "check_proofs", lambda *args: None)
 
     def runs() -> None:
         for seed in range(200):

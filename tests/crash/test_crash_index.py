@@ -134,7 +134,7 @@ def test_a_write_that_fails_in_the_middle_adds_no_key_twice(after: int) -> None:
     machine.store = machine.open()
     machine.send()
     writes = 0
-    original = machine.files.fault
+    original = machine.files.take_fault
 
     def fault(kind: str, path: str) -> Any:
         nonlocal writes
@@ -144,7 +144,7 @@ def test_a_write_that_fails_in_the_middle_adds_no_key_twice(after: int) -> None:
                 machine.files.fail_next("write", path_part="/index/")
         return original(kind, path)
 
-    machine.files.fault = fault  # type: ignore[method-assign]
+    machine.files.take_fault = fault  # type: ignore[method-assign]
     machine.store.keys.catch_up(1 << 20)
     machine.store.keys.catch_up(1 << 20)
     machine.send()

@@ -140,7 +140,9 @@ def source_view(files: CrashableFiles) -> dict[Place, bytes]:
                 reader.queue_offsets(topic, queue_id)[0],
                 reader.verified_end(topic, queue_id),
             )
-            for places in reader.scan_queue(topic, queue_id, check_bodies=True).places(start, end):
+            for places in reader.scan_queue(topic, queue_id, check_bodies=True).iter_places(
+                start, end
+            ):
                 for at in places.starts.tolist():
                     message = decode_record(places.view, at)
                     found[topic, queue_id, message.queue_offset] = message.body

@@ -91,7 +91,7 @@ def test_a_timed_message_that_was_too_late_for_its_second_is_not_taken_for_deliv
     send_timed(broker.connect(), 2050)
     broker.clock.advance(5)  # nobody sweeps meanwhile
     broker.core.delayed.timers.prepare(TimeSlice(broker.clock, 1.0, 1000))
-    assert broker.core.delayed.timers.queue_behind == 0
+    assert broker.core.delayed.timers.unindexed_count == 0
     broker.core.delayed.save()
     broker = fail_over(broker)
     broker.run(1.0)
@@ -116,7 +116,9 @@ def test_offsets_are_never_behind_the_log_after_a_failover_that_lost_some() -> N
     core.offsets.put("G", "T", 0, 9)
     core.offsets.document.save()
     slave.pump_state()
-    assert slave.applier.waits_for is not None, "it is said of a log that the slave does not have"
+    assert slave.applier.next_log_end is not None, (
+        "it is said of a log that the slave does not have"
+    )
     after = fail_over(broker)
     assert after.core.offsets.committed("G", "T", 0) == 2
     assert bodies(after) == [b"0", b"1", b"2"]
@@ -207,7 +209,7 @@ def test_a_queue_whose_messages_have_expired_goes_on_where_it_was() -> None:
     assert broker.store.log_start > 0
     assert broker.store.queue_offsets("T", 0) == (3, 3)
     late = Slave(broker.files, config)
-    late.mirror = slave_of(broker.files).mirror
+    late.state_log = slave_of(broker.files).state_log
     late.follow(broker)
     assert late.store is not None
     assert late.store.log_start == broker.store.log_start
@@ -239,7 +241,7 @@ def test_every_table_is_among_what_is_mirrored_and_is_the_same_there() -> None:
     for document in core.documents:
         assert slave.places.name_of(document.path) is not None, document.path
         assert slave.disk.content(document.path) == broker.files.content(document.path)
-    names = dict(slave.places.walk(broker.files))
-    assert names.keys() == dict(slave.places.walk(slave.disk)).keys()
+    names = dict(slave.places.find_files(broker.files))
+    assert names.keys() == dict(slave.places.find_files(slave.disk)).keys()
     for path in names.values():
         assert slave.disk.content(path) == broker.files.content(path), path

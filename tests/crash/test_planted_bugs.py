@@ -6,7 +6,7 @@ number beside a bug is a seed that finds it; any other that does will do.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
 from sluicemq.broker.group_commit import GroupCommit
-from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.popped import PoppedTable, Start
+from sluicemq.broker.pop.checkpoints import PopCheckpoints
+from sluicemq.broker.pop.popped import OpenCheckpoints, PopRecovery
 from sluicemq.broker.table import TABLE
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
@@ -246,42 +246,53 @@ def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offset_committed_before_the_checkpoint_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_at_once(checkpoints: Checkpoints, *pop: Any) -> int:
-        queue = original(checkpoints, *pop)
-        checkpoints._offsets.put(*pop[:3], pop[4])
-        return queue
+    def record_pop(
+        checkpoints: PopCheckpoints,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offsets: Sequence[int],
+        next_offset: int,
+        *rest: Any,
+        **named: Any,
+    ) -> int:
+        revive_queue = original(
+            checkpoints, group, topic, queue_id, offsets, next_offset, *rest, **named
+        )
+        checkpoints._offsets.put(group, topic, queue_id, next_offset)
+        return revive_queue
 
-    original = Checkpoints.open
-    monkeypatch.setattr(Checkpoints, "open", open_at_once)
+    original = PopCheckpoints.record_pop
+    monkeypatch.setattr(PopCheckpoints, "record_pop", record_pop)
 
 
 def groups_not_moved_by_checkpoints_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Start, "_note_move", lambda *_: None)
+    monkeypatch.setattr(PopRecovery, "_note_next_offset", lambda *_: None)
 
 
 def acknowledgements_of_the_revive_topic_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Start, "_read_revive", lambda *_, **__: None)
+    monkeypatch.setattr(PopRecovery, "_read_revive_queue", lambda *_, **__: None)
 
 
 def given_back_without_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Checkpoints.deliver
+    original = PopCheckpoints.deliver
 
-    def deliver(checkpoints: Checkpoints, work: Any) -> None:
+    def deliver(checkpoints: PopCheckpoints, work: Any) -> None:
         with pytest.MonkeyPatch.context() as within:
-            within.setattr(Checkpoints, "_append", lambda *_: None)
+            within.setattr(PopCheckpoints, "_append", lambda *_: None)
             original(checkpoints, work)
 
-    monkeypatch.setattr(Checkpoints, "deliver", deliver)
+    monkeypatch.setattr(PopCheckpoints, "deliver", deliver)
 
 
 def a_second_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    original: Any = PoppedTable.next_ms
+    original: Any = OpenCheckpoints.next_deadline_ms
 
-    def next_ms(table: PoppedTable) -> int | None:
+    def next_deadline_ms(table: OpenCheckpoints) -> int | None:
         found = original.fget(table)
         return None if found is None else found + 1000
 
-    monkeypatch.setattr(PoppedTable, "next_ms", property(next_ms))
+    monkeypatch.setattr(OpenCheckpoints, "next_deadline_ms", property(next_deadline_ms))
 
 
 @pytest.mark.timeout(400)  # only where a change of the code has made the known seed another history

@@ -17,9 +17,10 @@ from sluicemq.broker.consume.clients import ConsumerGroup
 from sluicemq.broker.consume.filters import CompiledSubscription
 from sluicemq.broker.consume.pull_checks import PullChecks, PullContext
 from sluicemq.broker.lanes import group as lanes
-from sluicemq.broker.lanes.group import GroupLanes, Lane
-from sluicemq.broker.lanes.places import Place, whole
-from sluicemq.broker.lanes.rules import own_claim
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.lane import Lane
+from sluicemq.broker.lanes.lane_queue import LaneQueue, create_spans
+from sluicemq.broker.lanes.rules import compute_sole_rule
 from thorough import seeds
 
 SEEDS = seeds(4, 8)
@@ -54,36 +55,40 @@ def test_what_seeds_have_found_stays_mended(seed: int, steps: list[int]) -> None
 
 
 def every_lane_gets_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    def claims(topic: str, live: list[str], idle: list[str], known: Any = None) -> dict[str, Any]:
-        return {key: own_claim(topic, key) for key in (*live, *idle)}
+    def compute_rules(
+        topic: str, live: list[str], idle: list[str], known: Any = None
+    ) -> dict[str, Any]:
+        return {key: compute_sole_rule(topic, key) for key in (*live, *idle)}
 
-    monkeypatch.setattr(lanes, "claims", claims)
+    monkeypatch.setattr(lanes, "compute_rules", compute_rules)
 
 
 def what_a_lane_left_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     def hand_over(lanes: GroupLanes, lane: Any, queue: tuple[str, int], takers: Any = None) -> bool:
-        lane.places[queue].commit(lanes.ground.end(queue))
+        lane.queues[queue].commit(lanes.storage.get_end_offset(queue))
         return True
 
     monkeypatch.setattr(GroupLanes, "_hand_over", hand_over)
 
 
 def a_new_lane_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rebase(self: GroupLanes) -> None: ...
+    def reassign_rules(self: GroupLanes) -> None: ...
 
-    monkeypatch.setattr(GroupLanes, "rebase", rebase)
+    monkeypatch.setattr(GroupLanes, "reassign_rules", reassign_rules)
 
 
 def a_lane_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    join = GroupLanes._join
+    create_lane = GroupLanes._create_lane
 
-    def joins(self: GroupLanes, key: str) -> Lane:
-        lane = join(self, key)
-        for queue in lane.places:
-            lane.places[queue] = Place(0, 0, whole(0, own_claim(queue[0], key)), scanned=0)
+    def create_lane_at_zero(self: GroupLanes, key: str) -> Lane:
+        lane = create_lane(self, key)
+        for queue in lane.queues:
+            lane.queues[queue] = LaneQueue(
+                0, 0, create_spans(0, compute_sole_rule(queue[0], key)), read_end=0
+            )
         return lane
 
-    monkeypatch.setattr(GroupLanes, "_join", joins)
+    monkeypatch.setattr(GroupLanes, "_create_lane", create_lane_at_zero)
 
 
 def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

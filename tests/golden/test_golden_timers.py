@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker
-from sluicemq.broker.waiting.delivery import TimerMetrics
+from sluicemq.broker.waiting.timer_metrics import TimerMetrics
 from sluicemq.clock import SteadyClock
 from sluicemq.config import StoreConfig
 from sluicemq.files import SYSTEM_FILES
@@ -68,11 +68,11 @@ def test_the_real_brokers_pending_messages_are_found(golden: Path) -> None:
     broker.run(0.1)
     delayed = broker.core.delayed
     timers = delayed.timers
-    (slot_ms,) = timers.files.wheel.occupied(timers.read_ms, timers.read_ms + 86_400_000)
+    (slot_ms,) = timers.files.wheel.iter_occupied_ms(timers.read_ms, timers.read_ms + 86_400_000)
     assert slot_ms == SLOT_MS
-    assert timers.queue_behind == 0, "its files have no identity: the queue is taken in again"
+    assert timers.unindexed_count == 0, "its files have no identity: the queue is taken in again"
     assert delayed.metrics.counts == {"TopicA": 1}
-    unit = timers.files.log.unit(0)
+    unit = timers.files.log.unit_at(0)
     assert unit is not None
     assert (unit.due_ms, unit.topic_hash) == (SLOT_MS, -1_784_167_150)
 
@@ -131,4 +131,4 @@ def test_the_tables_are_written_as_the_real_broker_writes_them(golden: Path) -> 
     assert written.read_text() == theirs
     metrics = TimerMetrics(in_memory(golden), "/store", SteadyClock(ManualClock(STOPPED_MS)))
     metrics.load()
-    assert metrics.text() == (golden / "config" / "timermetrics").read_text()
+    assert metrics.encode() == (golden / "config" / "timermetrics").read_text()

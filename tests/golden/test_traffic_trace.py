@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.cli.message import drawn
+from sluicemq.cli.message import timeline_lines
 from sluicemq.client.admin.messages import timeline
-from sluicemq.client.core.tracing import (
+from sluicemq.model.trace_records import (
     ConsumeTrace,
     DeliveryTrace,
     SendTrace,
@@ -67,7 +67,7 @@ def test_a_timeline_is_told_from_them() -> None:
         "deliver", "G53_trace", "success", 14, 0
     )  # fmt: skip
     assert deliver.time_ms - send.time_ms == 1597
-    lines = drawn(found)
+    lines = timeline_lines(found)
     assert "+1597 ms" in lines[3]
     assert "to G53_trace -> success in 14 ms" in lines[3]
     assert lines[-1] == "Group G53_trace consumed it: 1 delivery, success."

@@ -21,6 +21,8 @@ PAGE = (ROOT / "docs" / "errors.md").read_text()
 
 sys.path.append(str(ROOT / "tools"))
 errors_page = importlib.import_module("errors_page")
+PUBLISHED = (Path(__file__).parent / "error_pages.txt").read_text().split()
+"""The names of all error pages; a name that is here stays."""
 KINDS: list[type[SluiceError]] = errors_page.kinds()
 
 
@@ -43,12 +45,23 @@ def test_the_link_in_the_text_of_an_error_reaches_its_page(kind: type[SluiceErro
     assert PAGE.count(f"\n## {kind.__name__}\n") == 1, "the heading is the anchor on the site"
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_page_keeps_its_name(name: str) -> None:
+    shown = CliRunner().invoke(main, ["explain", "error", name])
+    assert shown.exit_code == 0, f"add the class that is now {name!r} to PUBLISHED_PAGES"
+    assert shown.output.startswith(f"{name.rpartition('.')[2]}\n")
+
+
+def test_the_list_of_published_pages_is_complete() -> None:
+    assert sorted(kind.page() for kind in KINDS) == sorted(PUBLISHED)
+
+
 def test_a_command_shows_the_way_below_the_text() -> None:
     told = CliRunner().invoke(main, ["explain", "error", "SendEror"])
     assert told.exit_code == 1
     assert told.stderr.splitlines() == [
-        "sluice: there is no error 'SendEror'. Did you mean 'SendError'? sluice explain error "
-        "shows them all.",
+        "sluice: Error 'SendEror' does not exist. Did you mean 'SendError'? `sluice explain "
+        "error` lists all errors.",
         "More: sluice explain error ConfigurationError",
     ]
 

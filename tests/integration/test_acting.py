@@ -87,18 +87,18 @@ async def test_what_falls_due_while_the_master_is_away_is_delivered_elsewhere_an
         await send(master, 3, "TIMER_DELAY_MS\x0190000\x02")
         await until(lambda: slave.store.written_offset == master.store.written_offset)
         assert isinstance(slave.replication_side, SlaveSide)
-        acting = slave.replication_side.acting
+        acting = slave.replication_side.acting_master
         assert acting is not None
-        assert acting.stand_in is None
+        assert acting.broker is None
         await cluster.stop("a-0")
-        await until(lambda: acting.stand_in is not None)
+        await until(lambda: acting.broker is not None)
         await until(lambda: stored(other) == 2)
         master = await cluster.broker("a-0", skip_pre_online=not is_asked)
-        assert not is_asked or acting.stand_in is None, "it has handed back"
+        assert not is_asked or acting.broker is None, "it has handed back"
         await asyncio.sleep(1.0)
         twice = 0 if is_asked else 2
         await until(lambda: (stored(master), stored(other)) == (twice, 2))
         await send(master, 4)
         assert stored(master) == twice + 1
         await until(lambda: slave.store.queue_offsets("T", 0)[1] == twice + 1)
-        await until(lambda: acting.stand_in is None)
+        await until(lambda: acting.broker is None)

@@ -92,7 +92,7 @@ async def test_the_first_filter_starts_it_and_a_restart_finds_the_files(tmp_path
     await broker.start()
     channel = await dial(broker.address)
     await drain(channel, 1100)
-    await until(lambda: broker.store.columns.is_warm)
+    await until(lambda: broker.store.columns.is_loaded)
     assert await drain(channel, 1100) == list(range(3, 1100, 10))
     assert broker.store.columns.rows_decoded <= 76
     assert sorted(path.name for path in directory.iterdir()) == files
@@ -111,7 +111,7 @@ async def test_a_read_only_broker_filters_by_columns_and_writes_none(tmp_path: P
     await broker.start()
     channel = await dial(broker.address)
     await drain(channel, 600)
-    await until(lambda: broker.store.columns.is_warm)
+    await until(lambda: broker.store.columns.is_loaded)
     assert await drain(channel, 600) == list(range(3, 600, 10))
     await asyncio.sleep(0.3)
     assert broker.store.columns.rows_decoded >= 512
@@ -127,7 +127,7 @@ async def test_a_long_poll_with_a_filter_wakes_for_its_match(tmp_path: Path) -> 
     channel, sender = await dial(broker.address), await dial(broker.address)
     await send(sender, 300)
     await drain(channel, 300)
-    await until(lambda: broker.store.columns.is_warm)
+    await until(lambda: broker.store.columns.is_loaded)
     fields = pull_fields("T", 300, suspendTimeoutMillis=8000, **SQL) | {"sysFlag": 6}
     waiting = asyncio.create_task(call(channel, 11, fields))
     await asyncio.sleep(0.1)

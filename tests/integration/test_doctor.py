@@ -433,7 +433,7 @@ async def test_retention_passes_a_group(tmp_path: Path) -> None:
                     store.tick()
                     await asyncio.to_thread(store.sync)
                 broker.core.retention._next_clean_up_s = broker.core.retention._next_survey_s = 0.0
-                await broker._run_steps(broker.core.retention.run_due_jobs())
+                await broker._jobs.run_steps(broker.core.retention.run_due_jobs())
                 await becomes(wanted, names, topic="T", group="late")
             expired = await examine(names, message_id=sent[0].message_id)
             assert expired.cause

@@ -295,7 +295,7 @@ async def test_what_is_wrong_is_said() -> None:
         async with embedded(clock=VirtualClock(), settings={"autoCreatTopicEnable": "true"}):
             raise AssertionError
     async with embedded(clock=VirtualClock()) as mq:
-        with pytest.raises(ConfigurationError, match="runs already"):
+        with pytest.raises(ConfigurationError, match="is running already"):
             await mq.servers.start_broker()
         with pytest.raises(ConfigurationError, match="drives a loop already"):
             async with embedded(clock=mq.clock):

@@ -171,12 +171,12 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing(
     await topic(first)
     await sent(first, b"1")
     second = next(node for node in nodes if node is not first)
-    first.client.is_cut = True
+    first.client.is_disconnected = True
     await until(lambda: second.role == "master" and second.broker.in_sync is not None, 15)
     await sent(second, b"2")
     assert await send(first, b"lost") != 0
     assert await bodies(first) == 1
-    first.client.is_cut = False
+    first.client.is_disconnected = False
     assert await in_sync(nodes, [1, 2]) is second
     await sent(second, b"3")
     await until(lambda: first.broker.store.queue_offsets("T", 0) == (0, 3), 10)

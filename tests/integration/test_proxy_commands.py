@@ -1,4 +1,4 @@
-"""What `sluice proxy status` and `sluice group show` say of clients of gRPC."""
+"""Test what `sluice proxy status` and `sluice group show` print about gRPC clients."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ def conversation(name_server: str, proxy: str) -> None:
         )  # fmt: skip
         assert client["topics"] == {"orders": "paid"}
         text = run("proxy", "status", proxy)
-        assert "2 connections, 1 clients, 0 waiting polls; the proxy is in its broker." in text
+        assert "2 connections, 1 clients, 0 waiting polls. The proxy runs in its broker." in text
         options = ("group", "show", "billing", "-n", name_server, "--proxy", proxy)
         report = run(*options, "--json")
         (member,) = report["clients"]
@@ -78,19 +78,19 @@ def conversation(name_server: str, proxy: str) -> None:
         text = run(*options)
         assert "GO" in text
         assert "5.1.2" in text
-        assert f"Members of billing by {proxy}" in text
+        assert f"Members of billing at {proxy}" in text
         assert "5.1.2" in run("consumer", "list", "billing", "-n", name_server)
         said.put(None)
 
 
-async def test_members_that_come_by_grpc_are_shown() -> None:
+async def test_members_that_use_grpc_are_shown() -> None:
     async with embedded(tcp=True, proxy=True) as mq:
         await mq.admin.create_topic("orders")
         addresses = mq.servers.name_server_address, mq.servers.proxy_address
         await asyncio.wait_for(asyncio.to_thread(conversation, *addresses), limit(30))
 
 
-async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
+async def test_a_proxy_without_the_status_method_is_an_error() -> None:
     async with embedded(tcp=True, proxy=True) as mq:
         del mq.servers.proxies["broker-a"].methods[STATUS_METHOD]
         address = mq.servers.proxy_address
@@ -104,7 +104,7 @@ async def test_a_proxy_of_somebody_else_is_told_from_ours() -> None:
     [(479, "5.3.3"), (413, "5.0.0"), (412, "5.0.0-SNAPSHOT"), (399, "4.9.3"), (401, "4.9.4"),
      (232, "4.1.0-SNAPSHOT"), (121, "121")],
 )  # fmt: skip
-def test_versions_are_shown_as_people_know_them(number: int, text: str) -> None:
+def test_versions_are_shown_as_text(number: int, text: str) -> None:
     assert version_name(number) == text
 
 
@@ -112,7 +112,7 @@ def test_versions_are_shown_as_people_know_them(number: int, text: str) -> None:
 
 
 class Conversation:
-    """A consumer that waits, and a producer that goes on as long as it is served."""
+    """A consumer that waits for messages, and a producer that sends until the proxy stops."""
 
     def __init__(self, proxy: str) -> None:
         self.channel = grpc.insecure_channel(proxy)
@@ -149,7 +149,7 @@ class Conversation:
         return list(call(request, metadata=METADATA, timeout=limit(25)))
 
     def produce(self) -> None:
-        """Each message that is answered with OK counts."""
+        """Send messages, and count those that are acknowledged."""
         send = self.method("SendMessage")
         for number in itertools.count():
             message = m.Message(topic=m.Resource(name="orders"), body=b"%d" % number)
@@ -167,7 +167,7 @@ class Conversation:
 
 @contextlib.contextmanager
 def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """A process of `sluice up`, with what stands in its line."""
+    """Run `sluice up`. Yield its process and the addresses in its `ready` line."""
     command = (sys.executable, "-m", "sluicemq", "up", "--nameserver-port=0", "--broker-port=0")
     with subprocess.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -180,7 +180,7 @@ def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, s
             process.kill()
 
 
-def test_a_process_that_ends_answers_who_waits_and_loses_nothing(tmp_path: Any) -> None:
+def test_a_stopping_proxy_answers_waiting_clients_and_loses_nothing(tmp_path: Any) -> None:
     store = f"--store={tmp_path / 'store'}"
     with served(store, "--proxy-port=0") as (process, addresses):
         run("topic", "create", "orders", "-n", addresses["nameserver"])
@@ -201,8 +201,8 @@ def test_a_process_that_ends_answers_who_waits_and_loses_nothing(tmp_path: Any) 
     assert sum(it["offset_max"] for it in shown["queues"]) >= len(client.stored) > 20
 
 
-def test_a_broker_serves_its_proxy_by_the_file_of_rocketmqs_proxy(tmp_path: Any) -> None:
-    """The port and a limit are those of rmq-proxy.json, which names the broker's file."""
+def test_a_broker_configures_its_proxy_with_a_rocketmq_file(tmp_path: Any) -> None:
+    """The port and a limit are those in rmq-proxy.json, which names the file of the broker."""
     broker = tmp_path / "broker.conf"
     broker.write_text("listenPort=0\nbindAddress=127.0.0.1\nmetricsExporterType=DISABLE\n")
     settings = tmp_path / "rmq-proxy.json"

@@ -1,4 +1,4 @@
-"""The projects of `sluice quickstart` run as their READMEs say, and type checkers pass them."""
+"""Test that the projects of `sluice quickstart` run as documented and pass type checkers."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of each kind, in a folder of its name."""
+    """Return a directory with a project of each kind, each in a folder of its name."""
     directory = tmp_path_factory.mktemp("projects")
     for kind in KINDS:
         write_project(kind, directory / kind)
@@ -27,7 +27,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Of programs that find a cluster, `sluice up`, by their variable."""
+    """Run `sluice up`, and yield the environment of programs that connect to it."""
     directory = tmp_path_factory.mktemp("cluster")
     settings = directory / "broker.conf"
     settings.write_text(
@@ -52,7 +52,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 class Program:
-    """One of a project: run to its end, or read line by line and then ended as Ctrl-C does."""
+    """A running program of a project, whose output is read by lines or to its end."""
 
     def __init__(self, directory: Path, environment: dict[str, str], *words: str) -> None:
         self.process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Program:
         return lines
 
     def finish(self, number: signal.Signals | None = None, *, code: int = 0) -> list[str]:
-        """The rest of the lines; the end has to come by itself, or after the signal."""
+        """Return the remaining lines, after sending the signal, if any. Check the exit code."""
         if number is not None:
             self.process.send_signal(number)
         printed, _ = self.process.communicate(timeout=limit(180))
@@ -78,7 +78,7 @@ class Program:
         return printed.splitlines()
 
 
-def test_messages_are_produced_filtered_and_consumed_until_ctrl_c(
+def test_the_messages_project_produces_filters_and_consumes(
     projects: Path, environment: dict[str, str]
 ) -> None:
     directory = projects / "messages"
@@ -96,7 +96,7 @@ def test_messages_are_produced_filtered_and_consumed_until_ctrl_c(
     assert consumer.finish(signal.SIGTERM) == ["7 orders shipped"]
 
 
-def test_an_order_and_its_message_are_both_there_or_neither_even_after_a_crash(
+def test_the_transactions_project_is_atomic_even_after_a_crash(
     projects: Path, environment: dict[str, str]
 ) -> None:
     directory = projects / "transactions"
@@ -117,7 +117,7 @@ def test_an_order_and_its_message_are_both_there_or_neither_even_after_a_crash(
     assert shipping.finish(signal.SIGINT) == []
 
 
-def test_the_tests_pass(projects: Path, environment: dict[str, str]) -> None:
+def test_the_tests_project_passes(projects: Path, environment: dict[str, str]) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly")
     assert "4 passed" in Program(projects / "tests", environment, *words).finish()[-1]
 
@@ -125,7 +125,7 @@ def test_the_tests_pass(projects: Path, environment: dict[str, str]) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # two JVMs, one after the other
-def test_the_pipeline_writes_what_the_report_shows(
+def test_the_spark_project_reports_what_its_pipeline_wrote(
     projects: Path, environment: dict[str, str]
 ) -> None:
     directory = projects / "spark"

@@ -1,4 +1,4 @@
-"""`sluice up --replicas N` and `sluice cluster …`, as processes."""
+"""Test `sluice up --replicas N` and `sluice cluster`, as processes."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from sluicemq.cli.servers.ports import free_ports
-from sluicemq.cli.servers.processes import Child, etcd_child, etcd_is_healthy
+from sluicemq.cli.servers.processes import SupervisedProcess, is_etcd_healthy, make_etcd_process
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
@@ -33,23 +33,23 @@ SOURCE = Path(__file__).parents[2] / "src"
 TIMEOUT_S = 60
 
 
-async def test_an_etcd_that_is_killed_comes_back_with_its_data(tmp_path: Path) -> None:
+async def test_a_killed_etcd_is_restarted_with_its_data(tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    etcd = etcd_child(tmp_path / "etcd", port)
+    etcd = make_etcd_process(tmp_path / "etcd", port)
     await etcd.start()
     try:
-        assert await etcd_is_healthy(port)
+        assert await is_etcd_healthy(port)
         os.kill(process_id(etcd), signal.SIGKILL)
         async with asyncio.timeout(limit(10)):
-            while not await etcd_is_healthy(port):
+            while not await is_etcd_healthy(port):
                 await asyncio.sleep(0.05)
     finally:
         await etcd.close()
-    assert not await etcd_is_healthy(port)
+    assert not await is_etcd_healthy(port)
     assert (tmp_path / "etcd" / "member").is_dir()
 
 
-async def test_a_child_that_is_closed_while_it_starts_again_leaves_nothing_behind() -> None:
+async def test_closing_a_restarting_child_leaves_no_process() -> None:
     begun: list[asyncio.subprocess.Process] = []
     said: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
@@ -60,7 +60,7 @@ async def test_a_child_that_is_closed_while_it_starts_again_leaves_nothing_behin
             assert process.stdout is not None
             await process.stdout.readuntil(b"\n")
 
-    child = Child("sleeper", ["sleep", "60"], await_ready, 0)
+    child = SupervisedProcess("sleeper", ["sleep", "60"], await_ready, 0)
     await child.start()
     begun[0].kill()
     await until(lambda: len(begun) == 2)
@@ -72,14 +72,14 @@ async def test_a_child_that_is_closed_while_it_starts_again_leaves_nothing_behin
     assert not said
 
 
-def process_id(child: Child) -> int:
+def process_id(child: SupervisedProcess) -> int:
     process = child._process
     assert process is not None
     return process.pid
 
 
 class Trial:
-    """`sluice up --replicas 2`."""
+    """A running `sluice up --replicas 2`."""
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "log"
@@ -112,7 +112,7 @@ class Trial:
         return found
 
     def await_whole(self) -> dict[str, Any]:
-        """Until both are in sync; the master's record."""
+        """Wait until both replicas are in sync. Return the record of the master."""
         end = time.monotonic() + limit(TIMEOUT_S)
         while True:
             with contextlib.suppress(AssertionError):
@@ -143,7 +143,7 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 
 def bodies(name_server: str, topic: str) -> list[bytes]:
-    """All that is in a topic."""
+    """Return the bodies of all messages of a topic."""
     found: list[bytes] = []
     with Admin(name_server) as admin:
         for queue in admin.queues(topic):
@@ -156,7 +156,7 @@ def bodies(name_server: str, topic: str) -> list[bytes]:
 
 
 def send_by_grpc(proxy: str, body: bytes) -> None:
-    """As a client of 5.x that tries again, in a connection that stays."""
+    """Send a message as a client of RocketMQ 5 does: with retries, in one connection."""
     message = m.Message(
         topic=m.Resource(name="Trial"), body=body,
         system_properties=m.SystemProperties(message_id=body.decode(), queue_id=0),
@@ -179,7 +179,7 @@ def send_by_grpc(proxy: str, body: bytes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_when_the_master_is_killed_the_next_send_is_acknowledged_within_seconds(
+def test_after_a_killed_master_a_send_is_acknowledged_within_seconds(
     trial: Trial,
 ) -> None:
     master = trial.await_whole()

@@ -12,9 +12,9 @@ import pytest
 from certificates import Authority
 from served import NEW_TOPIC, call, running
 from simulation.stepped import pull_fields, send_fields
-from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
 from sluicemq.broker.replication.sides import INCOMPLETE_NAME, MasterSide, SlaveSide
-from sluicemq.broker.replication.state import Claim
+from sluicemq.broker.replication.state_transfer import ReplicaIdentity
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.nameserver.server import NameServer
@@ -61,7 +61,7 @@ async def bodies(broker: Broker, offset: int = 0) -> int:
     return int((answer.fields or {}).get("offset", -1)) - offset
 
 
-def gate(broker: Broker) -> InSync:
+def gate(broker: Broker) -> InSyncReplicas:
     assert broker.in_sync is not None
     return broker.in_sync
 
@@ -115,7 +115,7 @@ async def test_who_was_a_slave_in_between_hides_nothing_that_it_has_shown(tmp_pa
             async with running(broker("SYNC_MASTER", master)) as one:
                 assert (await call(one, 17, NEW_TOPIC)).code == 0
                 async with running(broker("SLAVE", slave)) as other:
-                    await until(lambda: bool(one.replication_side.feeds.all))  # type: ignore[union-attr]
+                    await until(lambda: bool(one.replication_side.log_senders.senders))  # type: ignore[union-attr]
                     await until_sent(one, body)
                     await until(lambda: other.store.written_offset == one.store.written_offset)
                     shown = other.store.queue_offsets("T", 0)[1]
@@ -130,15 +130,15 @@ async def test_who_has_cut_its_log_is_whole_when_it_is_level_with_a_master(tmp_p
         config = broker_config(names, broker_role="SLAVE", broker_id=1, register_period_ms=1000)
         async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
             assert isinstance(slave.replication_side, SlaveSide)
-            assert slave.replication_side.check_whole()
-            slave.replication_side.cut()
+            assert slave.replication_side.check_complete()
+            slave.replication_side.mark_incomplete()
         async with running(Broker(config, store_config(tmp_path, "s"))) as slave:
             assert isinstance(slave.replication_side, SlaveSide)
-            assert not slave.replication_side.check_whole(), "a restart knows it"
+            assert not slave.replication_side.check_complete(), "a restart knows it"
             assert mark.exists()
             master = Broker(broker_config(names), store_config(tmp_path, "m"))
             async with running(master):
-                await until(slave.replication_side.check_whole)
+                await until(slave.replication_side.check_complete)
             assert not mark.exists()
 
 
@@ -146,8 +146,8 @@ def replica(path: Path, number: int, term: Term | None = None, **changes: object
     config = broker_config(
         broker_id=number, broker_role="SYNC_MASTER", consensus="etcd://nowhere:1", **changes
     )
-    claim = Claim(number, f"disk-{number}", f"life-{number}")
-    return Broker(config, store_config(path, f"r{number}"), term=term, claim=claim)
+    identity = ReplicaIdentity(number, f"disk-{number}", f"life-{number}")
+    return Broker(config, store_config(path, f"r{number}"), term=term, identity=identity)
 
 
 async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_replicas_change_places_and_lose_nothing(tmp_path: Path) -> None:
         assert one.port == port
         await asyncio.wait_for(until_sent(two, b"after"), limit(10))
         await until(lambda: one.store.queue_offsets("T", 0) == two.store.queue_offsets("T", 0))
-        assert [epoch.number for epoch in two.epochs.entries] == [1, 2]  # type: ignore[union-attr]
+        assert [term.number for term in two.log_terms.entries] == [1, 2]  # type: ignore[union-attr]
 
 
 async def test_what_nobody_knows_to_be_confirmed_is_hidden(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ async def test_a_change_is_answered_when_the_slave_has_it(tmp_path: Path, is_sil
         slave = Broker(slave_config, store_config(tmp_path, "s"))
         async with running(master), running(slave):
             assert isinstance(master.replication_side, MasterSide)
-            mirror = master.replication_side.state._mirror
-            await until(lambda: mirror.number_of(1) == mirror.number)
+            state_log = master.replication_side.state_sender._state_log
+            await until(lambda: state_log.acked_number(1) == state_log.last_number)
             if is_silent:
                 await slave.close()
                 answer = await call(master, 17, NEW_TOPIC)

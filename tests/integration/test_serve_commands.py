@@ -1,4 +1,4 @@
-"""`sluice nameserver`, `broker`, `proxy` and `up` as processes: the contract for scripts."""
+"""Test `sluice nameserver`, `broker`, `proxy` and `up` as processes, as scripts use them."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def ask(address: tuple[str, int], command: Command) -> bytes:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_name_server_says_ready_serves_and_leaves_with_0(
+def test_a_name_server_prints_ready_serves_and_exits_0(
     processes: Processes, number: signal.Signals
 ) -> None:
     process, line = processes.ready("nameserver", "--host", "127.0.0.1", "--port", "0")
@@ -68,7 +68,7 @@ def test_a_name_server_says_ready_serves_and_leaves_with_0(
     assert "Traceback" not in errors
 
 
-def test_up_serves_both_on_loopback_and_leaves_with_0(processes: Processes, tmp_path: Path) -> None:
+def test_up_serves_both_on_loopback_and_exits_0(processes: Processes, tmp_path: Path) -> None:
     store = tmp_path / "store"
     process, line = processes.ready(
         "up", "--nameserver-port", "0", "--broker-port", "0", "--store", str(store)
@@ -85,7 +85,7 @@ def test_up_serves_both_on_loopback_and_leaves_with_0(processes: Processes, tmp_
     assert "Traceback" not in errors
 
 
-def test_changes_by_request_are_there_after_the_next_start_without_a_file(
+def test_changes_at_run_time_survive_a_restart_without_a_file(
     processes: Processes, tmp_path: Path
 ) -> None:
     options = ("--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store"))
@@ -102,7 +102,7 @@ def test_changes_by_request_are_there_after_the_next_start_without_a_file(
     assert b"sluicePending." not in broker + names
 
 
-def test_a_broker_that_nobody_has_opened_says_what_opens_it(
+def test_a_broker_in_protected_mode_logs_how_to_leave_it(
     processes: Processes, tmp_path: Path
 ) -> None:
     process, line = processes.ready("broker", "--port", "0", "--store", str(tmp_path / "store"))
@@ -121,7 +121,7 @@ def test_a_broker_that_nobody_has_opened_says_what_opens_it(
     assert "protected mode" not in process.communicate(timeout=limit(TIMEOUT_S))[1]
 
 
-def test_a_broker_registers_with_the_name_servers_it_is_given(
+def test_a_broker_registers_with_the_name_servers_of_the_option(
     processes: Processes, tmp_path: Path
 ) -> None:
     path = tmp_path / "broker.conf"
@@ -139,7 +139,7 @@ def test_a_broker_registers_with_the_name_servers_it_is_given(
     assert f"Advertising {host}:{port} to clients" in errors
 
 
-def test_a_port_in_use_is_one_sentence_with_its_cure_and_exit_code_1(
+def test_a_port_in_use_is_one_sentence_with_its_fix_and_exit_code_1(
     processes: Processes, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -154,7 +154,7 @@ def test_a_port_in_use_is_one_sentence_with_its_cure_and_exit_code_1(
     assert "Traceback" not in errors
 
 
-def test_a_bad_value_in_a_file_is_one_sentence_and_exit_code_1(
+def test_an_invalid_setting_is_one_sentence_and_exit_code_1(
     processes: Processes, tmp_path: Path
 ) -> None:
     path = tmp_path / "broker.conf"
@@ -168,7 +168,7 @@ def test_a_bad_value_in_a_file_is_one_sentence_and_exit_code_1(
     )
 
 
-def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_has_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
         [sys.executable, "-m", "sluicemq", "up"],
@@ -181,7 +181,7 @@ def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_pa
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "sluice: interrupted.\n")
 
 
-def test_ctrl_c_while_servers_start_ends_them_in_order(tmp_path: Path) -> None:
+def test_ctrl_c_during_the_start_closes_servers_in_order(tmp_path: Path) -> None:
     done = interrupted(
         tmp_path, "sluicemq.broker.server", "up", "--nameserver-port", "0", "--broker-port", "0",
         "--store", str(tmp_path / "store"),
@@ -195,7 +195,7 @@ REPR = re.compile(r"\b[A-Z]\w+\(\w+=|<\w[\w.]* |[\[{(]'|b'|\{\d+: |\[\d")
 """What looks as Python would write an object, a list, a mapping or bytes."""
 
 
-def test_the_log_is_for_people_and_a_new_topic_is_one_line_of_it(
+def test_the_log_contains_one_readable_line_for_a_new_topic(
     processes: Processes, tmp_path: Path
 ) -> None:
     process, line = processes.ready(
@@ -231,7 +231,7 @@ def test_the_log_is_for_people_and_a_new_topic_is_one_line_of_it(
     assert sum("billing" in line and "created" in line for line in lines) == 1
 
 
-def test_servers_side_by_side_have_a_port_for_their_metrics_each(
+def test_servers_on_one_machine_have_different_metrics_ports(
     processes: Processes, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -253,7 +253,7 @@ def test_servers_side_by_side_have_a_port_for_their_metrics_each(
             assert answer.read() == b"ok\n"
 
 
-def test_what_serves_imports_nothing_heavy() -> None:
+def test_servers_import_no_large_packages() -> None:
     heavy = "{'rich', 'lark', 'pyarrow', 'pyspark', 'structlog', 'pandas', 'difflib'}"
     names = ("cli", "cli.servers.serve", "nameserver.server", "broker.server")
     modules = ", ".join(f"sluicemq.{name}" for name in names)
@@ -269,9 +269,7 @@ def test_what_serves_imports_nothing_heavy() -> None:
     assert found.stdout == "[]\n"
 
 
-def test_a_proxy_stands_alone_before_a_cluster_and_leaves_with_0(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_a_proxy_serves_a_cluster_and_exits_0(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     options = ("--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store"))
     _, line = processes.ready("up", *options)
@@ -298,9 +296,7 @@ def test_a_proxy_stands_alone_before_a_cluster_and_leaves_with_0(
     assert "wrong is not a known key" in errors
 
 
-def test_the_settings_of_a_proxy_that_are_no_json_are_refused(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_a_proxy_file_that_is_not_json_is_refused(processes: Processes, tmp_path: Path) -> None:
     settings = tmp_path / "rmq-proxy.json"
     settings.write_text("grpcServerPort=8081\n")
     process = processes.start("proxy", "-c", str(settings))
@@ -339,7 +335,7 @@ def free_ports_in_a_row(count: int) -> int:
             return first
 
 
-def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: Path) -> None:
+def test_up_serves_grpc_at_the_given_port(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     process, line = processes.ready(
         "up", "--nameserver-port", "0", "--broker-port", "0", "--proxy-port", "0",
@@ -363,13 +359,13 @@ def test_up_serves_grpc_at_a_port_that_is_given(processes: Processes, tmp_path: 
     assert f"Cannot connect to {address}" in found.stderr
 
 
-def test_a_port_for_no_proxy_is_a_contradiction() -> None:
+def test_no_proxy_and_proxy_port_cannot_be_combined() -> None:
     found = run("up", "--no-proxy", "--proxy-port", "1")
     assert found.returncode == 2
     assert "contradict" in found.stderr
 
 
-def test_a_broker_serves_grpc_when_it_is_told_to(processes: Processes, tmp_path: Path) -> None:
+def test_a_broker_serves_grpc_with_enable_proxy(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     path = tmp_path / "broker.conf"
     path.write_text("grpcServerPort = 0\nbindAddress = 127.0.0.1\n")
@@ -382,9 +378,7 @@ def test_a_broker_serves_grpc_when_it_is_told_to(processes: Processes, tmp_path:
     socket.create_connection(address_in(line, "proxy"), timeout=limit(TIMEOUT_S)).close()
 
 
-def test_a_port_that_was_given_has_to_be_had_and_the_default_one_not(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_only_a_given_proxy_port_must_be_free(processes: Processes, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     options = ("up", "--nameserver-port", "0", "--store", str(tmp_path / "store"))
     with contextlib.ExitStack() as stack:
@@ -402,12 +396,12 @@ def test_a_port_that_was_given_has_to_be_had_and_the_default_one_not(
         assert "no proxy for gRPC clients: Port 8081 is already in use" in errors
 
 
-def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
+def test_up_logs_how_to_install_the_proxy(tmp_path: Path) -> None:
     package = tmp_path / "google" / "protobuf"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ModuleNotFoundError(name='google.protobuf')")
     code = (
-        "from sluicemq.cli.servers.serve import LOOPBACK, Running, start_broker\n"
+        "from sluicemq.cli.servers.serve import LOOPBACK, RunningServers, start_broker\n"
         "from sluicemq.config import load_broker_config\n"
         "import asyncio, logging\n"
         "logging.basicConfig()\n"
@@ -415,7 +409,7 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
         " 'bindAddress': LOOPBACK, 'metricsExporterType': 'DISABLE'}\n"
         "config, store, _ = load_broker_config('', overrides=keys)\n"
         "async def main(proxy):\n"
-        "    async with Running() as stack:\n"
+        "    async with RunningServers() as stack:\n"
         "        print(await start_broker(config, store, stack, proxy=proxy))\n"
         "asyncio.run(main(None))\n"
         "asyncio.run(main(True))\n"
@@ -435,9 +429,7 @@ def test_without_the_extra_up_says_how_to_get_a_proxy(tmp_path: Path) -> None:
     assert done.stderr.count("ConfigurationError: The proxy needs") == 1
 
 
-def test_an_edited_file_is_taken_up_on_sighup_and_a_wrong_one_is_not(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_sighup_reloads_a_valid_file_only(processes: Processes, tmp_path: Path) -> None:
     conf, log = tmp_path / "broker.conf", tmp_path / "logs" / "broker.log"
     conf.write_text("traceOn=true\nregionId=here\n")
     process, line = processes.ready(
@@ -455,18 +447,18 @@ def test_an_edited_file_is_taken_up_on_sighup_and_a_wrong_one_is_not(
             select.select([], [], [], 0.05)
         return ask(address, Command(26))
 
-    told = reread("traceOn=false\nregionId=there\nbrokerName=other\n", "was read again")
+    told = reread("traceOn=false\nregionId=there\nbrokerName=other\n", "was reloaded")
     assert b"traceOn=false\n" in told
     assert b"regionId=there\n" in told
     assert b"sluicePending.brokerName=other\n" in told, "it waits for the next start"
-    told = reread("traceOn=perhaps\nregionId=nowhere\n", "was not taken up")
+    told = reread("traceOn=perhaps\nregionId=nowhere\n", "was not reloaded")
     assert b"regionId=there\n" in told
     messages = [json.loads(one)["message"] for one in log.read_text().splitlines()]
     assert any("traceOn" in one and "perhaps" in one for one in messages)
     assert any("boot success" in one for one in messages)
 
 
-def test_rocketmqs_names_run_log_where_rocketmq_does_and_end(tmp_path: Path) -> None:
+def test_rocketmqs_scripts_log_to_rocketmqs_files_and_stop(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "HOME": str(tmp_path)}
     environment.pop("ROCKETMQ_HOME", None)
 
@@ -497,7 +489,7 @@ FREE = ("--nameserver-port", "0", "--broker-port", "0")
 
 
 def in_each(admin: Admin, topic: str) -> Counter[str]:
-    """Messages by broker."""
+    """Return the number of messages of a topic on each broker."""
     found: Counter[str] = Counter()
     for queue in admin.queues(topic):
         first, end = admin.offsets(queue)
@@ -505,7 +497,7 @@ def in_each(admin: Admin, topic: str) -> Counter[str]:
     return found
 
 
-def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
+def test_brokers_share_messages_and_a_killed_one_is_restarted(
     processes: Processes, tmp_path: Path
 ) -> None:
     store, settings, log = tmp_path / "store", tmp_path / "broker.conf", tmp_path / "log" / "up"
@@ -534,8 +526,8 @@ def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
         wait_for(lambda: all(is_reread(tmp_path / "log" / f"up.{name}") for name in NAMES))
 
         os.kill(admin.replicas()[1]["said"]["pid"], signal.SIGKILL)
-        wait_for(lambda: "broker-b serves again" in log.read_text())
-        assert "broker-b has ended (SIGKILL); it is started again in 1 s" in log.read_text()
+        wait_for(lambda: "broker-b is ready again" in log.read_text())
+        assert "broker-b ended (SIGKILL). Restarting it in 1 s." in log.read_text()
     with Admin(name_server) as admin:  # without the connection that is gone
         wait_for(lambda: admin.masters() == told)
         assert in_each(admin, "Made") == shares["Made"]
@@ -552,20 +544,18 @@ def test_several_brokers_share_what_is_sent_and_one_that_is_killed_comes_back(
     assert "nobody would see their messages: broker-c. Start with --brokers 3" in fewer.stderr
 
 
-def test_when_one_of_several_brokers_does_not_start_none_is_left(
-    processes: Processes, tmp_path: Path
-) -> None:
+def test_if_one_broker_does_not_start_all_are_stopped(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "broker-b").write_text("no directory")
     process = processes.start("up", "--brokers", "3", *FREE, "--store", str(tmp_path))
     output, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert (process.returncode, output) == (1, "")
-    assert "sluice: broker-b did not start (exit code 2). What hindered it is above." in errors
+    assert "sluice: broker-b did not start (exit code 2). The reason is in the log above." in errors
     assert "started again" not in errors
     assert "Traceback" not in errors
 
 
 def is_reread(log: Path) -> bool:
-    return "broker.conf was read again: traceOn" in log.read_text()
+    return "broker.conf was reloaded: traceOn" in log.read_text()
 
 
 def is_alive(address: str) -> bool:
@@ -576,7 +566,7 @@ def is_alive(address: str) -> bool:
     return False
 
 
-def test_the_proxy_and_the_console_beside_several_brokers_see_them_all(
+def test_the_proxy_and_the_console_of_several_brokers_see_all(
     processes: Processes, tmp_path: Path
 ) -> None:
     pytest.importorskip("google.protobuf")

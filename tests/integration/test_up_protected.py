@@ -1,5 +1,7 @@
-"""`sluice up` with access control: its name server asks for signatures too, and its own processes
-have them without configuration."""
+"""Test `sluice up` with access control.
+
+Its name server also requires signatures, and its own processes sign without configuration.
+"""
 
 import http.cookiejar
 import json
@@ -60,7 +62,7 @@ ATTACKS = {
     105: ({"topic": "T"}, b""),
     206: ({}, b""),
 }
-"""What a stranger asks a name server for: code -> fields and body."""
+"""Requests of a client without an account to a name server: code -> fields and body."""
 
 
 @pytest.fixture
@@ -86,7 +88,7 @@ def ask(
 def started(
     processes: Processes, directory: Path, *options: str
 ) -> tuple[int, dict[str, str], str]:
-    """Process id, the words of its ready line, and the line."""
+    """Return the process id, the words of the `ready` line, and the line itself."""
     rules = directory / "plain_acl.yml"
     rules.write_text(RULES)
     rules.chmod(0o600)
@@ -115,7 +117,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_sealed_and_works(words: dict[str, str], brokers: int) -> None:
-    """Strangers get nothing, accounts what is theirs, and nothing has changed."""
+    """Check that requests without an account are refused and that accounts work as usual."""
     names = words["nameserver"]
     with Admin(names, credentials=OPERATOR) as admin:
         assert len(admin.masters()) == brokers
@@ -138,7 +140,7 @@ def is_sealed_and_works(words: dict[str, str], brokers: int) -> None:
 
 
 def secret_is_nowhere(pid: int, directory: Path, line: str) -> None:
-    """The inner account stands in no command line, no file and no output."""
+    """Check that the inner account is in no command line, no file and no output."""
     found = set()
     for child in children_of(pid):
         environment = Path(f"/proc/{child}/environ").read_text()

@@ -1,4 +1,4 @@
-"""Blocks of columns as a log may give them: with names that are no columns, with odd rows."""
+"""Blocks of columns with properties that are not columns, and rows that could not be decoded."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,10 +15,13 @@ def block_of(
     excluded: Iterable[str] = (),
     odd: Sequence[int] = (),
 ) -> ColumnBlock:
-    """A block of these messages. Of the names in `excluded` those that occur are no columns; the
-    rows in `odd` are given as if they could not be decoded."""
-    told = [{} if at in odd else row for at, row in enumerate(rows)]
-    block = lab.block_of(told, first_offset)
+    """Return a block of these messages.
+
+    The properties in `excluded` are not columns. The rows in `odd` look as if they could not be
+    decoded.
+    """
+    decoded = [{} if index in odd else row for index, row in enumerate(rows)]
+    block = lab.build_block(decoded, first_offset)
     left_out = block.columns.keys() & frozenset(excluded)
     columns = {name: column for name, column in block.columns.items() if name not in left_out}
     return block._replace(

@@ -12,7 +12,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.console import sign_in
 from sluicemq.console.accounts import Accounts, Role
 from sluicemq.console.app import Connect, Console
-from sluicemq.console.audit import Audit
+from sluicemq.console.audit import AuditLog
 from sluicemq.console.table import PAGES
 
 SECRETS = {role: f"a secret to {role.name.lower()}" for role in Role}
@@ -23,7 +23,7 @@ class Browser:
 
     def __init__(self, console: Console, base: str = "http://console:8082") -> None:
         self.console = console
-        app = console.app(PAGES, sign_in.routes(console))
+        app = console.build_app(PAGES, sign_in.routes(console))
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url=base)
 
@@ -47,7 +47,7 @@ class Browser:
 
     async def enter(self) -> httpx.Response:
         """By the link."""
-        return await self.get(f"{sign_in.LINK}?token={self.console.sessions.new_link()}")
+        return await self.get(f"{sign_in.LINK}?token={self.console.sessions.create_link()}")
 
     async def sign_in(self, name: str, secret: str, **data: str) -> httpx.Response:
         """By the form."""
@@ -69,7 +69,7 @@ async def browsing(
     accounts = Accounts(str(directory / "accounts" / "console.json"))
     for role in Role if roles else ():
         accounts.add(role.name.lower(), SECRETS[role], role)
-    audit = Audit(clock, str(directory / "audit.jsonl"))
+    audit = AuditLog(clock, str(directory / "audit.jsonl"))
     console = Console(connect, accounts, audit=audit, clock=clock, **options)
     browser = Browser(console)
     try:

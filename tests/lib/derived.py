@@ -128,7 +128,7 @@ class Workload:
         for topic in TOPICS:
             if topic not in topics.table:
                 topics.put(TopicConfig(topic, QUEUES, QUEUES))
-        broker.store.columns.want("T")
+        broker.store.columns.request_columns("T")
 
     def round(self, broker: SteppedBroker, *, count: int = 1, has_state: bool = True) -> None:
         """Do a little of everything; the tables are saved in the middle of it. Without `has_state`
@@ -150,7 +150,7 @@ class Workload:
             broker.core.delayed.save()
             for document in broker.core.documents:
                 document.save()
-        for step in broker.store.columns.work():
+        for step in broker.store.columns.seal_blocks():
             if callable(step):
                 step()
 

@@ -1,5 +1,8 @@
-"""A filtered read by columns gives what a read record by record gives: the same messages, the same
-next offset, from every offset on. Random stores, written, sealed and opened again in any order."""
+"""A filtered read by columns returns the same messages and next offset as a read by records.
+
+This is checked from every offset on, in random stores that are written, sealed and reopened in any
+order.
+"""
 
 import random
 import struct
@@ -48,7 +51,7 @@ expressions = st.recursive(
 
 
 class Records:
-    """Reads every record."""
+    """A filter without an engine for columns, which reads every record."""
 
     tag_codes = None
     reads_properties = True
@@ -75,7 +78,7 @@ def small_blocks(rows_min: int, records_max: int) -> Iterator[None]:
 
 
 class World:
-    """A store that messages come to; what is random comes from the seed."""
+    """A store that receives messages. The seed determines all random choices."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -123,14 +126,14 @@ class World:
         self.store.commit()
 
     def seal(self) -> None:
-        self.store.columns.ready_for("T")
-        for step in self.store.columns.work():
+        self.store.columns.scan_for("T")
+        for step in self.store.columns.seal_blocks():
             if callable(step):
                 step()
 
 
 def fails(store: Store, queue_id: int, offset: int, selector: Selector) -> bool:
-    """Can the expression not be evaluated on a message?"""
+    """Return whether the evaluation of the expression fails for a message."""
     position, size, _ = UNIT.unpack(store.reader.units("T", queue_id, offset, 1))
     try:
         selector.evaluate(store.reader._properties(position, size))
@@ -143,7 +146,7 @@ def fails(store: Store, queue_id: int, offset: int, selector: Selector) -> bool:
     st.integers(0, 2**32), expressions, st.integers(1, 9), st.sampled_from([1, 3]), st.booleans()
 )
 @settings(max_examples=100, deadline=None)
-def test_a_read_by_columns_is_the_read_by_records(
+def test_a_read_by_columns_equals_the_read_by_records(
     seed: int, expression: str, count: int, rows_min: int, is_bulk: bool
 ) -> None:
     with small_blocks(rows_min, 2000):
@@ -176,7 +179,7 @@ def test_a_read_by_columns_is_the_read_by_records(
 
 @given(st.integers(0, 2**32), expressions, st.integers(1, 9), st.integers(1, 5))
 @settings(max_examples=60, deadline=None)
-def test_calls_that_end_early_lose_and_double_nothing(
+def test_calls_that_end_early_neither_lose_nor_repeat_messages(
     seed: int, expression: str, scan_max: int, records_max: int
 ) -> None:
     with small_blocks(1, records_max):

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.broker.replication.epochs import Epochs
-from sluicemq.broker.replication.feed import Feed
-from sluicemq.broker.replication.follower import Follower
+from sluicemq.broker.replication.log_receiver import LogReceiver
+from sluicemq.broker.replication.log_sender import LogSender
+from sluicemq.broker.replication.terms import LogTerms
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.ids import Host
@@ -62,29 +62,29 @@ class Gate:
     def __init__(self) -> None:
         self.confirmed = 0
 
-    def joined(self, link: Feed) -> None: ...
+    def add_slave(self, link: LogSender) -> None: ...
 
-    def left(self, link: Feed) -> None: ...
+    def remove_slave(self, link: LogSender) -> None: ...
 
-    def acknowledged(self, link: Feed, offset: int) -> None: ...
+    def record_ack(self, link: LogSender, position: int) -> None: ...
 
 
 class Replica:
-    """A disk, and what runs on it. `feed` is the master's side of its connection."""
+    """A disk, and what runs on it. `sender` is the master's side of its connection."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.files = CrashableFiles()
         self.clock = Clock()
-        self.feed: Feed | None = None
+        self.sender: LogSender | None = None
         self.open()
 
     def open(self) -> None:
         self.store = Store.open(CONFIG, files=self.files, clock=self.clock, is_gated=True)
         end = self.store.written_offset
-        self.epochs = Epochs(self.files, "/store/epochFileCheckpoint", end)
-        self.follower: Follower | None = None
-        self.feed = None
+        self.log_terms = LogTerms(self.files, "/store/epochFileCheckpoint", end)
+        self.receiver: LogReceiver | None = None
+        self.sender = None
 
     def stop(self, power: int | None) -> None:
         """Orderly, or as kill -9 (0) or a lost power supply leave it (a seed)."""
@@ -107,48 +107,48 @@ class World:
         self.settings = Settings(BrokerConfig(), CONFIG)
         self.replicas = [Replica(number) for number in range(3)]
         self.ends: dict[int, tuple[Wire, Wire]] = {}
-        self.epoch = 0
+        self.term = 0
         self.sent = 0
         self.elect(0)
 
     def elect(self, number: int) -> None:
         for replica in self.replicas:
-            if replica.follower is not None or replica.number == number:
+            if replica.receiver is not None or replica.number == number:
                 replica.stop(None)
-        self.master, self.gate, self.epoch = self.replicas[number], Gate(), self.epoch + 1
+        self.master, self.gate, self.term = self.replicas[number], Gate(), self.term + 1
         store = self.master.store
-        self.master.epochs.reign(self.epoch, store.log_start, store.written_offset)
+        self.master.log_terms.start_term(self.term, store.log_start, store.written_offset)
 
     def connect(self, number: int) -> None:
         replica, master = self.replicas[number], self.master
         if replica is master:
             return
-        if replica.follower is None:
-            replica.follower = Follower(
-                replica.store, replica.store.start_following(), replica.epochs, self.settings,
+        if replica.receiver is None:
+            replica.receiver = LogReceiver(
+                replica.store, replica.store.start_following(), replica.log_terms, self.settings,
                 replica.clock,
             )  # fmt: skip
-            replica.follower.is_unclean = True
+            replica.receiver.is_unclean = True
         else:
-            replica.follower.connection_lost()
+            replica.receiver.connection_lost()
         here, there = Wire(), Wire()
         self.ends: dict[int, tuple[Wire, Wire]] = {
             **getattr(self, "ends", {}),
             number: (here, there),
         }
         stream: Any = there
-        replica.feed = Feed(
-            stream, master.store, self.gate, master.epochs, self.settings, master.clock,
+        replica.sender = LogSender(
+            stream, master.store, self.gate, master.log_terms, self.settings, master.clock,
             call_soon=lambda run: None, offload=offload_inline,
         )  # fmt: skip
         dialled: Any = here
-        replica.follower.connected(dialled)
+        replica.receiver.start(dialled)
 
     def send(self, count: int) -> None:
         store = self.master.store
         for _ in range(count):
             self.sent += 1
-            body = b"%d-%d " % (self.epoch, self.sent) * (self.sent % 60)
+            body = b"%d-%d " % (self.term, self.sent) * (self.sent % 60)
             store.writer.append("T", 0, body, b"", 0, 0, 0, 1, HOST, HOST)
         store.commit()
 
@@ -159,17 +159,17 @@ class World:
     def deliver(self, number: int, up: int, down: int) -> bool:
         """So many bytes of each direction; whether there were any."""
         replica = self.replicas[number]
-        if replica.feed is None or replica.follower is None:
+        if replica.sender is None or replica.receiver is None:
             return False
         here, there = self.ends[number]
         to_master, to_slave = bytes(here.written[:up]), bytes(there.written[:down])
         del here.written[:up], there.written[:down]
         if to_master:
-            replica.feed.data_received(to_master)
+            replica.sender.data_received(to_master)
         if to_slave:
-            replica.follower.data_received(to_slave)
-        assert not here.closed, replica.follower.fault
-        replica.feed.grown()
+            replica.receiver.data_received(to_slave)
+        assert not here.closed, replica.receiver.last_error
+        replica.sender.send_pending()
         return bool(to_master or to_slave)
 
     def reign(self, number: int, count: int) -> None:
@@ -212,8 +212,8 @@ def agree(world: World) -> None:
         assert replica.log() == master.log()
         assert replica.store.log_start == master.store.log_start
         assert replica.store.queue_offsets("T", 0) == master.store.queue_offsets("T", 0)
-        shared = [epoch for epoch in master.epochs.entries if epoch in replica.epochs.entries]
-        assert list(replica.epochs.entries) == shared
+        shared = [term for term in master.log_terms.entries if term in replica.log_terms.entries]
+        assert list(replica.log_terms.entries) == shared
 
 
 NUMBERS = st.integers(0, 2)

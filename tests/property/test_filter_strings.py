@@ -1,10 +1,10 @@
-"""Any text whatever: the only exception is FilterSyntaxError, and check agrees with compile."""
+"""Arbitrary text raises only FilterSyntaxError, and the check agrees with the compilation."""
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
-from sluicemq.filter.check import check, check_tags
+from sluicemq.filter.check import check_sql92, check_tags
 from sluicemq.filter.findings import caret_lines
 from sluicemq.filter.subscriptions import (
     TagFilter,
@@ -34,7 +34,7 @@ tags = st.text(st.characters(blacklist_characters="|"), min_size=1).filter(
 @given(texts, st.dictionaries(st.sampled_from(["a", "b"]), st.text(max_size=5)))
 @example("", {})
 @example("\ud83d", {})
-def test_arbitrary_text_raises_only_our_errors(text: str, properties: dict[str, str]) -> None:
+def test_arbitrary_text_raises_only_filter_errors(text: str, properties: dict[str, str]) -> None:
     try:
         selector = compile_sql92(text)
     except FilterSyntaxError:
@@ -48,7 +48,7 @@ def test_arbitrary_text_raises_only_our_errors(text: str, properties: dict[str, 
 @settings(max_examples=100, deadline=None)
 @given(texts)
 def test_check_has_an_error_exactly_when_it_does_not_compile(text: str) -> None:
-    findings = check(text)
+    findings = check_sql92(text)
     try:
         compile_sql92(text)
         compiles = True
@@ -77,7 +77,7 @@ def test_a_filter_passes_its_tags_and_the_client_only_them(wanted: list[str], ot
 
 @settings(max_examples=100, deadline=None)
 @given(texts)
-def test_arbitrary_tag_expressions_raise_only_our_error(text: str) -> None:
+def test_arbitrary_tag_expressions_raise_only_filter_syntax_errors(text: str) -> None:
     try:
         expression, found, codes = parse_tags(text)
     except FilterSyntaxError:

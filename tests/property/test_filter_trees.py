@@ -1,8 +1,9 @@
-"""Random trees: written and read again they are the same, and evaluate as a second opinion says.
+"""Random trees: they are the same after rendering and parsing, and have the expected verdicts.
 
-The second opinion is an interpreter written from spec/filter.md §7 alone, in another manner: no
-closures, no classes known beforehand; every value carries its Java class and is compared when it
-is met. It shares nothing with `sluicemq.filter` but the nodes.
+The expected verdicts come from a reference interpreter. It was written from spec/filter.md §7 alone
+and in another manner: without closures and without classes that are known beforehand. Every value
+has its Java class, which is examined when values are compared. Only the nodes are shared with
+`sluicemq.filter`.
 """
 
 import math
@@ -14,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import compile_value
+from sluicemq.filter.evaluate import compile_node
 from sluicemq.filter.nodes import (
     And,
+    BareProperty,
     Between,
     Equal,
     In,
@@ -29,7 +31,6 @@ from sluicemq.filter.nodes import (
     Or,
     Order,
     Property,
-    Truth,
     render,
 )
 from sluicemq.filter.selector import explain
@@ -57,14 +58,14 @@ flags = st.booleans()
 
 
 def is_in_range(node: Between) -> bool:
-    """Constants out of order do not compile, unless negated."""
+    """Return whether a BETWEEN compiles: its constants are in order, or it is negated."""
     if node.negated or not (isinstance(node.low, Literal) and isinstance(node.high, Literal)):
         return True
     return node.low.value <= node.high.value  # type: ignore[operator]
 
 
 def compiles(node: Equal) -> bool:
-    """TRUE and FALSE cannot stand left of another constant."""
+    """Return whether a comparison compiles: TRUE and FALSE are not left of another constant."""
     left, right = node.left, node.right
     if not (isinstance(left, Literal) and isinstance(right, Literal)):
         return True
@@ -73,7 +74,7 @@ def compiles(node: Equal) -> bool:
 
 @st.composite
 def numbers(draw: st.DrawFn) -> Node:
-    """What may stand beside `<`: a property, a number, or minus before either."""
+    """Draw an operand of `<`: a property, a number, or the minus of either."""
     node: Node = draw(names | whole_numbers | floats)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2]))):
         node = Negate(node)
@@ -82,10 +83,10 @@ def numbers(draw: st.DrawFn) -> Node:
 
 @st.composite
 def values(draw: st.DrawFn, depth: int) -> Node:
-    """What may stand beside `=`: anything but NULL and a bare property as a condition."""
+    """Draw an operand of `=`: anything but NULL and a bare property as a condition."""
     if depth > 0 and draw(st.integers(0, 3)) == 0:
         node: Node = draw(conditions(depth - 1))
-        if not isinstance(node, Truth) and node != Literal(None):
+        if not isinstance(node, BareProperty) and node != Literal(None):
             return node
     return draw(numbers() | strings | booleans)
 
@@ -107,13 +108,13 @@ def atoms(draw: st.DrawFn, depth: int) -> Node:
     elif kind == 6:
         node = draw(st.builds(IsNull, values(depth), flags))
     else:
-        node = draw(names.map(Truth) | constants)
+        node = draw(names.map(BareProperty) | constants)
     return node
 
 
 @st.composite
 def conditions(draw: st.DrawFn, depth: int = 2) -> Node:
-    """A tree as the parser makes it: the first part of a chain is no chain of its own kind."""
+    """Draw a tree as the parser makes it: no chain begins with a chain of its own kind."""
     kind = draw(st.integers(0, 3)) if depth > 0 else 0
     if kind == 0:
         return draw(atoms(depth))
@@ -132,7 +133,7 @@ class Value(NamedTuple):
 
 
 class EvaluationEndsError(Exception):
-    """What Java throws."""
+    """The evaluation ends with an exception in Java."""
 
 
 def fail() -> Any:
@@ -140,7 +141,7 @@ def fail() -> Any:
 
 
 def evaluate(node: Node, properties: dict[str, str]) -> Value | None:
-    """None is null; a condition is a Value of kind Boolean."""
+    """Return the value of a node, None for null. The kind of a condition is Boolean."""
     return globals()[f"evaluate_{type(node).__name__.lower()}"](node, properties)
 
 
@@ -167,7 +168,7 @@ def evaluate_negate(node: Negate, properties: dict[str, str]) -> Value | None:
     return Value(inner.kind, -inner.value)
 
 
-def evaluate_truth(node: Truth, properties: dict[str, str]) -> Value | None:
+def evaluate_bareproperty(node: BareProperty, properties: dict[str, str]) -> Value | None:
     return None if evaluate(node.operand, properties) is None else boolean(False)
 
 
@@ -252,7 +253,7 @@ def evaluate_isnull(node: IsNull, properties: dict[str, str]) -> Value | None:
 
 
 def compare(left: Value, right: Value) -> int:
-    """Sign of compareTo after the conversions of the table in §7; -1 for what never equals."""
+    """Return the sign of compareTo after the conversions of §7; -1 for values that never equal."""
     kinds = (left.kind, right.kind)
     if kinds == ("String", "String"):
         return double_sign(to_double(left.value), to_double(right.value))
@@ -277,7 +278,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def double_sign(left: float, right: float) -> int:
-    """Java orders the bits: NaN above all, -0.0 below 0.0."""
+    """Return the sign of Double.compareTo, which puts NaN above all and -0.0 below 0.0."""
 
     def key(value: float) -> tuple[bool, float, float]:
         return (math.isnan(value), 0.0 if math.isnan(value) else value, math.copysign(1, value))
@@ -289,7 +290,7 @@ def double_sign(left: float, right: float) -> int:
 
 
 def digits_of(text: str) -> int:
-    """Digit by digit, as Character.digit does it for one UTF-16 unit."""
+    """Convert digits one by one, as Character.digit does for one UTF-16 unit."""
     sign, rest = (-1, text[1:]) if text[:1] == "-" else (1, text.removeprefix("+"))
     if not rest:
         fail()
@@ -330,7 +331,7 @@ def to_double(text: str) -> float:
         return float(fail())
 
 
-def second_opinion(node: Node, properties: dict[str, str]) -> str:
+def reference_verdict(node: Node, properties: dict[str, str]) -> str:
     try:
         found = evaluate(node, properties)
     except EvaluationEndsError:
@@ -340,7 +341,7 @@ def second_opinion(node: Node, properties: dict[str, str]) -> str:
 
 def ours(node: Node, properties: dict[str, str]) -> str:
     try:
-        found = compile_value(node)(properties)
+        found = compile_node(node)(properties)
     except FilterEvaluationError:
         return "error"
     return "null" if found is None else str(found).lower()
@@ -348,15 +349,17 @@ def ours(node: Node, properties: dict[str, str]) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(conditions())
-def test_a_tree_written_and_parsed_again_is_the_same_tree(tree: Node) -> None:
+def test_a_rendered_and_parsed_tree_is_the_same_tree(tree: Node) -> None:
     assert compile_sql92(render(tree)).tree == tree
 
 
 @settings(max_examples=60, deadline=None)
 @given(conditions(), st.lists(properties_of, min_size=1, max_size=20))
-def test_closures_agree_with_the_second_opinion(tree: Node, messages: list[dict[str, str]]) -> None:
+def test_closures_agree_with_the_reference_interpreter(
+    tree: Node, messages: list[dict[str, str]]
+) -> None:
     for properties in messages:
-        assert ours(tree, properties) == second_opinion(tree, properties), (
+        assert ours(tree, properties) == reference_verdict(tree, properties), (
             render(tree),
             properties,
         )
@@ -371,8 +374,8 @@ def test_explanation_has_the_verdict_of_the_evaluation(
     assert explain(selector, properties).outcome.value == ours(tree, properties)
 
 
-def test_the_second_opinion_knows_the_written_cases() -> None:
-    """The oracle itself, on a few lines of spec/filter.md."""
+def test_the_reference_interpreter_agrees_with_the_specification() -> None:
+    """Check the reference interpreter itself with a few lines of spec/filter.md."""
     for text, properties, wanted in (
         ("a = 5", {"a": "5.0"}, "error"),
         ("a = 5.0", {"a": " 5 "}, "true"),
@@ -383,4 +386,4 @@ def test_the_second_opinion_knows_the_written_cases() -> None:
         ("b > 1 OR a > 1", {"a": "x", "b": "5"}, "true"),
         ("9223372036854775807 = 9223372036854775808.0", {}, "true"),
     ):
-        assert second_opinion(compile_sql92(text).tree, properties) == wanted, text
+        assert reference_verdict(compile_sql92(text).tree, properties) == wanted, text

@@ -94,7 +94,7 @@ class World:
 
     def seal(self) -> None:
         self.broker.store.sync()
-        for step in self.broker.store.columns.work():
+        for step in self.broker.store.columns.seal_blocks():
             if callable(step):
                 step()
 

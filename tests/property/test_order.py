@@ -1,6 +1,9 @@
-"""Orderly pop against its promise: nobody is given what is hidden with another, nothing is hidden
-for longer than was told, the offset passes nothing that is not acknowledged; also across restarts
-that have lost the last seconds."""
+"""Ordered pops against a model.
+
+No consumer gets a message that is invisible, no message is invisible for longer than promised, and
+the offset passes no message that is not acknowledged; also after crashes that lose the last
+seconds.
+"""
 
 from dataclasses import dataclass, field
 
@@ -34,7 +37,7 @@ STEPS = st.lists(
 
 @dataclass
 class World:
-    """One queue with END messages, its broker, and what consumers were told."""
+    """One queue with END messages, its broker, and the answers that consumers received."""
 
     broker: SteppedBroker = field(default_factory=SteppedBroker)
     pops: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
@@ -60,16 +63,16 @@ class World:
     def pop(self, attempt: str, count: int, hidden_ms: int) -> None:
         order = self.broker.core.order
         is_hidden = any(until_ms > self.now_ms for until_ms in self.hidden_ms.values())
-        may = order.may_pop(G, T, 0, attempt, self.now_ms)
-        assert may or is_hidden, "hidden for longer than was told"
+        may = order.can_pop(G, T, 0, attempt, self.now_ms)
+        assert may or is_hidden, "invisible for longer than promised"
         is_same = bool(attempt) and attempt == self.attempt
-        assert not (may and is_hidden) or is_same, "given to two"
+        assert not (may and is_hidden) or is_same, "delivered to two consumers"
         start = self.committed
         offsets = tuple(range(start, min(start + count, END)))
         if not may or not offsets:
             return
         self.broker.clock.advance(0.001)  # no two pops of a queue have one time
-        order.took(G, T, 0, offsets, attempt, self.now_ms, hidden_ms)
+        order.record_pop(G, T, 0, offsets, attempt, self.now_ms, hidden_ms)
         self.pops.append((self.now_ms, offsets))
         self.attempt, self.pop_ms = attempt, self.now_ms
         self.hidden_ms = dict.fromkeys(offsets, self.now_ms + hidden_ms)
@@ -89,7 +92,7 @@ class World:
         if self.pops:
             pop_ms, offsets = self.pops[-1]
             offset, until_ms = offsets[index % len(offsets)], self.now_ms + hidden_ms
-            self.broker.core.order.change(G, T, 0, offset, pop_ms, until_ms)
+            self.broker.core.order.set_visible_time(G, T, 0, offset, pop_ms, until_ms)
             if offset in self.hidden_ms and pop_ms == self.pop_ms:
                 self.hidden_ms[offset] = until_ms
 
@@ -101,8 +104,7 @@ class World:
             document.save()
 
     def crash(self) -> None:
-        """Without the last seconds of the files, in which the queue may seem free, or taken as it
-        was then."""
+        """Restart without the last seconds of the files: the queue may be as it was then."""
         files, now_ms = self.broker.files, self.now_ms
         self.broker = SteppedBroker(files=files.kill(), clock=ManualClock(now_ms))
         self.broker.core.groups.put(GroupConfig(G))
@@ -123,7 +125,7 @@ class World:
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
-def test_an_orderly_pop_keeps_its_promise(steps: list[tuple[object, ...]]) -> None:
+def test_ordered_pops_deliver_in_order(steps: list[tuple[object, ...]]) -> None:
     world = World()
     for name, *arguments in steps:
         getattr(world, str(name))(*arguments)

@@ -152,7 +152,7 @@ def test_the_due_time_of_a_timer_unit_is_exact_whatever_its_delay(number: int) -
     if not fits(number, 63):
         return
     log = TimerLog(CrashableFiles(), "/timerlog", 1 << 16)
-    unit = log.unit(log.append(-1, 1, 1_700_000_000_000, number, 0, 100, 0))
+    unit = log.unit_at(log.append(-1, 1, 1_700_000_000_000, number, 0, 100, 0))
     assert unit is not None
     assert unit.due_ms == 1_700_000_000_000 + number
 

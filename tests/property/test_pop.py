@@ -1,5 +1,8 @@
-"""Pops against a model: a message is with one consumer at a time, comes again when its time is over
-and never after it was acknowledged."""
+"""Pops against a model.
+
+A message is in flight for one consumer at a time. It is delivered again when its invisible time is
+over, and never after it was acknowledged.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +34,7 @@ steps = st.lists(
 
 
 class Model:
-    """What each group has of the messages sent so far."""
+    """The messages sent so far, by group: which are in flight, and which are acknowledged."""
 
     def __init__(self) -> None:
         self.broker = SteppedBroker()
@@ -98,7 +101,7 @@ class Model:
         self.broker.run(seconds, 0.25)
 
     def finish(self) -> None:
-        """In the end each group gets all that it has not acknowledged."""
+        """Pop until each group has all messages that it has not acknowledged."""
         self.wait(max(TIMES_MS) / 1000 + 1)
         for group in GROUPS:
             for _ in range(self.sent + 1):

@@ -12,7 +12,7 @@ from sluicemq import engine
 from sluicemq.record.arrow import LogPiece
 from sluicemq.record.codec import encode_record
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.store.columns.file import Source
+from sluicemq.store.columns.file import SourceRows
 from sluicemq.store.queues import BLANK_UNIT, UNIT
 
 pytestmark = pytest.mark.skipif(engine.reads is None, reason="`make native` has not built it")
@@ -61,11 +61,11 @@ def rows_of(block: ColumnBlock, names: frozenset[str]) -> list[Any]:
 
 
 def both(units: bytes, log: bytes, base: int, names: frozenset[str]) -> None:
-    source = Source(5, units, [LogPiece(base, np.frombuffer(log, np.uint8))])
-    compiled = source.block_of(names)
+    source = SourceRows(5, units, [LogPiece(base, np.frombuffer(log, np.uint8))])
+    compiled = source.columns_of(names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "reads", None)
-        reference = source.block_of(names)
+        reference = source.columns_of(names)
     assert (compiled.first_offset, compiled.rows) == (reference.first_offset, reference.rows)
     assert rows_of(compiled, names) == rows_of(reference, names)
     for column in compiled.columns.values():

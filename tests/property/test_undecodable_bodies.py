@@ -353,7 +353,7 @@ async def test_raise(kind: Read, seed: int, tmp_path: object) -> None:
 async def skip(scene: Scene, kind: Read, error: UndecodableBodyError) -> None:
     queue, behind = MessageQueue(error.topic, error.broker, error.queue_id), error.queue_offset + 1
     if kind is broadcast:
-        offsets = scene.mq.cluster.offset_files.of(GROUP)
+        offsets = scene.mq.cluster.offset_files.for_group(GROUP)
         await offsets.write(queue, behind)
         await offsets.close()
     else:

@@ -1,8 +1,8 @@
-"""The vectorised engine against the scalar one: random expressions on random blocks.
+"""The block engine compared with the scalar engine: random expressions on random blocks.
 
-The scalar engine is held to the Java results by tests/golden; here every row of a block has to come
-out as the scalar engine says, by each of the ways through the code (small and large dictionaries,
-dense and sparse combinations), and a block that the figures rule out must hold no match.
+tests/golden compares the scalar engine with results of Java. Here every row of a block must have
+the verdict of the scalar engine, on each path through the code (small and large dictionaries, dense
+and sparse combinations). A block that is excluded by its statistics must not contain a match.
 SLUICEMQ_EXAMPLES sets the number of random expressions.
 """
 
@@ -20,7 +20,7 @@ from blocks import block_of
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
 from sluicemq.filter.nodes import And, Node, Or
-from sluicemq.filter.plan import NEEDS_RECORD, TRUE, join_tables, verdict_of
+from sluicemq.filter.plan import NEEDS_RECORD, TRUE, boolean_join_tables, evaluate_verdict
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
@@ -119,7 +119,7 @@ expressions = st.recursive(atoms, joined, max_leaves=6)
 
 @contextmanager
 def ways(*, small: bool, few: bool) -> Iterator[None]:
-    """The code for large dictionaries on small ones, and range figures instead of values."""
+    """Use the code for large dictionaries on small ones, and ranges instead of values."""
     with (
         mock.patch.object(blocks, "SCALAR_VALUES_MAX", 48 if small else 0),
         mock.patch.object(blocks, "PAIRS_SCALAR_MAX", 2048 if small else 0),
@@ -135,7 +135,7 @@ def check(
 ) -> None:
     block = block_of(rows, excluded=excluded, odd=odd)
     vectorised = selector.vectorised
-    wanted = [verdict_of(selector.evaluate, row) for row in rows]
+    wanted = [evaluate_verdict(selector.evaluate, row) for row in rows]
     unknown = vectorised.names & block.excluded
     for small, few in ((True, True), (False, False)):
         with ways(small=small, few=few):
@@ -167,7 +167,7 @@ def check(
     ),
     st.sampled_from([[], [], [0]]),
 )
-def test_every_row_comes_out_as_the_scalar_engine_says(
+def test_every_row_has_the_verdict_of_the_scalar_engine(
     text: str, rows: list[dict[str, str]], excluded: frozenset[str], odd: list[int]
 ) -> None:
     try:
@@ -179,7 +179,7 @@ def test_every_row_comes_out_as_the_scalar_engine_says(
 
 @pytest.mark.parametrize("text", TEXTS, ids=repr)
 def test_each_value_against_each_literal(text: str) -> None:
-    """All values in one dictionary, so that the slow way of parsing is taken, and each alone."""
+    """Test all values in one dictionary, which needs the slow parser, and each value alone."""
     literals = ["5", "-5", "2147483647", "2147483648", "-2147483649", "5.0", "-5.0", "4.9e-324"]
     symbols = ["=", "<>", ">", ">=", "<", "<="]
     alone, among = [{"a": text}, {}], [{"a": value} for value in [text, *TEXTS]]
@@ -199,14 +199,14 @@ def test_each_value_against_each_other(symbol: str) -> None:
 
 @pytest.mark.parametrize("kind", [And, Or])
 def test_joins_may_be_grouped_in_any_way(kind: type[And] | type[Or]) -> None:
-    """`plan.py` puts neighbours together: (p q) r = p (q r), for all sets of outcomes."""
-    look_up = join_tables()[kind]
+    """Check (p q) r = p (q r) for all verdict sets, because `plan` groups neighbouring parts."""
+    look_up = boolean_join_tables()[kind]
     for p, q, r in product(range(1, 16), repeat=3):
         assert look_up[look_up[p << 4 | q] << 4 | r] == look_up[p << 4 | look_up[q << 4 | r]]
 
 
 @pytest.mark.slow
-def test_a_chain_of_thousands_is_no_recursion() -> None:
+def test_a_chain_of_thousands_of_parts_does_not_recurse() -> None:
     text = " OR ".join(
         f"a = {number}" if number % 2 else f"b = '{number}'" for number in range(2400)
     )

@@ -14,7 +14,7 @@ import pytest
 from blocks import block_of
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
-from sluicemq.filter.plan import NEEDS_RECORD, TRUE, verdict_of
+from sluicemq.filter.plan import NEEDS_RECORD, TRUE, evaluate_verdict
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.columns import block_stats
@@ -40,7 +40,7 @@ def properties_of(case: dict[str, Any]) -> dict[str, str]:
 
 
 def differing(case: dict[str, Any], rng: random.Random) -> list[str]:
-    """What is wrong about a case that compiles: [] when all blocks say what Java said."""
+    """Return the differences between the blocks and Java for a case that compiles."""
     selector = selector_of(case)
     if selector is None:
         return []
@@ -59,7 +59,7 @@ def differing(case: dict[str, Any], rng: random.Random) -> list[str]:
         verdicts = vectorised.verdicts(block).tolist()
         if RESULTS[verdicts[at]] != case["result"]:
             found.append(f"{case['expr']} on {properties}: {RESULTS[verdicts[at]]}")
-        if verdicts != [verdict_of(selector.evaluate, row) for row in rows]:
+        if verdicts != [evaluate_verdict(selector.evaluate, row) for row in rows]:
             found.append(f"{case['expr']}: not what the scalar engine says on {rows}")
         if case["result"] == "true" and not vectorised.can_match(block_stats(block)):
             found.append(f"{case['expr']}: a block with a match would be left out")
@@ -79,7 +79,7 @@ def test_blocks_have_the_results_of_java(
     assert compiled == sum(case["result"] != "compile_error" for case in cases(name))
 
 
-def test_an_excluded_property_asks_the_record_and_only_where_it_decides() -> None:
+def test_an_excluded_property_needs_the_record_only_where_it_decides() -> None:
     rows = [{"a": "1", "KEYS": "x"}, {"a": "9", "KEYS": "x"}, {"KEYS": "x"}, {"a": "y"}]
     block = block_of(rows, excluded={"KEYS"})
     for text, wanted in (

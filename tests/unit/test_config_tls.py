@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from sluicemq.cli.output import chosen_tls
-from sluicemq.cli.servers.serve import _read_config, _tls_file, name_server_of
+from sluicemq.cli.output import resolve_tls
+from sluicemq.cli.servers.serve import make_name_server_config
+from sluicemq.cli.servers.settings import load_tls_settings, read_config_file
 from sluicemq.config import (
     NameServerConfig,
     load_broker_config,
@@ -65,14 +66,14 @@ def test_the_tls_config_file_wins_over_the_configuration(tmp_path: Path) -> None
     file = tmp_path / "tls.properties"
     file.write_text(FILE + "other=1\n")
     text = f"tls.config.file={file}\ntls.server.certPath=/weaker.pem\n"
-    entries = _tls_file(text, Part.NAME_SERVER)
+    entries = load_tls_settings(text, Part.NAME_SERVER)
     assert entries == dict(part(FILE))
     names, warnings = load_name_server_config(text, overrides=entries, environment={})
     assert names.tls_certificate == "/etc/server.pem"
     assert warnings == []
-    assert "tls.client.certPath" in _tls_file(text, Part.BROKER)
+    assert "tls.client.certPath" in load_tls_settings(text, Part.BROKER)
     with pytest.raises(ConfigurationError, match=r"tls\.config\.file"):
-        _tls_file(f"tls.config.file={tmp_path}/nowhere", Part.BROKER)
+        load_tls_settings(f"tls.config.file={tmp_path}/nowhere", Part.BROKER)
 
 
 def test_the_options_of_a_java_start_script_count() -> None:
@@ -110,7 +111,7 @@ def test_a_broker_dials_with_tls_when_it_enforces_it_or_is_told_to() -> None:
 
 def test_the_name_server_of_sluice_up_has_the_brokers_tls() -> None:
     broker, store, _ = load_broker_config(FILE, environment={})
-    assert served(name_server_of(broker, store, 9876)) == served(broker)
+    assert served(make_name_server_config(broker, store, 9876)) == served(broker)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
@@ -120,9 +121,9 @@ def test_a_file_with_a_password_that_others_can_read_is_warned_of(
     path = tmp_path / "broker.conf"
     path.write_text(FILE)
     path.chmod(mode)
-    assert _read_config(str(path)) == FILE
+    assert read_config_file(str(path)) == FILE
     path.write_text("tls.server.keyPassword=\n")
-    _read_config(str(path))
+    read_config_file(str(path))
     assert len(caplog.messages) == (mode == 0o644)
 
 
@@ -189,10 +190,10 @@ def test_what_tls_may_be_given_as(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_options_of_a_command_come_on_top_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert chosen_tls(None, {}, None) is None
-    assert chosen_tls(True, {}, "none") == Tls(verify=False)
+    assert resolve_tls(None, {}, None) is None
+    assert resolve_tls(True, {}, "none") == Tls(verify=False)
     monkeypatch.setenv("SLUICE_TLS_CA", "/ca")
     monkeypatch.setenv("SLUICE_TLS_VERIFY", "ca")
     wanted = dataclasses.replace(Tls(ca="/ca", verify="ca"), certificate="/c", key="/k")
-    assert chosen_tls(None, {"certificate": "/c", "key": "/k"}, None) == wanted
-    assert chosen_tls(False, {}, None) is None
+    assert resolve_tls(None, {"certificate": "/c", "key": "/k"}, None) == wanted
+    assert resolve_tls(False, {}, None) is None

@@ -12,7 +12,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluicemq.broker.replication.acting import SEND_S, Acting, Escape, StandIn, ask_escaped
+from sluicemq.broker.context import BrokerEnvironment
+from sluicemq.broker.replication.acting import (
+    SEND_S,
+    ActingBroker,
+    ActingMaster,
+    EscapeBridge,
+    fetch_escaped,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.errors import SluiceError
@@ -90,23 +97,23 @@ class ActingMasterContext:
         """
         members = await self.fetch_members() or {}
         slaves = [address for broker_id, address in members.items() if broker_id != MASTER_ID]
-        return await ask_escaped(slaves, self.call)
+        return await fetch_escaped(slaves, self.call)
 
-    def make_acting(self) -> Acting:
+    def make_acting(self) -> ActingMaster:
         """Create the component of a slave that decides when it acts for its master."""
         config = self.core.settings.broker
-        return Acting(
+        return ActingMaster(
             config.broker_id,
-            open_stand_in=self.open_acting_master,
-            close=self.close,
-            escape=lambda: Escape(
+            open_broker=self.open_acting_master,
+            close_broker=self.close,
+            make_escape_bridge=lambda: EscapeBridge(
                 config.broker_name,
                 config.cluster_name,
                 self.call,
                 self.fetch_route,
                 self.core.clock,
             ),
-            members=self.fetch_members,
+            fetch_members=self.fetch_members,
             clock=self.core.clock,
             period_s=lambda: self.core.settings.broker.members_period_ms / 1000,
         )
@@ -128,12 +135,14 @@ class ActingMasterContext:
         acting = BrokerState(
             settings,
             store,
-            files=files,
-            clock=core.clock,
-            host=core.settings.host,
-            unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
-            call_soon=loop.call_soon,
-            call_later=loop.call_later,
+            BrokerEnvironment(
+                files=files,
+                clock=core.clock,
+                host=core.settings.host,
+                unique_ids=UniqueIds(core.clock, core.settings.store_host[:-4], 0, 0),
+                call_soon=loop.call_soon,
+                call_later=loop.call_later,
+            ),
         )
         # Transaction checks go to the producers of the slave, which keep their access rights.
         acting.producers.groups, acting.access = core.producers.groups, core.access
@@ -148,7 +157,7 @@ class ActingMasterContext:
         handlers[RequestCode.END_TRANSACTION] = end_transaction
         return acting
 
-    async def close(self, acting: StandIn) -> None:
+    async def close(self, acting: ActingBroker) -> None:
         """Close the acting master. Its changes, which are in memory only, are lost."""
         if self.replaced_handler is not None:
             self.current_dispatcher().handlers[RequestCode.END_TRANSACTION] = self.replaced_handler

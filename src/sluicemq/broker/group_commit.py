@@ -13,7 +13,7 @@ write per connection:
   never stored, and their answers become errors.
 - *fsync* runs on another thread (`run_sync`). Group commits that end while it runs share the next
   fsync.
-- *gate* is replication (`replication/insync.py`). It opens for a position of the log once enough
+- *gate* is replication (`replication/in_sync.py`). It opens for a position of the log once enough
   replicas have the log up to that position. Several group commits may wait for it.
 - *publish* makes the messages visible to consumers. A message never becomes visible before its
   answer may be sent.
@@ -193,7 +193,7 @@ class CommitStore(Protocol):
 
 
 class ReplicationGate(Protocol):
-    """The part of replication that `GroupCommit` uses; see `replication.insync.InSync`."""
+    """The part of replication that `GroupCommit` uses; see `replication.in_sync.InSyncReplicas`."""
 
     @property
     def on_confirmed(self) -> list[Callable[[int], None]]:
@@ -324,7 +324,6 @@ class GroupCommit:
         """The number of answers per bucket of `LATENCY_BOUNDS_S`; the last one has no bound."""
         self.latency_sum_s = 0.0
         """The sum of the times that all answers have waited, in seconds."""
-        self.commit_count = 0
         self.failed_commit_count = 0
         # Long polls are woken after the store has returned: an error of theirs must not look like a
         # failed commit.
@@ -415,7 +414,6 @@ class GroupCommit:
         has_internal_messages, self._has_internal_messages = self._has_internal_messages, False
         undos, self._undos = self._undos, []
 
-        self.commit_count += 1
         try:
             end = self._store.commit()
         except Exception as error:  # noqa: BLE001 - every request must be answered

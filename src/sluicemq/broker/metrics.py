@@ -21,14 +21,12 @@ from sluicemq.broker.group_commit import LATENCY_BOUNDS_S
 from sluicemq.broker.registration import Registration
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.topics import Topic
-from sluicemq.config.keys import MeasuredConfig
-from sluicemq.errors import install_extra
 from sluicemq.model.system_names import is_group_topic
+from sluicemq.telemetry.health import event_loop_problems
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from sluicemq.net.wsgi import HealthCheck
 
 log = logging.getLogger(__name__)
 
@@ -84,16 +82,16 @@ def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
 
 def _replica_lags(b: BrokerState) -> list[tuple[str, int, int]]:
     """Return for each slave of a master its id or address, and its lag in bytes and in ms."""
-    gate, log_end = b.in_sync, b.store.written_offset
-    if gate is None:
+    in_sync, log_end = b.in_sync, b.store.written_offset
+    if in_sync is None:
         return []
     return [
         (
             str(link.replica_id or link.remote),
-            max(log_end - max(replica.acknowledged, 0), 0),
-            gate.lag_ms(replica),
+            max(log_end - max(slave.acked_end, 0), 0),
+            in_sync.lag_ms(slave),
         )
-        for link, replica in gate.replicas.copy().items()
+        for link, slave in in_sync.slaves.copy().items()
     ]
 
 
@@ -129,7 +127,7 @@ def _lag(b: BrokerState) -> Samples:
     acknowledged.
     """
     lags: dict[tuple[str, str], int] = {}
-    popped = b.checkpoints.ahead()
+    popped = b.checkpoints.get_uncommitted_offsets()
     table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
     for key, queues in table.items():
         topic, _, group = key.partition("@")
@@ -137,7 +135,7 @@ def _lag(b: BrokerState) -> Samples:
             first, end = b.store.queue_offsets(topic, queue_id)
             start = max(offset, first, popped.get((group, topic, queue_id), 0))
             lags[topic, group] = lags.get((topic, group), 0) + max(end - start, 0)
-    for (group, topic, _), count in b.checkpoints.table.counts.copy().items():
+    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
         lags[topic, group] = lags.get((topic, group), 0) + count
     for (topic, group), count in lags.items():
         yield topic, group, *_flags(b, topic), count
@@ -154,7 +152,7 @@ def _in_flight(b: BrokerState) -> Samples:
         for queue_id, offset in queues.copy().items():
             committed = b.offsets.committed(group, topic, queue_id)
             counts[topic, group] += max(offset - committed, 0) if committed >= 0 else 0
-    for (group, topic, _), count in b.checkpoints.table.counts.copy().items():
+    for (group, topic, _), count in b.checkpoints.open_checkpoints.in_flight_counts.copy().items():
         counts[topic, group] += count
     for (topic, group), count in counts.items():
         yield topic, group, *_flags(b, topic), count
@@ -239,14 +237,17 @@ COUNTERS: Final = (
         "rocketmq_pop_revive_in_message",
         "Checkpoints and acknowledgements stored.",
         (*_PAIR, "revive_message_type", "put_status"),
-        lambda b: [(*key, "PUT_OK", count) for key, count in b.checkpoints.stored.copy().items()],
+        lambda b: [
+            (*key, "PUT_OK", count)
+            for key, count in b.checkpoints.stored_record_counts.copy().items()
+        ],
     ),
     Family(
         "rocketmq_pop_revive_retry_messages",
         "Popped messages that were delivered again.",
         (*_PAIR, "put_status"),
         lambda b: [
-            (*pair, "PUT_OK", count) for pair, count in b.checkpoints.revived.copy().items()
+            (*pair, "PUT_OK", count) for pair, count in b.checkpoints.revived_counts.copy().items()
         ],
     ),
     Family(
@@ -281,7 +282,9 @@ COUNTERS: Final = (
         "sluicemq_lane_messages_unmatched",
         "Messages that match the subscription of no lane.",
         _GROUP,
-        _each(lambda b: {name: made.unmatched for name, made in b.lanes.table.copy().items()}),
+        _each(
+            lambda b: {name: made.unmatched_count for name, made in b.lanes.table.copy().items()}
+        ),
     ),
     Family(
         "sluicemq_subscription_conflicts",
@@ -310,7 +313,7 @@ GAUGES: Final = (
         "rocketmq_pop_checkpoint_buffer_size",
         "Pops with messages in flight.",
         (),
-        _one(lambda b: len(b.checkpoints.table)),
+        _one(lambda b: len(b.checkpoints.open_checkpoints)),
     ),
     Family(
         "sluicemq_consumer_lag_matching_messages",
@@ -457,7 +460,7 @@ GAUGES: Final = (
         "Replicas in sync, including the master.",
         (),
         lambda b: (
-            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.replicas.copy())),)]
+            [(1 + sum(map(b.in_sync.is_in_sync, b.in_sync.slaves.copy())),)]
             if b.in_sync is not None
             else []
         ),
@@ -573,8 +576,6 @@ def _store_failure(b: BrokerState) -> list[str]:
 
 def find_health_problems(b: BrokerState) -> list[str]:
     """Return the reasons to restart the process, one sentence each, for `/health`."""
-    from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - many brokers of tests have no probes
-
     return event_loop_problems(b.clock.monotonic_s() - b.last_sample_s) + _store_failure(b)
 
 
@@ -591,33 +592,3 @@ def find_readiness_problems(b: BrokerState, registration: Registration) -> list[
             "no name server accepts the registration, so clients do not find the broker."
         )
     return problems
-
-
-def serve_metrics(
-    collector: Any,
-    config: MeasuredConfig,
-    *,
-    health: "HealthCheck" = list,
-    readiness: "HealthCheck" = list,
-) -> tuple[int, Callable[[], None]] | None:
-    """Serve the metrics of `collector`, and the health checks, at the port of `config`.
-
-    `health` and `readiness` return the problems that `/health` and `/ready` report. Return the port
-    and a function that closes it. Return None, with a warning in the log, if prometheus-client is
-    missing or the port cannot be opened: a server runs without its metrics.
-    """
-    try:
-        from prometheus_client import (  # noqa: PLC0415 - an optional dependency
-            CollectorRegistry,
-            make_wsgi_app,
-        )
-    except ImportError:
-        log.warning(
-            "Metrics are not served: prometheus-client is missing. %s", install_extra("server")
-        )
-        return None
-    from sluicemq.net.wsgi import serve_probes  # noqa: PLC0415 - few brokers of tests serve metrics
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return serve_probes(config, health, readiness, make_wsgi_app(registry))

@@ -137,7 +137,7 @@ class Registration:
         """The port to which slaves connect; 0 means the broker's port plus 1."""
         self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
         """Called on a slave with the addresses of its master that a name server returned, or ""."""
-        self.epoch = 0
+        self.term_number = 0
         """The number of the term, with failover. If two brokers claim to be the master, name
         servers believe the one with the later term (spec/namesrv.md §2)."""
         self._fields = fields
@@ -154,7 +154,7 @@ class Registration:
         """
         server.changes = set()
         configs, config = self._topics.configs(), self._settings.broker
-        version = dataclasses.replace(self._topics.version, state_version=self.epoch)
+        version = dataclasses.replace(self._topics.version, state_version=self.term_number)
 
         def request() -> Command:
             topics = {name: self._limit_permissions(topic) for name, topic in configs.items()}

@@ -15,21 +15,21 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from sluicemq.broker.admin import readonly
+from sluicemq.broker.blocking_jobs import BlockingJobs
 from sluicemq.broker.consume.columns_helper import SealingProcess
+from sluicemq.broker.context import BrokerEnvironment
 from sluicemq.broker.documents import DocumentWriter
 from sluicemq.broker.metrics import (
     BrokerCollector,
     find_health_problems,
     find_readiness_problems,
-    serve_metrics,
 )
-from sluicemq.broker.otlp import MetricsPusher
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
@@ -38,12 +38,13 @@ from sluicemq.broker.registration import (
     make_unreplicated_error,
     resolve_stored_host,
 )
-from sluicemq.broker.replication.epochs import Epochs
-from sluicemq.broker.replication.insync import InSync, Term
-from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles
-from sluicemq.broker.replication.sides import Confirmed, MasterSide, SlaveSide, places_of
-from sluicemq.broker.replication.state import Claim
-from sluicemq.broker.replication.status import Steering
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
+from sluicemq.broker.replication.sides import ConfirmedEnd, MasterSide, SlaveSide, replicated_paths
+from sluicemq.broker.replication.state_applier import DiscardingFiles, StateApplier
+from sluicemq.broker.replication.state_log import RecordingFiles, StateLog
+from sluicemq.broker.replication.state_transfer import ReplicaIdentity
+from sluicemq.broker.replication.status import RoleController
+from sluicemq.broker.replication.terms import LogTerms
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import make_dispatcher
@@ -61,9 +62,11 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import FairScheduler, ServerLimits
 from sluicemq.net.network import SOCKET_NETWORK, Listener, Network, with_tls
 from sluicemq.net.tls import broker_client_tls
-from sluicemq.net.work.background import fast_thread_switching, offload_to_executor
+from sluicemq.net.work.background import offload_to_executor
 from sluicemq.store.store import Store
 from sluicemq.supervision import Supervisor
+from sluicemq.telemetry.metrics import serve_metrics
+from sluicemq.telemetry.otlp import MetricsPusher
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.broker")
@@ -107,9 +110,9 @@ class Broker:
         stretch_pause: Callable[[float], float] = float,
         read_only: bool = False,
         term: Term | None = None,
-        claim: Claim | None = None,
+        identity: ReplicaIdentity | None = None,
         propose: Callable[[frozenset[int]], None] | None = None,
-        steering: Steering | None = None,
+        role_controller: RoleController | None = None,
         incarnation: Incarnation | None = None,
         scheduler: FairScheduler | None = None,
     ) -> None:
@@ -122,15 +125,15 @@ class Broker:
         - `incarnation` is that of the store's directory.
         - `scheduler` shares the loop with other servers of the process.
 
-        With sluiceConsensus: `term` says which replica is the master (None: none yet). `claim`
+        With sluiceConsensus: `term` says which replica is the master (None: none yet). `identity`
         identifies this replica. `propose` is called with the ids of another in-sync set;
-        `update_term` follows. `steering` decides the roles.
+        `update_term` follows. `role_controller` decides the roles.
         """
         if read_only:
             files = overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
-        self.term, self._propose, self._steering = term, propose, steering
-        self.claim = claim or Claim(config.broker_id, "", secrets.token_hex(8))
+        self.term, self._propose, self._role_controller = term, propose, role_controller
+        self.identity = identity or ReplicaIdentity(config.broker_id, "", secrets.token_hex(8))
         self.on_opening: Callable[[Dispatcher], None] = lambda dispatcher: None
         """Called with the dispatcher before the port opens in a role."""
         self.on_role: list[Callable[[bool], None]] = []
@@ -139,11 +142,11 @@ class Broker:
         self.on_store_failure: Callable[[OSError], None] = lambda error: None
         """Called once with the error that makes the store refuse all writes until a restart, if
         `exitOnFatalStoreError` is true. The server commands end the process then."""
-        self.in_sync: InSync | None = None
+        self.in_sync: InSyncReplicas | None = None
         """What a master knows about its slaves."""
         self.replication_side: MasterSide | SlaveSide | None = None
         """What runs here for the other replicas."""
-        self.epochs: Epochs | None = None
+        self.log_terms: LogTerms | None = None
         """Which term wrote which part of the log, with sluiceConsensus."""
         self.address = ""
         """The address that clients get, as "host:port"."""
@@ -166,17 +169,17 @@ class Broker:
         self._filter_executor = executor or ThreadPoolExecutor(
             1, "sluice-filters", initializer=restore_priority
         )
-        self._executor_jobs: set[asyncio.Future[Any]] = set()  # the end of a role waits for them
+        self._jobs = BlockingJobs(self._executor)
         self._servers: list[Listener] = []
         self._scheduler = scheduler
         self._store: Store | None = None  # while it is open
         self._store_failure: OSError | None = None  # the failure that was logged
         self._ha_port = 0
-        self._confirmed: Confirmed
+        self._confirmed: ConfirmedEnd
         self._loop: asyncio.AbstractEventLoop
         self._steady_clock = SteadyClock(clock)
         self._supervisor = Supervisor(clock, log)
-        self._writer = DocumentWriter(self._in_executor)
+        self._writer = DocumentWriter(self._jobs.run)
         self._jobs_task: asyncio.Task[None] | None = None
         """Runs the background jobs of the present role. None if the broker does not serve."""
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -207,7 +210,7 @@ class Broker:
         try:
             if config.is_pushed:
                 collect = BrokerCollector(lambda: self.core).collect
-                self._pusher = await self._in_executor(
+                self._pusher = await self._jobs.run(
                     partial(MetricsPusher, collect, config, kind="broker", node=config.broker_name)
                 )
             await self._open({})
@@ -255,7 +258,7 @@ class Broker:
         """
         self.term = term
         if self.in_sync is not None:
-            self.in_sync.decided(term)
+            self.in_sync.set_term(term)
 
     def depose(self, reason: str) -> None:
         """Stop confirming and showing messages, because this replica is not the master any more.
@@ -277,11 +280,11 @@ class Broker:
             await server.close()
         if self._store is not None:
             with contextlib.suppress(SluiceError, OSError):
-                await self._in_executor(self._store.close)
+                await self._jobs.run(self._store.close)
         self._executor.shutdown(wait=False)
         self._filter_executor.shutdown(wait=False)
 
-    def _open_store(self) -> tuple[Store, Files, Confirmed, Mirror | None]:
+    def _open_store(self) -> tuple[Store, Files, ConfirmedEnd, StateLog | None]:
         """Open the store in the present role. Blocks.
 
         Return the store, the files to which tables are written, the confirmed end of the log, and
@@ -290,17 +293,18 @@ class Broker:
         settings, files = self.settings, self._files
         if settings.is_read_only:
             readonly.prepare_settings(settings, files)
-        confirmed, mirror, places = Confirmed(files, settings), None, places_of(settings, files)
+        confirmed, paths = ConfirmedEnd(files, settings), replicated_paths(settings, files)
+        state_log: StateLog | None = None
         if settings.is_slave and not settings.is_failover:
-            confirmed.forget()
+            confirmed.delete()
         if not settings.is_read_only:
-            Applier(files, places).settle()
+            StateApplier(files, paths).finish_snapshot()
         if settings.is_slave:
-            files = HeldFiles(files, places)
+            files = DiscardingFiles(files, paths)
         elif not settings.is_read_only:
-            life = self.term.life if self.term is not None else self.claim.life
-            mirror = Mirror(places, life=life, call_soon=self._loop.call_soon_threadsafe)
-            files = MirroredFiles(files, mirror)
+            run_id = self.term.run_id if self.term is not None else self.identity.run_id
+            state_log = StateLog(paths, run_id=run_id, call_soon=self._loop.call_soon_threadsafe)
+            files = RecordingFiles(files, state_log)
         is_hidden = settings.is_slave and settings.is_failover
         self._store = store = Store.open(
             settings.store,
@@ -310,15 +314,15 @@ class Broker:
             confirmed=(confirmed.end or 0) if is_hidden else None,
             incarnation=self._incarnation,
         )
-        if mirror is not None:
-            mirror.log_end = lambda: store.written_offset
-            mirror.units = store.expired_queues
+        if state_log is not None:
+            state_log.log_end = lambda: store.written_offset
+            state_log.expired_queues = store.expired_queues
         if settings.is_failover:
             path = settings.broker.epoch_path or f"{settings.store.root}/epochFileCheckpoint"
-            self.epochs = Epochs(files, path, store.written_offset)
+            self.log_terms = LogTerms(files, path, store.written_offset)
             if self.term is not None and not settings.is_slave:
-                self.epochs.reign(self.term.epoch, store.log_start, store.written_offset)
-        return store, files, confirmed, mirror
+                self.log_terms.start_term(self.term.number, store.log_start, store.written_offset)
+        return store, files, confirmed, state_log
 
     async def _open(self, sockets: ListeningSockets) -> None:
         """Open the broker in the role of `self.term`. `sockets` are listening sockets to reuse."""
@@ -327,12 +331,12 @@ class Broker:
         if self.settings.is_failover:
             master_id = self.term.master_id if self.term is not None else None
             self.settings.is_slave = master_id != self.settings.broker.broker_id
-        self.store, files, self._confirmed, mirror = await self._in_executor(self._open_store)
+        self.store, files, self._confirmed, state_log = await self._jobs.run(self._open_store)
         config = self.settings.broker  # `readonly.prepare` may have replaced it
         advertised = choose_advertised_address(config)
         host = resolve_stored_host(advertised.address, config.listen_port)
         core = self._make_core(host, files)
-        await self._in_executor(core.load)
+        await self._jobs.run(core.load)
 
         confirmed_end = self._confirmed.end
         if confirmed_end is None and self.settings.is_failover:
@@ -340,18 +344,18 @@ class Broker:
         if self.settings.is_gated and confirmed_end is not None:
             # Only now: the tables were loaded with all of the log, also what is not confirmed yet.
             self.store.hide_unconfirmed(confirmed_end)
-        self.store.columns.loads_at_once = False
+        self.store.columns.loads_on_first_use = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
         if not self.settings.is_read_only:
             core.retention.check_disk()
 
         self._make_registration(core, is_address_fixed=advertised.is_fixed)
-        core.replication_side = self.replication_side = self._make_side(core, files, mirror)
+        core.replication_side = self.replication_side = self._make_side(core, files, state_log)
         if config.acting_master and not self.settings.is_failover:
             await self._prepare_acting_master(core)
         if isinstance(self.replication_side, MasterSide):
-            self._announcements.wait_for_replicas = self.replication_side.kept
+            self._announcements.wait_for_replicas = self.replication_side.wait_until_replicated
 
         await self._listen(core, sockets)
         self._report_role(True)
@@ -385,40 +389,42 @@ class Broker:
         self.in_sync = None
         if not (settings.is_slave or settings.is_read_only):
             is_synced_first = settings.store.flush_sync
-            self._confirmed.bound(store.written_offset)
-            self.in_sync = InSync(
+            self._confirmed.limit_to(store.written_offset)
+            self.in_sync = InSyncReplicas(
                 settings,
                 self._clock,
                 lambda: store.synced_offset if is_synced_first else store.written_offset,
                 confirmed=self._confirmed.end or 0,
-                own_id=settings.broker.broker_id,
+                local_id=settings.broker.broker_id,
                 term=self.term,
                 propose=self._propose,
             )
             if settings.is_gated:
-                self.in_sync.on_confirmed.append(self._confirmed.moved)
+                self.in_sync.on_confirmed.append(self._confirmed.set_end)
         id_prefix = encode_host(host)[:-4]  # the address without its port
         self.core = BrokerState(
             settings,
             store,
-            files=files,
-            clock=self._clock,
-            host=host,
-            unique_ids=UniqueIds(self._clock, id_prefix, os.getpid(), secrets.randbits(32)),
-            call_soon=loop.call_soon,
-            call_later=loop.call_later,
-            run_sync=self._run_sync,
-            announce=announce,
-            look_up=look_up,
-            offload=offload_to_executor(self._executor),
-            compute=offload_to_executor(self._filter_executor, computes=True),
+            BrokerEnvironment(
+                files=files,
+                clock=self._clock,
+                host=host,
+                unique_ids=UniqueIds(self._clock, id_prefix, os.getpid(), secrets.randbits(32)),
+                call_soon=loop.call_soon,
+                call_later=loop.call_later,
+                run_sync=self._run_sync,
+                announce=announce,
+                look_up=look_up,
+                offload=offload_to_executor(self._executor),
+                compute=offload_to_executor(self._filter_executor, computes=True),
+                scheduler=self._scheduler,
+                steady_clock=self._steady_clock,
+                supervisor=self._supervisor,
+            ),
             in_sync=self.in_sync,
-            scheduler=self._scheduler,
-            steady_clock=self._steady_clock,
-            supervisor=self._supervisor,
         )
         self._scheduler = self.core.scheduler
-        self.core.steering = self._steering
+        self.core.role_controller = self._role_controller
         return self.core
 
     def _make_registration(self, core: BrokerState, *, is_address_fixed: bool) -> None:
@@ -429,7 +435,7 @@ class Broker:
             INTERFACES_FIELD: ",".join(addresses),
         }
         self.registration = Registration(self.settings, core.topics, "", fields)
-        self.registration.epoch = 0 if self.term is None else self.term.epoch
+        self.registration.term_number = 0 if self.term is None else self.term.number
         self._announcements = Announcements(
             self.settings,
             core.topics,
@@ -438,7 +444,7 @@ class Broker:
             self.registration,
             clock=self._clock,
             network=self._network,
-            in_executor=self._in_executor,
+            in_executor=self._jobs.run,
             save_offsets=self._save_offsets,
         )
 
@@ -446,17 +452,17 @@ class Broker:
         offload_to_executor(self._executor)(self.store.sync, done)
 
     def _make_side(
-        self, core: BrokerState, files: Files, mirror: Mirror | None
+        self, core: BrokerState, files: Files, state_log: StateLog | None
     ) -> MasterSide | SlaveSide | None:
         """Create what runs here for the other replicas; None for a read-only broker."""
-        if mirror is not None:
+        if state_log is not None:
             assert self.in_sync is not None, "a master counts its slaves"
-            self.in_sync.state_number = lambda: mirror.number
+            self.in_sync.last_state_number = lambda: state_log.last_number
             return MasterSide(
                 core,
-                mirror,
+                state_log,
                 files,
-                self.epochs,
+                self.log_terms,
                 self._network,
                 call_soon=self._loop.call_soon,
                 offload=offload_to_executor(self._executor),
@@ -467,19 +473,19 @@ class Broker:
             core,
             self.store.start_following(),
             self._files,
-            self.epochs,
+            self.log_terms,
             self._confirmed,
             self.term,
-            self.claim,
+            self.identity,
             run_sync=self._run_sync,
-            in_executor=self._in_executor,
-            signed=self.registration.sign,
+            in_executor=self._jobs.run,
+            sign=self.registration.sign,
             begin_queue=lambda *unit: self._loop.call_soon_threadsafe(
                 self.store.begin_queue, *unit
             ),
         )
-        self.registration.on_master, core.replica_lag = side.told, side.lag
-        core.pull.has_master = side.follows
+        self.registration.on_master, core.replica_lag = side.set_master_addresses, side.lag
+        core.pull.has_master = side.is_connected
         return side
 
     async def _prepare_acting_master(self, core: BrokerState) -> None:
@@ -497,12 +503,14 @@ class Broker:
             name_servers=config.name_server_addresses,
             sign=self.registration.sign,
             look_up=announcements.look_up,
-            in_executor=self._in_executor,
+            in_executor=self._jobs.run,
             make_dispatcher=make_dispatcher,
             current_dispatcher=lambda: self.dispatcher,
         )
         if isinstance(self.replication_side, SlaveSide):
-            self.replication_side.acting = context.make_acting() if config.remote_escape else None
+            self.replication_side.acting_master = (
+                context.make_acting() if config.remote_escape else None
+            )
         elif not config.skip_pre_online:
             core.intake.delivered_elsewhere.remaining.update(await context.fetch_escaped())
 
@@ -556,7 +564,7 @@ class Broker:
         if self._jobs_task is None:
             return
         if self._pusher is not None:
-            await self._in_executor(self._pusher.close)
+            await self._jobs.run(self._pusher.close)
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
         await self._announcements.unregister()
@@ -579,8 +587,7 @@ class Broker:
             log.error("Background jobs ended with an error: %s", result, exc_info=result)
         # No samples are taken from now on, and that must not look like a loop that hangs.
         self.core.last_sample_s = math.inf
-        if self._executor_jobs:
-            await asyncio.wait(self._executor_jobs)
+        await self._jobs.wait()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         self.core.delayed.stop()
@@ -593,7 +600,7 @@ class Broker:
             ("tables", self._save_tables),
         ):
             await self._supervisor.run_async(f"stop, {name}", step, is_last=True)
-        await self._in_executor(self.store.close)
+        await self._jobs.run(self.store.close)
         self._store = None
 
     async def _send_held_answers(self) -> None:
@@ -605,7 +612,7 @@ class Broker:
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not group_commit.is_idle:
                     # An fsync reports its end in a later iteration of the loop.
-                    await self._in_executor(lambda: None)
+                    await self._jobs.run(lambda: None)
                     if not group_commit.is_idle:  # answers wait for slaves, up to slaveTimeout
                         await asyncio.sleep(CLOSE_POLL_S)
 
@@ -627,9 +634,9 @@ class Broker:
         if self.settings.is_slave:
             return
         with contextlib.suppress(SluiceError, OSError):  # closing the store reports it
-            await self._in_executor(self.store.sync)
+            await self._jobs.run(self.store.sync)
             self.core.transactions.stop()
-            await self._in_executor(self.core.delayed.save)
+            await self._jobs.run(self.core.delayed.save)
 
     async def _save_tables(self) -> None:
         tables = () if self.settings.is_slave else self.core.documents
@@ -652,7 +659,7 @@ class Broker:
                 group.create_task(supervisor.repeat(name, pause_s, job))
             if isinstance(self.replication_side, SlaveSide):
                 side = self.replication_side
-                for name, begin in side.tasks(self._network, announcements.pool).items():
+                for name, begin in side.background_jobs(self._network, announcements.pool).items():
                     group.create_task(supervisor.retry_until_success(name, begin))
 
     def _pause_s(self, period_s: Callable[[], float]) -> float:
@@ -662,7 +669,7 @@ class Broker:
     def _background_jobs(self) -> list[BackgroundJob]:
         """Return the background jobs of the present role."""
         core, settings = self.core, self.settings
-        run_steps, save = self._run_steps, self._writer.write
+        run_steps, save = self._jobs.run_steps, self._writer.write
         jobs: list[BackgroundJob] = [
             (
                 "flush",
@@ -684,9 +691,9 @@ class Broker:
 
             async def check_access_rules() -> None:
                 """Apply edits of the rule files, each as a whole and between two requests."""
-                guard.apply_checked_files(await self._in_executor(guard.check_files))
+                guard.apply_checked_files(await self._jobs.run(guard.check_files))
                 if isinstance(self.replication_side, MasterSide):
-                    await self._in_executor(self.replication_side.look)
+                    await self._jobs.run(self.replication_side.record_edits)
 
             jobs.append(("access rules", lambda: RULES_CHECK_S, check_access_rules))
         if self.registration.sends_heartbeats:
@@ -704,7 +711,7 @@ class Broker:
         delayed, filters = core.delayed, core.filters
 
         def save_delayed() -> Awaitable[None]:
-            delayed.clean()
+            delayed.remove_old_log_files()
             return save(*delayed.documents, core.epochs.table.document)
 
         def save_filters() -> Awaitable[None]:
@@ -732,7 +739,7 @@ class Broker:
             (
                 "saving timers",
                 lambda: settings.store.timer_flush_interval_ms / 1000,
-                lambda: self._run_steps(delayed.timers.save()),
+                lambda: self._jobs.run_steps(delayed.timers.save()),
             ),
         ]
 
@@ -754,10 +761,10 @@ class Broker:
     async def _save_offsets(self) -> None:
         """Save committed offsets and what belongs to them."""
         offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
-        lanes.ground.flush()
-        if checkpoints.is_ahead:
+        lanes.storage.schedule_write()
+        if checkpoints.has_uncommitted_offsets:
             with contextlib.suppress(SluiceError, OSError):  # the store reports it
-                await self._in_executor(self.store.sync)
+                await self._jobs.run(self.store.sync)
         await self._writer.write(
             offsets.document,
             offsets.resets_document,
@@ -765,38 +772,10 @@ class Broker:
             self.core.order.document,
         )
 
-    async def _run_steps(
-        self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False
-    ) -> None:
-        """Run `steps`: sleep for a number of seconds, or call a function on the executor.
-
-        `computes` says that the functions compute for long, so Python must switch threads quickly.
-        """
-        with fast_thread_switching() if computes else contextlib.nullcontext():
-            try:
-                for step in steps:
-                    if callable(step):
-                        await self._in_executor(step)
-                    else:
-                        await asyncio.sleep(step)
-            finally:
-                if isinstance(steps, Generator):
-                    steps.close()
-
     def _sweep(self) -> None:
         """Handle what is due, and schedule the next sweep."""
         loop = asyncio.get_running_loop()
         self._sweep_timer = loop.call_later(self._stretch_pause(SWEEP_S), self._sweep)
         self.core.sweep()
         if isinstance(self.replication_side, MasterSide):
-            self._supervisor.run_unless_pausing("feeding slaves", self.replication_side.run)
-
-    async def _in_executor(self, work: Callable[[], T]) -> T:
-        """Run `work` on the executor and return its result.
-
-        The caller may be cancelled; `work` continues, and the end of the role waits for it.
-        """
-        job = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        self._executor_jobs.add(job)
-        job.add_done_callback(self._executor_jobs.discard)
-        return await asyncio.shield(job)
+            self._supervisor.run_unless_pausing("feeding slaves", self.replication_side.tick)

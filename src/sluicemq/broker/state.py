@@ -28,31 +28,31 @@ from sluicemq.broker.consume.filters import ConsumerFilters, RequestFilters
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import PullHandlers
+from sluicemq.broker.context import BrokerContext, BrokerEnvironment
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
-from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed, RunSync
+from sluicemq.broker.group_commit import Announced, Durable, GroupCommit, Parked, Postponed
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.acknowledge import InFlight
-from sluicemq.broker.pop.assignment import Assignments, LookUp
-from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.order import ConsumerOrder
+from sluicemq.broker.pop.acknowledge import InFlightHandlers
+from sluicemq.broker.pop.assignment import Assignments
+from sluicemq.broker.pop.checkpoints import PopCheckpoints
+from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.produce.intake import MessageIntake
 from sluicemq.broker.produce.relays import ClientRequests, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
-from sluicemq.broker.replication.insync import InSync
-from sluicemq.broker.replication.status import Behind, Steering
+from sluicemq.broker.replication.in_sync import InSyncReplicas
+from sluicemq.broker.replication.status import MeasureLag, RoleController
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import TransactionChecker, Transactions
-from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.clock import Clock, SteadyClock
-from sluicemq.files import Files
-from sluicemq.model.ids import Host, UniqueIds
+from sluicemq.broker.waiting.delivery import DelayedDelivery
+from sluicemq.clock import SteadyClock
+from sluicemq.model.ids import Host
 from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.net.limits import FairScheduler
-from sluicemq.net.work.background import Background, CallLater, Offload, WorkItem, offload_inline
+from sluicemq.net.work.background import Background, WorkItem
 from sluicemq.store.directory import open_error
 from sluicemq.store.store import Store
 from sluicemq.store.timers.state import discard_timer_files
@@ -72,7 +72,7 @@ SEALED_AFTER_S: Final = 10.0
 class BrokerState:
     """The components of one broker in one role. `table.py` routes requests to them."""
 
-    steering: Steering | None = None
+    role_controller: RoleController | None = None
     """What decides the role of this broker with failover. None if the configuration decides it."""
     replication_side: Any = None
     """What runs here for the other replicas: a MasterSide, a SlaveSide, or None."""
@@ -87,84 +87,82 @@ class BrokerState:
         self,
         settings: Settings,
         store: Store,
+        environment: BrokerEnvironment,
         *,
-        files: Files,
-        clock: Clock,
-        host: Host,
-        unique_ids: UniqueIds,
-        call_soon: Callable[[Callable[[], None]], object],
-        call_later: CallLater | None = None,
-        run_sync: RunSync | None = None,
-        announce: Callable[[Peer, bytes], None] = Peer.write,
-        look_up: LookUp = lambda topic, done: done(None),
-        offload: Offload = offload_inline,
-        compute: Offload | None = None,
-        in_sync: InSync | None = None,
-        scheduler: FairScheduler | None = None,
-        steady_clock: SteadyClock | None = None,
-        supervisor: Supervisor | None = None,
+        in_sync: InSyncReplicas | None = None,
     ) -> None:
         """Create the components over an open store. Call `load` before they serve requests.
 
-        - `host` is the address in stored records and message ids.
-        - `call_soon` and `call_later` are those of the event loop.
-        - `run_sync` starts an fsync on another thread; None makes SYNC_FLUSH impossible.
-        - `announce(peer, answer)` sends an answer once the changes so far are saved and registered.
-          By default it is sent at once.
-        - `look_up(topic, done)` asks the name servers for a route.
-        - `offload` runs blocking work on another thread; `compute` runs what filters compute.
-        - `in_sync` is what a master knows about its slaves.
-        - `scheduler`, `steady_clock` and `supervisor` outlive this role; None creates new ones.
+        `in_sync` is what a master knows about its slaves.
         """
+        files, clock = environment.files, environment.clock
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
-        self.in_sync, self.offload, self._announce = in_sync, offload, announce
-        self.steady_clock = steady_clock or SteadyClock(clock)
+        self.in_sync, self.offload = in_sync, environment.offload
+        self._announce = environment.announce
+        self.steady_clock = environment.steady_clock or SteadyClock(clock)
         """The clock for deadlines of waiting messages; it never goes back."""
-        self.supervisor = supervisor or Supervisor(clock, log)
-        self.replica_lag: Behind = lambda: (None, None)
+        self.supervisor = environment.supervisor or Supervisor(clock, log)
+        self.replica_lag: MeasureLag = lambda: (None, None)
         self.metric_collectors: list[Callable[[], Iterator[Any]]] = []
         """Further metrics of the process, such as those of a proxy in it."""
-        settings.set_host(host)
+        settings.set_host(environment.host)
 
         # Topics, groups and connections.
         self.topics = Topics(settings, files, clock)
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock, store.columns.want)
+        self.filters = ConsumerFilters(settings, files, clock, store.columns.request_columns)
         self.guard = Guard.from_config(files, clock, settings.broker)
         self.access = Access(self.guard)
         self.held_bytes = ClientMemory(settings)
         self.producers = Producers(clock, self.held_bytes)
         self.locks = QueueLocks(files, settings.store.root, clock)
         self.random = Random()
-        self.scheduler = scheduler or FairScheduler(clock.monotonic_s, call_soon)
+        self.scheduler = environment.scheduler or FairScheduler(
+            clock.monotonic_s, environment.call_soon
+        )
         self.background = Background(
-            clock, self.scheduler, self.handle_outcome, call_later, compute
+            clock,
+            self.scheduler,
+            self.handle_outcome,
+            environment.call_later,
+            environment.compute,
         )
         self.group_commit = GroupCommit(
             store,
             clock,
-            call_soon=call_soon,
-            announce=announce,
-            run_sync=run_sync if settings.store.flush_sync else None,
+            call_soon=environment.call_soon,
+            announce=environment.announce,
+            run_sync=environment.run_sync if settings.store.flush_sync else None,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
             gate=in_sync if settings.is_gated else None,
         )
         self.scheduler.before_round = self.group_commit.commit
+        self.context = BrokerContext(
+            settings=settings,
+            store=store,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            group_commit=self.group_commit,
+            background=self.background,
+            scheduler=self.scheduler,
+            files=files,
+            clock=clock,
+            steady_clock=self.steady_clock,
+            call_soon=environment.call_soon,
+            call_later=environment.call_later,
+        )
 
-        self._make_consumer_components(call_soon, call_later, look_up)
-        self._make_store_components(call_soon, call_later, run_sync, unique_ids)
+        self._make_consumer_components(environment)
+        self._make_store_components(environment)
         for document in self.offset_documents:
             document.use_identity_file(store)
         self._make_watchers()
 
-    def _make_consumer_components(
-        self,
-        call_soon: Callable[[Callable[[], None]], object],
-        call_later: CallLater | None,
-        look_up: LookUp,
-    ) -> None:
+    def _make_consumer_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that answer consumers."""
+        call_soon, call_later = environment.call_soon, environment.call_later
         settings, store, clock, files = self.settings, self.store, self.clock, self.files
         topics, groups, offsets = self.topics, self.groups, self.offsets
         group_commit = self.group_commit
@@ -177,47 +175,37 @@ class BrokerState:
         )
         group_commit.wake = wake = self.polls.wake
         common, waking = (settings, topics, groups, offsets), (files, self.steady_clock, wake)
-        self.order = ConsumerOrder(*common, *waking, call_later)
+        self.order = OrderedPops(*common, *waking, call_later)
         self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, self.offload)
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = Consumers(
-            settings, groups, self.filters, self.lanes, self.contracts, clock, self.held_bytes
+            self.context,
+            filters=self.filters,
+            lanes=self.lanes,
+            contracts=self.contracts,
+            memory=self.held_bytes,
         )
         self.assignments = Assignments(
-            settings, topics, groups, self.consumers, files, clock, look_up
+            settings, topics, groups, self.consumers, files, clock, environment.look_up
         )
         self.delivered = DeliveryStates(offsets.pulled_offsets)
         self.request_filters = RequestFilters()
         self.pull = PullHandlers(
-            settings=settings,
-            topics=topics,
-            groups=groups,
-            offsets=offsets,
+            self.context,
             consumers=self.consumers,
             polls=self.polls,
-            store=store,
-            clock=clock,
-            call_soon=call_soon,
-            background=self.background,
             deliveries=self.delivered,
             filters=self.request_filters,
-            scheduler=self.scheduler,
-            call_later=call_later,
         )
 
-    def _make_store_components(
-        self,
-        call_soon: Callable[[Callable[[], None]], object],
-        call_later: CallLater | None,
-        run_sync: RunSync | None,
-        unique_ids: UniqueIds,
-    ) -> None:
+    def _make_store_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that store messages, and those that deliver waiting messages."""
+        call_soon, call_later = environment.call_soon, environment.call_later
         settings, store, clock, files = self.settings, self.store, self.clock, self.files
         topics, groups, offsets = self.topics, self.groups, self.offsets
         group_commit, steady_clock = self.group_commit, self.steady_clock
         self.intake = intake = MessageIntake(settings, store, group_commit)
-        self.delayed = Delayed(
+        self.delayed = DelayedDelivery(
             settings,
             store,
             intake,
@@ -228,7 +216,7 @@ class BrokerState:
             call_later=call_later,
             jobs=self.supervisor,
         )
-        self.checkpoints = Checkpoints(
+        self.checkpoints = PopCheckpoints(
             settings=settings,
             topics=topics,
             offsets=offsets,
@@ -239,8 +227,8 @@ class BrokerState:
             files=files,
             clock=steady_clock,
         )
-        offsets.on_forget += [self.checkpoints.forget, self.contracts.forget_deleted]
-        self.in_flight = InFlight(
+        offsets.on_forget += [self.checkpoints.forget_deleted, self.contracts.forget_deleted]
+        self.in_flight = InFlightHandlers(
             groups, self.checkpoints, self.order, steady_clock, self.background
         )
         self.transactions = Transactions(
@@ -263,23 +251,19 @@ class BrokerState:
             files=files,
             clock=clock,
             call_soon=call_soon,
-            run_sync=run_sync,
+            run_sync=environment.run_sync,
             access=self.access,
         )
         self.retries = SendBackHandlers(
-            settings=settings,
-            topics=topics,
-            groups=groups,
-            store=store,
+            self.context,
             intake=intake,
             consumers=self.consumers,
             locks=self.locks,
-            clock=clock,
             delivered=self.delivered,
             access=self.access,
         )
         self.send = SendHandlers(
-            settings, topics, self.retries, store, intake, group_commit, unique_ids
+            self.context, retries=self.retries, intake=intake, unique_ids=environment.unique_ids
         )
         self.client_requests = ClientRequests(clock)
         self.replies = ReplyHandlers(
@@ -288,38 +272,24 @@ class BrokerState:
 
     def _make_watchers(self) -> None:
         """Create the components that watch the others: lag, rates, retention, runtime info."""
-        settings, store, clock = self.settings, self.store, self.clock
-        topics, offsets, group_commit = self.topics, self.offsets, self.group_commit
-        self.unread_monitor, self.rates, self.midnight_counters = (
-            UnreadMonitor(offsets, store, clock),
-            CounterHistory(),
-            MidnightCounters(),
-        )
-        self.retention = RetentionHandlers(
-            settings, topics, self.unread_monitor, store, clock, group_commit.commit
-        )
+        self.unread_monitor = UnreadMonitor(self.offsets, self.store, self.clock)
+        self.rates, self.midnight_counters = CounterHistory(), MidnightCounters()
+        self.retention = RetentionHandlers(self.context, self.unread_monitor)
         self.filter_watch = FilterHandlers(
-            store=store,
-            topics=topics,
-            groups=self.groups,
-            offsets=offsets,
+            self.context,
             consumers=self.consumers,
             filters=self.filters,
             deliveries=self.delivered,
-            background=self.background,
-            clock=clock,
-            unfinished=self.in_flight.unfinished,
+            unfinished=self.in_flight.count_unfinished,
         )
         self.runtime = RuntimeInfo(
-            topics=topics,
+            self.context,
             send=self.send,
             pull=self.pull,
             polls=self.polls,
-            group_commit=group_commit,
-            store=store,
             rates=self.rates,
             midnight_counters=self.midnight_counters,
-            extra_collectors=(self.delayed.runtime, self.filter_watch.runtime_info),
+            extra_collectors=(self.delayed.get_runtime_info, self.filter_watch.runtime_info),
         )
 
     # --- deleted topics
@@ -354,7 +324,7 @@ class BrokerState:
         groups = self.offsets.take_groups_of_deleted(name)
         for group in groups:
             for queue_id in range(self.topics.table[name].config.read_queues):
-                if not self.lanes.reset(group, name, queue_id, 0):
+                if not self.lanes.reset_queue(group, name, queue_id, 0):
                     self.offsets.reset(group, name, queue_id, 0)
         if groups:
             log.info(
@@ -505,8 +475,8 @@ class BrokerState:
         self.client_requests.on_disconnect(peer)
         self.background.run_in_background(self._remove_client(peer))
         self.scheduler.remove(peer)
-        if self.steering is not None:
-            self.steering.disconnected(peer)
+        if self.role_controller is not None:
+            self.role_controller.disconnected(peer)
 
     def _remove_client(self, peer: Peer) -> WorkItem[None]:
         """Remove a closed connection from its groups, in steps: there may be thousands."""
@@ -545,10 +515,10 @@ class BrokerState:
         A read-only broker builds no files.
         """
         columns = self.store.columns
-        if columns.is_wanted and not columns.is_warm:
+        if columns.has_work and not columns.is_loaded:
             yield columns.warm_up
         if not self.settings.is_read_only:
-            yield from columns.work(SEALED_AFTER_S)
+            yield from columns.seal_blocks(SEALED_AFTER_S)
 
     def sweep(self) -> None:
         """Handle what is due: deadlines of requests, delayed messages, transaction checks.
@@ -563,9 +533,9 @@ class BrokerState:
         if self.settings.is_slave:
             return
         if self.in_sync is not None:
-            run("in-sync set", self.in_sync.run)
-        self.delayed.run()
-        run("ordered pops", self.order.run)
+            run("in-sync set", self.in_sync.tick)
+        self.delayed.run_slice()
+        run("ordered pops", self.order.wake_free_queues)
         run("epochs", self.epochs.run_slice)
         run("transaction checks", self.transactions.run_slice)
         run("filter watch", self.filter_watch.survey_if_due)
@@ -585,7 +555,7 @@ class BrokerState:
     def _check_wall_clock(self) -> None:
         """Log a warning each time the wall clock was set back."""
         lead_ms = self.steady_clock.lead_ms
-        self.delayed.kept_clock.mark_if_ahead()
+        self.delayed.saved_clock.mark_changed_if_ahead()
         if lead_ms > self._clock_lead_ms:
             log.warning(
                 "The wall clock was set back by %d s. Waiting messages are still delivered on "

@@ -26,16 +26,20 @@ from sluicemq.broker.consume.heartbeat import HeartbeatHandlers
 from sluicemq.broker.consume.offset_admin import GroupOffsetHandlers
 from sluicemq.broker.consume.pull import PullHandlers
 from sluicemq.broker.epochs.epochs import Epochs
-from sluicemq.broker.pop.acknowledge import Acknowledge, InFlight
+from sluicemq.broker.pop.acknowledge import InFlightHandlers, PopAckHandlers
 from sluicemq.broker.pop.assignment import Assignments
-from sluicemq.broker.pop.pop import Pop
+from sluicemq.broker.pop.pop import PopHandlers
 from sluicemq.broker.produce.relays import RelayHandlers, ReplyHandlers
 from sluicemq.broker.produce.send import SendBackHandlers, SendHandlers
-from sluicemq.broker.replication.requests import ReplicaRequests, refusals, while_enough
+from sluicemq.broker.replication.requests import (
+    ReplicaRequests,
+    make_slave_handlers,
+    refuse_unsafe_sends,
+)
 from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
-from sluicemq.broker.waiting.requests import DelayRequests
+from sluicemq.broker.waiting.requests import DelayHandlers
 from sluicemq.net.dispatch import Dispatcher, FastHandler, Handler, Outcome, RunEngine
 from sluicemq.net.limits import CODES_WITH_MESSAGES
 from sluicemq.wire import headers as h
@@ -72,30 +76,32 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.list_open),
     Code.SLUICE_RESOLVE_TRANSACTION: Row(h.ResolveTransactionRequest, TransactionRequests.resolve),
     Code.SLUICE_COMMIT_EPOCH: Row(CommitEpochRequest, Epochs.commit_epoch),
-    Code.RECALL_MESSAGE: Row(h.RecallMessageRequest, DelayRequests.recall),
-    Code.SLUICE_LIST_DELAYED: Row(h.ListDelayedRequest, DelayRequests.listed),
-    Code.SLUICE_CANCEL_DELAYED: Row(h.CancelDelayedRequest, DelayRequests.cancel),
-    Code.GET_ALL_DELAY_OFFSET: Row(None, DelayRequests.delay_offsets),
-    Code.GET_TIMER_CHECK_POINT: Row(None, DelayRequests.timer_checkpoint),
-    Code.GET_TIMER_METRICS: Row(None, DelayRequests.timer_metrics),
+    Code.RECALL_MESSAGE: Row(h.RecallMessageRequest, DelayHandlers.recall),
+    Code.SLUICE_LIST_DELAYED: Row(h.ListDelayedRequest, DelayHandlers.list_waiting),
+    Code.SLUICE_CANCEL_DELAYED: Row(h.CancelDelayedRequest, DelayHandlers.cancel),
+    Code.GET_ALL_DELAY_OFFSET: Row(None, DelayHandlers.get_delay_offsets),
+    Code.GET_TIMER_CHECK_POINT: Row(None, DelayHandlers.get_timer_checkpoint),
+    Code.GET_TIMER_METRICS: Row(None, DelayHandlers.get_timer_metrics),
     # --- consumers
     Code.PULL_MESSAGE: Row(None, PullHandlers.pull, PullHandlers.pull_fast_path),
     Code.LITE_PULL_MESSAGE: Row(None, PullHandlers.pull),
-    Code.POP_MESSAGE: Row(p.PopMessageRequest, Pop.pop),
-    Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, Pop.peek),
-    Code.NOTIFICATION: Row(p.NotificationRequest, Pop.notify),
-    Code.POLLING_INFO: Row(p.PollingInfoRequest, Pop.polling),
-    Code.ACK_MESSAGE: Row(p.AckMessageRequest, Acknowledge.one),
-    Code.BATCH_ACK_MESSAGE: Row(None, Acknowledge.many),
-    Code.CHANGE_MESSAGE_INVISIBLETIME: Row(p.ChangeInvisibleTimeRequest, Acknowledge.change),
-    Code.SLUICE_IN_FLIGHT: Row(p.InFlightRequest, InFlight.listed),
+    Code.POP_MESSAGE: Row(p.PopMessageRequest, PopHandlers.pop),
+    Code.PEEK_MESSAGE: Row(p.PeekMessageRequest, PopHandlers.peek),
+    Code.NOTIFICATION: Row(p.NotificationRequest, PopHandlers.notify),
+    Code.POLLING_INFO: Row(p.PollingInfoRequest, PopHandlers.count_parked),
+    Code.ACK_MESSAGE: Row(p.AckMessageRequest, PopAckHandlers.acknowledge),
+    Code.BATCH_ACK_MESSAGE: Row(None, PopAckHandlers.acknowledge_batch),
+    Code.CHANGE_MESSAGE_INVISIBLETIME: Row(
+        p.ChangeInvisibleTimeRequest, PopAckHandlers.change_invisible_time
+    ),
+    Code.SLUICE_IN_FLIGHT: Row(p.InFlightRequest, InFlightHandlers.list_in_flight),
     Code.HEART_BEAT: Row(None, HeartbeatHandlers.heartbeat, HeartbeatHandlers.heartbeat_fast_path),
     Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, HeartbeatHandlers.unregister),
     Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, HeartbeatHandlers.list_members),
     Code.CHECK_CLIENT_CONFIG: Row(None, HeartbeatHandlers.check_subscription),
-    Code.QUERY_ASSIGNMENT: Row(None, Assignments.query),
+    Code.QUERY_ASSIGNMENT: Row(None, Assignments.query_assignment),
     Code.SET_MESSAGE_REQUEST_MODE: Row(None, Assignments.set_mode),
-    Code.GET_ALL_MESSAGE_REQUEST_MODE: Row(None, Assignments.modes),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: Row(None, Assignments.list_modes),
     Code.QUERY_CONSUMER_OFFSET: Row(
         h.QueryConsumerOffsetRequest, QueryHandlers.query_committed_offset
     ),
@@ -168,13 +174,15 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_REPLICA_STATUS: Row(None, ReplicaAdmin.status),
     Code.SLUICE_SWITCH_MASTER: Row(None, ReplicaAdmin.switch),
     Code.SLUICE_ELECT_MASTER: Row(None, ReplicaAdmin.elect),
-    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(r.MinBrokerIdChangedRequest, ReplicaRequests.smallest_id),
-    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeHaInfoRequest, ReplicaRequests.exchange),
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: Row(
+        r.MinBrokerIdChangedRequest, ReplicaRequests.change_min_broker_id
+    ),
+    Code.EXCHANGE_BROKER_HA_INFO: Row(r.ExchangeHaInfoRequest, ReplicaRequests.exchange_ha_info),
     Code.GET_BROKER_HA_STATUS: Row(None, ReplicaRequests.ha_status),
-    Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed),
+    Code.RESET_MASTER_FLUSH_OFFSET: Row(None, ReplicaRequests.reset_flushed_offset),
     Code.SLUICE_FOLLOW_STATE: Row(r.FollowStateRequest, ReplicaRequests.follow_state),
     Code.SLUICE_HAND_BACK: Row(None, ReplicaRequests.hand_back),
-    Code.SLUICE_SPEAK_FOR: Row(r.ForwardedForRequest, ReplicaRequests.speak_for),
+    Code.SLUICE_SPEAK_FOR: Row(r.ForwardedForRequest, ReplicaRequests.set_forwarded_client),
     # --- access rules
     Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(h.UpdateAccountRequest, AccessHandlers.update_account),
     Code.DELETE_ACL_CONFIG: Row(h.DeleteAccountRequest, AccessHandlers.delete_account),
@@ -222,10 +230,14 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
         *_make_consumer_handlers(core),
         *_make_admin_handlers(core),
         TransactionRequests(settings, core.transactions, core.clock, core.access),
-        RelayHandlers(settings, topics, core.groups, core.consumers, store, core.client_requests),
-        DelayRequests(settings, topics, core.delayed, core.intake, core.steady_clock),
+        RelayHandlers(core.context, consumers=core.consumers, client_requests=core.client_requests),
+        DelayHandlers(settings, topics, core.delayed, core.intake, core.steady_clock),
         ReplicaAdmin(
-            settings, core.in_sync, core.steering, lambda: store.written_offset, core.replica_lag
+            settings,
+            core.in_sync,
+            core.role_controller,
+            lambda: store.written_offset,
+            core.replica_lag,
         ),
         ReplicaRequests(settings, store, core.in_sync, core.replication_side),
     )
@@ -234,7 +246,7 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
 def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that consumers send."""
     settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
-    yield Pop(
+    yield PopHandlers(
         settings=settings,
         topics=topics,
         groups=groups,
@@ -249,9 +261,9 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         filters=core.request_filters,
         random=core.random,
         consumers=core.consumers,
-        admit=core.assignments.admit,
+        admit=core.assignments.admit_pop,
     )
-    yield Acknowledge(
+    yield PopAckHandlers(
         topics=topics,
         offsets=offsets,
         checkpoints=core.checkpoints,
@@ -261,61 +273,35 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         clock=core.steady_clock,
         delivered=core.delivered,
     )
-    yield HeartbeatHandlers(settings, topics, groups, core.consumers, core.producers, core.clock)
+    yield HeartbeatHandlers(core.context, consumers=core.consumers, producers=core.producers)
     yield QueryHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
-        locks=core.locks,
-        consumers=core.consumers,
-        store=core.store,
-        access=core.access,
+        core.context, locks=core.locks, consumers=core.consumers, access=core.access
     )
 
 
 def _make_admin_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that tools and consoles send."""
-    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
-    admin = StatusHandlers(
-        settings=settings,
-        topics=topics,
-        offsets=offsets,
+    status = StatusHandlers(
+        core.context,
         consumers=core.consumers,
         producers=core.producers,
-        store=core.store,
         runtime=core.runtime,
         rates=core.rates,
         unread_monitor=core.unread_monitor,
-        unfinished=core.in_flight.unfinished,
-        files=core.files,
-        clock=core.clock,
+        unfinished=core.in_flight.count_unfinished,
     )
-    yield admin
+    yield status
     yield StatisticsHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
+        core.context,
         consumers=core.consumers,
         producers=core.producers,
         runtime=core.runtime,
-        status=admin,
+        status=status,
     )
-    yield GroupOffsetHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
-        consumers=core.consumers,
-        polls=core.polls,
-        store=core.store,
-        clock=core.clock,
-        group_commit=core.group_commit,
-    )
-    yield MetadataHandlers(settings, topics, groups, offsets, core.store, core.group_commit.commit)
+    yield GroupOffsetHandlers(core.context, consumers=core.consumers, polls=core.polls)
+    yield MetadataHandlers(core.context)
     yield AccessHandlers(
-        settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
+        core.settings, core.guard, core.files, core.clock, core.offload, core.handle_outcome
     )
     yield UnsupportedHandlers()
 
@@ -343,17 +329,17 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         int(code): bind(row.fast_path) for code, row in TABLE.items() if row.fast_path is not None
     }
     if core.in_sync is not None and core.settings.is_gated:
-        handlers, fast_paths = while_enough(core.in_sync, handlers, fast_paths)
+        handlers, fast_paths = refuse_unsafe_sends(core.in_sync, handlers, fast_paths)
     if core.settings.is_read_only:
         fast_paths = {}
         handlers |= readonly.make_refusing_handlers(core.settings.store.root)
-    if core.steering is not None:
-        handlers = core.steering.handlers(handlers, is_slave=core.settings.is_slave)
+    if core.role_controller is not None:
+        handlers = core.role_controller.handlers(handlers, is_slave=core.settings.is_slave)
     elif core.settings.is_slave:
-        handlers |= refusals(core.settings, handlers)
+        handlers |= make_slave_handlers(core.settings, handlers)
     if core.settings.is_slave:
         fast_paths = {}
-    if core.guard is not None or core.steering is not None:
+    if core.guard is not None or core.role_controller is not None:
         # Each of these requests must be checked, or be passed on to the master.
         fast_paths.pop(Code.HEART_BEAT, None)
         fast_paths.pop(Code.PULL_MESSAGE, None)

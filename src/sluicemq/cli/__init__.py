@@ -1,7 +1,7 @@
-"""The command `sluice`: one module a group of commands, imported when it is used.
+"""The command `sluice`. Each group of commands is a module, which is imported when it is used.
 
-`sluice up` has to be ready in half a second and to stay small, so nothing here may import rich,
-lark or pyarrow before a command needs it. How commands end: `ending`.
+`sluice up` must be ready within half a second and use little memory. So no module of this package
+may import rich, lark or pyarrow before a command needs it. `ending` defines how commands end.
 """
 
 import importlib
@@ -21,58 +21,61 @@ except ModuleNotFoundError as error:
     from sluicemq.errors import install_extra
 
     raise SystemExit(
-        f"The command sluice needs more than the client. {install_extra('server')}"
+        f"The command sluice needs packages that are not installed. {install_extra('server')}"
     ) from None
-except KeyboardInterrupt:  # `ending` handles those that come later
+except KeyboardInterrupt:  # `ending` handles an interrupt after these imports
     sys.stderr.write("sluice: interrupted.\n")
     raise SystemExit(130) from None
 
 
-class Entry(NamedTuple):
-    """Where a command lives, and its line in `sluice --help`."""
+class CommandEntry(NamedTuple):
+    """The location of a command, and its line in `sluice --help`."""
 
     module: str
+    """The module below `sluicemq.cli`."""
     attribute: str
+    """The name of the command in that module."""
     summary: str
 
 
 COMMANDS: Final = {
-    "up": Entry("servers.serve", "up", "Run a name server and a broker in one process."),
-    "nameserver": Entry("servers.serve", "nameserver", "Run a name server."),
-    "broker": Entry("servers.serve", "broker", "Run a broker."),
-    "proxy": Entry("servers.serve", "proxy", "Run a proxy for gRPC clients; look at one."),
-    "console": Entry("servers.console", "console", "Show a cluster in the browser."),
-    "mcp": Entry("servers.mcp", "mcp", "Answer an assistant's questions (Model Context Protocol)."),
-    "produce": Entry("traffic", "produce", "Send messages."),
-    "consume": Entry("traffic", "consume", "Receive messages."),
-    "message": Entry("message", "message", "Find stored messages by key or id."),
-    "trace": Entry("message", "trace", "Show what happened to a message."),
-    "transaction": Entry("message", "transaction", "List and decide undecided transactions."),
-    "topic": Entry("topic", "topic", "List, create and show topics."),
-    "group": Entry("group", "group", "List, create, show and move consumer groups."),
-    "consumer": Entry("group", "consumer", "Show what consumers do now."),
-    "delay": Entry("message", "delay", "List and cancel delayed messages."),
-    "cluster": Entry("cluster", "cluster", "Show brokers and their replicas; switch the master."),
-    "mqadmin": Entry("mqadmin", "mqadmin", "Run RocketMQ's mqadmin, without Java."),
-    "sql": Entry("spark", "sql", "Query topics, archives, dead letters and traces with SQL."),
-    "doctor": Entry("explain", "doctor", "Say what is wrong with a cluster, and what cures it."),
-    "explain": Entry("explain", "explain", "Say why a message or a group is where it is."),
-    "filter": Entry("filter", "filter_group", "Check and try filter expressions."),
-    "pipeline": Entry("spark", "pipeline", "Run, check and list data pipelines on Spark."),
-    "acl": Entry("acl", "acl", "Try and check access rules; see how they stand."),
-    "store": Entry("store", "store", "Look into a store directory, without a broker."),
-    "quickstart": Entry("quickstart", "quickstart", "Write a project that runs, to begin with."),
-    "install-names": Entry(
-        "servers.names", "install_names", "Write mqbroker, mqadmin and the like."
+    "up": CommandEntry("servers.serve", "up", "Run a name server and a broker in one process."),
+    "nameserver": CommandEntry("servers.serve", "nameserver", "Run a name server."),
+    "broker": CommandEntry("servers.serve", "broker", "Run a broker."),
+    "proxy": CommandEntry("servers.serve", "proxy", "Run a proxy for gRPC clients."),
+    "console": CommandEntry("servers.console", "console", "Serve the web console of a cluster."),
+    "mcp": CommandEntry("servers.mcp", "mcp", "Serve an AI assistant (Model Context Protocol)."),
+    "produce": CommandEntry("traffic", "produce", "Send messages."),
+    "consume": CommandEntry("traffic", "consume", "Receive messages."),
+    "message": CommandEntry("message", "message", "Find stored messages by key or id."),
+    "trace": CommandEntry("message", "trace", "Show what happened to a message."),
+    "transaction": CommandEntry("message", "transaction", "List and resolve open transactions."),
+    "topic": CommandEntry("topic", "topic", "List, show, create, change and delete topics."),
+    "group": CommandEntry("group", "group", "Manage consumer groups, their lag and their offsets."),
+    "consumer": CommandEntry("group", "consumer", "Show what running consumers do now."),
+    "delay": CommandEntry("message", "delay", "List and cancel delayed messages."),
+    "cluster": CommandEntry("cluster", "cluster", "Show brokers, or switch the master."),
+    "mqadmin": CommandEntry("mqadmin", "mqadmin", "Run RocketMQ's mqadmin, without Java."),
+    "sql": CommandEntry("spark", "sql", "Query topics, archives and dead letters with SQL."),
+    "doctor": CommandEntry("explain", "doctor", "Diagnose a cluster, and say how to fix it."),
+    "explain": CommandEntry("explain", "explain", "Explain a message, a group or an error."),
+    "filter": CommandEntry("filter", "filter_group", "Check and test filter expressions."),
+    "pipeline": CommandEntry("spark", "pipeline", "Run, check and list data pipelines on Spark."),
+    "acl": CommandEntry("acl", "acl", "Check access rules, and show which are in force."),
+    "store": CommandEntry("store", "store", "Inspect, back up or repair a store directory."),
+    "quickstart": CommandEntry("quickstart", "quickstart", "Create an example project."),
+    "install-names": CommandEntry(
+        "servers.names", "install_names", "Install scripts named mqbroker, mqadmin and so on."
     ),
-    "completion": Entry("completion", "completion", "Print what completes commands in a shell."),
+    "completion": CommandEntry("completion", "completion", "Print a shell's completion script."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group that knows the names of its commands in other modules without importing these."""
+    """A group that imports the module of a command only when the command is used."""
 
-    entries: Mapping[str, Entry] = {}
+    entries: Mapping[str, CommandEntry] = {}
+    """The commands of other modules, by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *self.entries]
@@ -92,7 +95,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            from sluicemq.hints import did_you_mean  # noqa: PLC0415 - only a wrong name needs it
+            from sluicemq.hints import did_you_mean  # noqa: PLC0415 - needed for a wrong name only
 
             hint = did_you_mean(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".rstrip())
@@ -107,29 +110,31 @@ class _Main(LazyGroup):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """As a program, which Ctrl-C ends in order."""
+        """Run as the program `sluice`. Raises SystemExit."""
         ending.run(lambda: self.main(*args, **kwargs))
 
     def main(self, *args: Any, **extra: Any) -> None:  # type: ignore[override]
-        """Raises SystemExit."""
-        for stream in (sys.stdout, sys.stderr):  # names of files and topics can be no UTF-8
+        """Run a command and print its error, if any. Raises SystemExit with the exit code."""
+        # Names of files and topics may contain bytes that are not UTF-8.
+        for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
-        with ending.speaking(extra.get("prog_name") or "sluice"):
+        with ending.report_errors(extra.get("prog_name") or "sluice"):
             code = super().main(*args, **extra | {"standalone_mode": False})
         raise SystemExit(code or 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with ending.interruptible(ctx):
+        with ending.translate_interrupts(ctx):
             try:
                 return super().invoke(ctx)
             finally:
-                sys.stdout.flush()  # else the interpreter finds that nobody reads it
+                # A closed pipe must be noticed here, not by the interpreter at its end.
+                sys.stdout.flush()
 
 
-def _say_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    if is_asked and not ctx.resilient_parsing:
-        from sluicemq import engine  # noqa: PLC0415 - only who asks loads it
+def _print_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    if is_requested and not ctx.resilient_parsing:
+        from sluicemq import engine  # noqa: PLC0415 - only --version loads it
 
         click.echo(f"sluice {__version__} ({engine.NAME} engine)")
         ctx.exit()
@@ -137,8 +142,12 @@ def _say_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None
 
 @click.group("sluice", cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_say_version,
-    help="Show the version and the engine of the hot path, and leave.",
-)  # fmt: skip
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and the engine (compiled or reference), and exit.",
+)
 def main() -> None:
-    """SluiceMQ: a RocketMQ-compatible message system in Python."""
+    """Run and manage SluiceMQ, a RocketMQ-compatible messaging system in Python."""

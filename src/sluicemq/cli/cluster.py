@@ -1,4 +1,4 @@
-"""`sluice cluster`: brokers and how they do, their replicas, and who is master."""
+"""`sluice cluster`: brokers and their counters, replicas, and the choice of a master."""
 
 import contextlib
 import threading
@@ -7,8 +7,15 @@ from typing import Any, Final
 
 import click
 
-from sluicemq.cli.ending import undecided
-from sluicemq.cli.output import admin_options, print_json, print_records, print_result
+from sluicemq.cli.ending import EXIT_FINDINGS, note_pending_change
+from sluicemq.cli.output import (
+    admin_options,
+    confirm,
+    print_json,
+    print_records,
+    print_result,
+    yes_option,
+)
 from sluicemq.client.admin.replicas import MASTER
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
@@ -16,19 +23,21 @@ from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files.machine import process_space
 from sluicemq.model.topic import MASTER_ID
 
-SWITCH_S: Final = 30.0
-LOOK_S: Final = 0.1
+MASTER_TIMEOUT_S: Final = 30.0
+"""The longest time to wait for a new master."""
+MASTER_POLL_S: Final = 0.1
+_NO_BROKERS: Final = "No broker is registered. Start one: sluice broker."
 
 
 @click.group()
 def cluster() -> None:
-    """Show the brokers of a cluster; change which replica is master."""
+    """Show the brokers of a cluster, or make another replica master."""
 
 
 @cluster.command("list")
 @admin_options
 def list_brokers(admin: Admin, as_json: bool) -> None:
-    """List every broker with its addresses and whether it can be reached from here."""
+    """List all brokers with their address, role and rates, and whether they can be reached."""
     records = []
     for data in sorted(
         admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
@@ -51,13 +60,14 @@ def list_brokers(admin: Admin, as_json: bool) -> None:
                     "state": state,
                 }
             )
-    print_records(
-        records, as_json=as_json, empty="No broker is registered. Start one: sluice broker."
-    )
+    print_records(records, as_json=as_json, empty=_NO_BROKERS)
 
 
 def _rate(text: str) -> float | None:
-    """The first of three rates: over 10 s, 1 min, 10 min (spec/admin.md §3)."""
+    """Return the first of three rates in a text, over 10 s; None if it is not a number.
+
+    A broker reports the rates over 10 s, 1 min and 10 min, separated by blanks.
+    """
     try:
         return round(float(text.partition(" ")[0]), 1)
     except ValueError:
@@ -68,14 +78,14 @@ def _rate(text: str) -> float | None:
 @click.argument("broker")
 @admin_options
 def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
-    """Show every counter of BROKER (its name, or host:port)."""
+    """Show all counters of BROKER, which is a broker's name or host:port."""
     address = broker
     if ":" not in broker:
         masters = admin.masters()
         if broker not in masters:
             raise ConfigurationError(
-                f"there is no broker {broker!r}.",
-                fix=f"The name server knows: {', '.join(masters) or 'none'}.",
+                f"Broker {broker!r} does not exist.",
+                fix=f"Choose one of the registered brokers: {', '.join(masters) or 'none'}.",
             )
         address = masters[broker]
     runtime = dict(sorted(admin.runtime(address).items()))
@@ -92,17 +102,19 @@ def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
 @cluster.command("status")
 @admin_options
 def status(admin: Admin, as_json: bool) -> None:
-    """Show which replica of each broker is master, who is in sync, how far behind the others are.
+    """Show the replicas of each broker: role, term, whether they are in sync, and their lag.
 
-    With --json one object: `brokers`, a list of broker, id, role, address, epoch, inSync, lagBytes,
-    pid (of processes on this machine) and more. Exit code 1 when a broker has no master.
+    With --json, print one object: `brokers` is a list with broker, id, role, address, epoch (the
+    term), inSync, lagBytes, pid (of processes on this machine) and more. Exit code 1 if a broker
+    has no master.
     """
     rows = admin.replicas()
-    here = process_space()
+    this_space = process_space()
     for row in rows:
-        said = row.pop("said") or {}
-        row["pid"] = said.get("pid") if said.get("processSpace") == here else None
-        row["consensus"] = said.get("consensus")
+        report = row.pop("said") or {}
+        # A process id has a meaning only in its own process namespace.
+        row["pid"] = report.get("pid") if report.get("processSpace") == this_space else None
+        row["consensus"] = report.get("consensus")
     if as_json:
         print_json({"brokers": rows})
     else:
@@ -110,24 +122,28 @@ def status(admin: Admin, as_json: bool) -> None:
             "broker id role address epoch in_sync=inSync lag_bytes=lagBytes lag=lagMs:span pid "
             "state"
         )
-        empty = "No broker is registered. Start one: sluice broker."
-        print_records(rows, columns=columns, empty=empty)
-    if {row["broker"] for row in rows if row["role"] != MASTER} - {
-        row["broker"] for row in rows if row["role"] == MASTER
-    }:
-        click.get_current_context().exit(1)
+        print_records(rows, columns=columns, empty=_NO_BROKERS)
+    with_master = {row["broker"] for row in rows if row["role"] == MASTER}
+    if {row["broker"] for row in rows} - with_master:
+        raise SystemExit(EXIT_FINDINGS)
 
 
-_broker_option = click.option("--broker", help="Which broker, where there are several.")
+_broker_option = click.option(
+    "--broker", help="Name of the broker. Required if the cluster has several."
+)
 
 
 @cluster.command("switch")
-@click.option("--to", type=int, help="Id of the replica that is to be master.")
+@click.option(
+    "--to",
+    type=int,
+    help="Id of the replica that becomes master. Default: the one with the longest log.",
+)
 @_broker_option
 @admin_options
 def switch(admin: Admin, to: int | None, broker: str | None, as_json: bool) -> None:
-    """Make another replica master on purpose, without a failed send."""
-    undecided("sluice cluster status")
+    """Make another in-sync replica master, without failed sends."""
+    note_pending_change("sluice cluster status")
     before = admin.switch_master(broker=broker, to=to)
     _await_master(admin, before, as_json=as_json)
 
@@ -138,32 +154,36 @@ def switch(admin: Admin, to: int | None, broker: str | None, as_json: bool) -> N
     "--unclean",
     is_flag=True,
     required=True,
-    help="Say that messages which were acknowledged may be lost with those that are gone.",
+    help="Accept that acknowledged messages may be lost. Without this option, nothing is done.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @_broker_option
 @admin_options
 def elect(
     admin: Admin, broker_id: int, unclean: bool, yes: bool, broker: str | None, as_json: bool
 ) -> None:
-    """Make replica ID master though it is not in sync, when those that are will not come back."""
-    del unclean  # it is there to be said
-    if not yes:
-        click.confirm(
-            f"Replica {broker_id} may lack messages that were acknowledged; they are lost for good "
-            "if it becomes master. Go on?", abort=True, err=True,
-        )  # fmt: skip
-    undecided("sluice cluster status")
+    """Make replica ID master although it is not in sync, if the in-sync replicas are lost."""
+    del unclean  # required, so that the user states it; it changes nothing else
+    confirm(
+        f"Replica {broker_id} may lack acknowledged messages. They are lost permanently if it "
+        "becomes master. Continue?",
+        yes=yes,
+    )
+    note_pending_change("sluice cluster status")
     before = admin.elect_master(broker_id, broker=broker)
     _await_master(admin, before, as_json=as_json)
 
 
 def _await_master(admin: Admin, before: Mapping[str, Any], *, as_json: bool) -> None:
-    """Says who is master in a newer epoch than before. Raises ConfigurationError when nobody is."""
+    """Wait until the broker has a master in a later term than `before`, and print it.
+
+    `before` is a row of the broker in `admin.replicas()` from before the change. Raises
+    ConfigurationError if no replica is master after `MASTER_TIMEOUT_S`.
+    """
     clock = SYSTEM_CLOCK
-    end_s = clock.monotonic_s() + SWITCH_S
+    deadline_s = clock.monotonic_s() + MASTER_TIMEOUT_S
     pause = threading.Event()
-    while clock.monotonic_s() < end_s:
+    while clock.monotonic_s() < deadline_s:
         with contextlib.suppress(SluiceError):
             for row in admin.replicas():
                 is_newer = (row["epoch"] or 0) > (before["epoch"] or 0)
@@ -172,8 +192,8 @@ def _await_master(admin: Admin, before: Mapping[str, Any], *, as_json: bool) -> 
                     text = f"Replica {row['id']} of {row['broker']} is master, epoch {row['epoch']}"
                     print_result(row, f"{text}, at {row['address']}.", as_json=as_json)
                     return
-        pause.wait(LOOK_S)
+        pause.wait(MASTER_POLL_S)
     raise ConfigurationError(
-        f"broker {before['broker']} has no new master after {SWITCH_S:g} s.",
+        f"Broker {before['broker']} has no new master after {MASTER_TIMEOUT_S:g} s.",
         fix="See `sluice cluster status` and the logs of its replicas.",
     )

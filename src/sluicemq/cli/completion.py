@@ -1,4 +1,4 @@
-"""`sluice completion SHELL`: click's own script, which asks `sluice` for the words that fit."""
+"""`sluice completion SHELL`: print the completion script of click, which calls `sluice`."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -9,13 +9,13 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what completes commands and options of sluice in a shell: bash 4.4, zsh or fish.
+    """Print the script that completes commands and options in bash (4.4 or later), zsh or fish.
 
-    For bash: eval "$(sluice completion bash)" in ~/.bashrc; for zsh the same in ~/.zshrc; for
-    fish: sluice completion fish > ~/.config/fish/completions/sluice.fish
+    For bash, write eval "$(sluice completion bash)" to ~/.bashrc. For zsh, write the same with zsh
+    to ~/.zshrc. For fish, run: sluice completion fish > ~/.config/fish/completions/sluice.fish
     """
     from sluicemq.cli import main  # noqa: PLC0415 - it imports this module
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(main, {}, "sluice", "_SLUICE_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    click.echo(completion_class(main, {}, "sluice", "_SLUICE_COMPLETE").source())

@@ -1,14 +1,17 @@
 """How a command ends: one sentence on stderr, and the exit code.
 
-    0    done; so ends what runs until it is told to, by Ctrl-C too
-    1    it could not be done, or there are findings
-    2    wrong usage, or input that is not what the command reads
-    130  Ctrl-C in the middle of the work: the sentence says what was done (`when_interrupted`)
-    141  nobody reads the output any more (`| head`)
+    0    The command did its work. A server or a stream also ends with 0 after Ctrl-C or SIGTERM.
+    1    The command failed, or it has findings.
+    2    Wrong usage, or the input has the wrong format.
+    130  Ctrl-C interrupted the work. The sentence says how far the work was, if the command has
+         called `describe_on_interrupt`.
+    141  The reader of the output has closed the pipe (`| head`).
 
-The last two are what shells give for a program that SIGINT or SIGPIPE ended. While modules are
-imported nothing is done yet, and an exception would surface anywhere: there Ctrl-C leaves at once
-(`importing`). So it does when all is over. None of that in a process that only borrows commands.
+Shells use the last two codes for programs that SIGINT and SIGPIPE ended.
+
+While modules are imported, no work has begun, and a KeyboardInterrupt could surface in any of
+them. So in the process of `sluice`, Ctrl-C exits at once during imports (`importing`) and after
+the command (`run`). A process that only calls commands, such as a test, keeps its own handlers.
 """
 
 import contextlib
@@ -23,22 +26,24 @@ import click
 
 from sluicemq.errors import ConfigurationError, SluiceError
 
-FAILED: Final = 1
-USAGE: Final = 2
-INTERRUPTED: Final = 130
-UNREAD: Final = 141
-_SUM: Final = "sluicemq.cli.sum"
-_NoArguments: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())  # none before click 8.2
+EXIT_FAILURE: Final = 1
+EXIT_FINDINGS: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_BROKEN_PIPE: Final = 141
+_PROGRESS_KEY: Final = "sluicemq.cli.progress"
+"""The key in click's context of the function that describes the work done so far."""
+_NoArguments: Final = getattr(click.exceptions, "NoArgsIsHelpError", ())  # exists since click 8.2
 
 
 class InputError(click.ClickException):
-    """What the command reads is not what it can read: exit code 2, as for wrong usage."""
+    """The input of a command has the wrong format. The exit code is 2, as for wrong usage."""
 
-    exit_code = USAGE
+    exit_code = EXIT_USAGE
 
 
 class OptionError(ConfigurationError):
-    """The value of an option of a command cannot be one.
+    """The value of an option of a command is invalid.
 
     When: a command is given a value that it cannot read; its exit code is 2.
     Then: nothing was done.
@@ -49,37 +54,52 @@ class OptionError(ConfigurationError):
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C came before the work was done; the text says what was."""
+    """Ctrl-C interrupted a command. The message says what was done until then, or is empty."""
 
-    exit_code = INTERRUPTED
+    exit_code = EXIT_INTERRUPTED
 
 
-def when_interrupted(tell: Callable[[], str]) -> None:
-    """What to say was done when Ctrl-C ends the command that runs: asked then."""
+def describe_on_interrupt(describe: Callable[[], str]) -> None:
+    """Set the function whose text is printed if Ctrl-C interrupts the running command.
+
+    `describe` is called at the interrupt and returns a sentence that says what was done until
+    then. Outside of a command the call has no effect.
+    """
     context = click.get_current_context(silent=True)
     if context is not None:
-        context.meta[_SUM] = tell
+        context.meta[_PROGRESS_KEY] = describe
 
 
-def undecided(command: str) -> None:
-    """Ctrl-C while a change is under way: nobody knows, but `command` shows it."""
-    when_interrupted(lambda: f"what was asked for may be done or not; `{command}` shows it.")
+def note_pending_change(command: str) -> None:
+    """Declare that a change is being requested, whose outcome Ctrl-C would leave unknown.
+
+    `command` is the command line that shows the user whether the change was made.
+    """
+    describe_on_interrupt(lambda: f"the change may have been made or not; `{command}` shows it.")
 
 
 @contextlib.contextmanager
-def interruptible(context: click.Context) -> Iterator[None]:
-    """Ctrl-C, and a reader who is gone, as what `speaking` tells."""
+def translate_interrupts(context: click.Context) -> Iterator[None]:
+    """Turn Ctrl-C into Interrupted, and a closed output pipe into exit code 141.
+
+    Raises Interrupted with the text of `describe_on_interrupt`, or click's Exit.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(context.meta.get(_SUM, lambda: "")()) from None
+        describe = context.meta.get(_PROGRESS_KEY, lambda: "")
+        raise Interrupted(describe()) from None
     except BrokenPipeError:
-        raise click.exceptions.Exit(UNREAD) from None
+        raise click.exceptions.Exit(EXIT_BROKEN_PIPE) from None
 
 
 @contextlib.contextmanager
-def speaking(program: str) -> Iterator[None]:
-    """Errors become one sentence on stderr, with the way to their page, and SystemExit."""
+def report_errors(program: str) -> Iterator[None]:
+    """Print an error as one sentence on stderr, with the link to its page, and raise SystemExit.
+
+    `program` is the name before the sentence. Only SluiceError, errors of click, and an OSError
+    that names a file are reported. Any other exception is a bug and keeps its traceback.
+    """
     try:
         yield
     except _NoArguments as error:
@@ -88,77 +108,85 @@ def speaking(program: str) -> Iterator[None]:
     except (SluiceError, click.ClickException, click.Abort, OSError) as error:
         if isinstance(error, OSError) and error.filename is None:
             raise
-        text, code = told(error)
+        text, code = describe_error(error)
         click.echo(f"{program}: {text}", err=True)
-        for note in getattr(error, "__notes__", ()):  # the way to the page of the error
+        for note in getattr(error, "__notes__", ()):  # a SluiceError notes the link to its page
             click.echo(click.style(note, dim=True), err=True)
         raise SystemExit(code) from None
 
 
-def told(error: Exception) -> tuple[str, int]:
-    """Text and exit code."""
+def describe_error(error: Exception) -> tuple[str, int]:
+    """Return the text that a command prints for an error, and the exit code."""
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}.", FAILED
+        return f"{error.filename}: {error.strerror}.", EXIT_FAILURE
     if isinstance(error, Interrupted):
-        return _interrupted(error.message), INTERRUPTED
-    if isinstance(error, click.Abort):  # of a question
+        return _interrupt_text(error.message), EXIT_INTERRUPTED
+    if isinstance(error, click.Abort):  # a question was answered with no, Ctrl-C or end of file
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
-            return _interrupted(""), INTERRUPTED
-        return "not confirmed: nothing is changed.", FAILED
+            return _interrupt_text(""), EXIT_INTERRUPTED
+        return "not confirmed: nothing is changed.", EXIT_FAILURE
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f"\nSee {context.command_path} --help." if context is not None else ""
         return error.format_message() + hint, error.exit_code
-    return str(error), USAGE if isinstance(error, OptionError) else FAILED
+    return str(error), EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILURE
 
 
-def _interrupted(text: str) -> str:
-    """On a line of its own behind the terminal's ^C."""
+def _interrupt_text(progress: str) -> str:
+    """Return the sentence for an interrupt; on a terminal, first end the line that shows ^C."""
     if sys.stderr.isatty():
         click.echo(err=True)
-    return f"interrupted: {text}" if text else "interrupted."
+    return f"interrupted: {progress}" if progress else "interrupted."
 
 
-# ---------------------------------------------------------------------- a process of its own
+# -------------------------------------------------------------------- the process of `sluice`
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    _exit("sluice: interrupted.\n")
+def _exit_on_sigint(_number: int, _frame: FrameType | None) -> None:
+    _exit_interrupted("sluice: interrupted.\n")
 
 
-def _exit(text: str = "") -> NoReturn:
-    """Threads that wait, and whatever else an exit runs, are not waited for."""
+def _exit_interrupted(text: str = "") -> NoReturn:
+    """Write `text` to stderr and end the process with 130, without waiting for other threads."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, gone, or in the middle of a flush
+        with contextlib.suppress(Exception):  # the stream may be closed, or just being flushed
             stream.flush()
     os.write(2, text.encode())
-    os._exit(INTERRUPTED)
+    os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Ctrl-C leaves at once meanwhile, if it is this process's own (`run`)."""
-    is_ours = signal.getsignal(signal.SIGINT) is _leave
+    """Let Ctrl-C end the process at once in this block, and raise KeyboardInterrupt after it.
+
+    It has no effect if `run` has not installed the handler: then the process is not `sluice`.
+    """
+    has_handler = signal.getsignal(signal.SIGINT) is _exit_on_sigint
     try:
         yield
     finally:
-        if is_ours:
+        if has_handler:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(command: Callable[[], object]) -> None:
-    """The command as the one work of this process. Raises SystemExit, or ends it."""
-    is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not nohup's, say
-    if is_ours:
-        signal.signal(signal.SIGINT, _leave)
+    """Run a command as the only work of this process, which exits at once on Ctrl-C before it.
+
+    Raises SystemExit with the exit code of the command, or ends the process after an interrupt.
+    """
+    # If SIGINT is ignored (nohup) or has another handler, it stays so.
+    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if has_default_handler:
+        signal.signal(signal.SIGINT, _exit_on_sigint)
     try:
         command()
-    except SystemExit as leaving:
-        if leaving.code == INTERRUPTED:
-            _exit()
-        if leaving.code == UNREAD:  # nothing is written into it while the interpreter ends
+    except SystemExit as error:
+        if error.code == EXIT_INTERRUPTED:
+            _exit_interrupted()
+        if error.code == EXIT_BROKEN_PIPE:
+            # The interpreter flushes stdout when it ends, and must not write to the closed pipe.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
     finally:
-        if is_ours:
-            signal.signal(signal.SIGINT, _leave)
+        if has_default_handler:
+            signal.signal(signal.SIGINT, _exit_on_sigint)

@@ -1,11 +1,12 @@
-"""`sluice explain message|group`: why a group has or has not got a message, is idle or behind;
-`sluice explain error`: what an error means; `sluice filter test`: what an expression would do to
-the messages that are stored; `sluice doctor`: what is wrong, from the name server to the client,
-and what cures it."""
+"""Commands that explain: `sluice explain`, `sluice filter test` and `sluice doctor`.
+
+`explain message` and `explain group` say why a group has or has not received a message, is idle or
+lags. `explain error` prints the documentation of an error. `filter test` evaluates an expression
+on stored messages. `doctor` diagnoses a cluster, from the name servers to the clients.
+"""
 
 import inspect
 import pydoc
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,15 +14,16 @@ from typing import Any, Final
 import click
 
 from sluicemq import errors
+from sluicemq.cli.ending import EXIT_FINDINGS
 from sluicemq.cli.output import (
     admin_options,
-    as_time,
-    fields,
+    format_time,
     parse_ago,
+    parse_time_option,
     print_json,
     print_records,
     print_table,
-    show_time,
+    record_builder,
 )
 from sluicemq.client.admin.diagnose.cluster_facts import ClusterFacts
 from sluicemq.client.admin.diagnose.findings import Fate, Finding, MessageExplained
@@ -35,102 +37,133 @@ from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MESSAGE_TYPES
 from sluicemq.operate.doctor import Diagnosis, diagnose
 
-SHOWN_SAMPLES: Final = 5
-_HIDDEN: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_KEY"})
-_place = fields("message_id topic broker queue_id queue_offset store_time_ms tag properties")
+SAMPLES_MAX: Final = 5
+"""The number of messages in a table of samples."""
+_HIDDEN_PROPERTIES: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_KEY"})
+_stored_record = record_builder(
+    "message_id topic broker queue_id queue_offset store_time_ms tag properties"
+)
 
 
 @click.group()
 def explain() -> None:
-    """Say why a group has not got a message, is idle or behind."""
+    """Explain why a group has not received a message, is idle or lags, and what errors mean."""
 
 
 @explain.command("message")
 @click.argument("message_id", metavar="ID")
-@click.option("-g", "--group", help="One consumer group; without it a line for each that reads it.")
-@click.option("-t", "--topic", help="Topic of the message; without it all are searched.")
-@click.option("--trace-topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces.")
+@click.option(
+    "-g",
+    "--group",
+    help="Consumer group to explain in detail. Without it, one line is printed for each group that "
+    "reads the topic.",
+)
+@click.option("-t", "--topic", help="Topic of the message. Without it, all topics are searched.")
+@click.option(
+    "--trace-topic",
+    default=TRACE_TOPIC,
+    show_default=True,
+    help="Topic that contains the traces.",
+)
 @admin_options
 def message(
     admin: Admin, message_id: str, group: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Say where the message ID is, and why a consumer group has or has not got it.
+    """Say where message ID is stored, and why a consumer group has or has not received it.
 
-    What brokers, members, filters, retries and traces tell is put together; what none of them
-    tells is said to be unknown.
+    The answer combines what brokers, members, filters, retries and traces report. What none of
+    them reports is shown as unknown.
     """
-    about, found = admin.explain_message(message_id, group=group, **options)
-    stored = about.message
-    readable = about.readable_brokers
+    found, groups = admin.explain_message(message_id, group=group, **options)
+    stored = found.message
+    readable = found.readable_brokers
     has_route = readable is not None and stored.broker in readable
     if as_json:
-        place = fields("offset_min offset_max")(about) | {"has_route": has_route}
+        record = _stored_record(stored) | record_builder("offset_min offset_max")(found)
+        record["has_route"] = has_route
         if stored.body_error is not None:
-            place["body_error"] = str(stored.body_error)
-        groups = [_message_record(one) for one in found]
-        print_json({"message": _place(stored) | place, "groups": groups})
+            record["body_error"] = str(stored.body_error)
+        print_json({"message": record, "groups": [_group_fate_record(item) for item in groups]})
         return
     click.echo(
         f"Message {stored.message_id} of {stored.topic}\n"
-        f"  stored   {show_time(stored.store_time_ms)} on {stored.broker}, queue "
-        f"{stored.queue_id}, offset {stored.queue_offset} (the queue holds {about.offset_min} to "
-        f"{about.offset_max - 1})\n"
+        f"  stored   {format_time(stored.store_time_ms)} on {stored.broker}, queue "
+        f"{stored.queue_id}, offset {stored.queue_offset} (the queue contains {found.offset_min} "
+        f"to {found.offset_max - 1})\n"
         f"  tag      {stored.tag or 'none'}"
-        + ("" if has_route else "\n  route    clients do not find this topic there")
+        + ("" if has_route else "\n  route    clients have no route to this topic on that broker")
         + (f"\n  body     {stored.body_error}" if stored.body_error else "")
         + "\n"
     )
     if group is None:
-        causes = ((item, item.cause.what if item.cause else "") for item in found)
-        print_records(
-            [{"group": one.group, "fate": fate_of(one), "because": why} for one, why in causes]
-        )
-        if not found:
-            click.echo("No consumer group reads its topic, or has offsets in it.")
+        records = [
+            {
+                "group": item.group,
+                "fate": fate_text(item),
+                "because": item.cause.what if item.cause else "",
+            }
+            for item in groups
+        ]
+        print_records(records)
+        if not groups:
+            click.echo("No consumer group reads the topic or has committed offsets in it.")
         return
-    for item in found:
-        click.echo(f"Group {item.group}: {fate_of(item)}")
+    for item in groups:
+        click.echo(f"Group {item.group}: {fate_text(item)}")
         if item.owner is not None:
-            click.echo(f"  its queue is read by {item.owner or 'no member'}")
+            click.echo(f"  the queue is read by {item.owner or 'no member'}")
         _print_findings(item.findings)
         if item.verdict is not None:
-            click.echo("\n".join(drawn(item.verdict)))
+            click.echo("\n".join(verdict_lines(item.verdict)))
 
 
 @explain.command("group")
 @click.argument("name")
 @admin_options
 def group(admin: Admin, name: str, as_json: bool) -> None:
-    """Say why group NAME is idle or behind; exit code 1 when something was found."""
-    found = admin.explain_group(name)
+    """Say why group NAME is idle or lags. Exit code 1 if there are findings."""
+    explained = admin.explain_group(name)
     if as_json:
-        print_json(group_record(found))
+        print_json(group_record(explained))
     else:
-        _print_findings(found.findings)
-        if not found.findings:
-            click.echo(f"Group {name} is up to date: nothing is before it.")
-    if found.findings:
-        raise SystemExit(1)
+        _print_findings(explained.findings)
+        if not explained.findings:
+            click.echo(f"Group {name} is up to date: it has no lag.")
+    if explained.findings:
+        raise SystemExit(EXIT_FINDINGS)
 
 
 @explain.command("error")
 @click.argument("name", default="")
 def error(name: str) -> None:
-    """What error NAME means, when it comes, what was done, its cure; without NAME, all names."""
+    """Explain what error NAME means, when it is raised, and how to fix it.
+
+    Without NAME, list all errors.
+    """
     if not name:
         click.echo(inspect.getdoc(errors))
         return
-    moved = re.sub(r"^replication\.", "broker.failover.", name)  # pages keep their published names
-    path = f"sluicemq.{moved}" if "." in name else f"sluicemq.errors.{name}"
-    kind = pydoc.locate(path)
+    kind = pydoc.locate(f"sluicemq.{_class_path_of(name)}")
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
-        fix = f"{did_you_mean(name, vars(errors))} sluice explain error shows them all.".lstrip()
-        raise errors.ConfigurationError(f"there is no error {name!r}.", fix=fix)
+        hint = did_you_mean(name, vars(errors))
+        raise errors.ConfigurationError(
+            f"Error {name!r} does not exist.",
+            fix=f"{hint} `sluice explain error` lists all errors.".lstrip(),
+        )
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
 
 
-def _message_record(item: MessageExplained) -> dict[str, Any]:
-    """Return what happened to a message in a group as JSON."""
+def _class_path_of(page: str) -> str:
+    """Return the path of an error class below `sluicemq`, such as "errors.SendError".
+
+    `page` is the published name of the error, which does not change when its module moves.
+    """
+    moved = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
+    return moved.get(page, page if "." in page else f"errors.{page}")
+
+
+def _group_fate_record(item: MessageExplained) -> dict[str, Any]:
+    """Return what happened to a message in a group, for `--json`."""
     return {
         "group": item.group,
         "fate": item.fate,
@@ -141,8 +174,8 @@ def _message_record(item: MessageExplained) -> dict[str, Any]:
     }
 
 
-def fate_of(item: MessageExplained) -> str:
-    """In a word, with the number of a retry."""
+def fate_text(item: MessageExplained) -> str:
+    """Return the fate of a message in a group as text; that of a retry includes its number."""
     return f"retry {item.times}" if item.fate is Fate.RETRY else item.fate.value
 
 
@@ -153,121 +186,164 @@ def _print_findings(findings: Sequence[Finding]) -> None:
             click.echo(f"    {finding.fix}")
 
 
-def drawn(verdict: Explanation, depth: int = 1) -> list[str]:
-    """The filter as an indented tree, each condition with its outcome."""
-    sides = "; ".join(
-        f"{side.text} = {'absent' if side.value is None else repr(side.value)} ({side.java_class})"
-        for side in verdict.operands
+def verdict_lines(verdict: Explanation, depth: int = 1) -> list[str]:
+    """Return the lines of an indented tree of the filter's conditions, each with its outcome.
+
+    `depth` is the indentation of the first line, in units of two blanks.
+    """
+    operands = "; ".join(
+        f"{operand.text} = {'absent' if operand.value is None else repr(operand.value)} "
+        f"({operand.java_class})"
+        for operand in verdict.operands
     )
-    note = f"  [{sides}]" if sides else ""
+    note = f"  [{operands}]" if operands else ""
     error = f"  {verdict.error}" if verdict.error else ""
     line = f"{'  ' * depth}{verdict.outcome.value:<11} {verdict.text}{note}{error}"
-    return [line, *(text for part in verdict.parts for text in drawn(part, depth + 1))]
+    return [line, *(text for part in verdict.parts for text in verdict_lines(part, depth + 1))]
 
 
 # ------------------------------------------------------------------------------ filter test
 
 
-def moment(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """As `as_time`, and a span of time before now; since `all`."""
-    is_all = text == "all" and option.opts[0] == "--since"
-    ago_ms = 0 if is_all else parse_ago(text or "")
-    return as_time(context, option, text) if ago_ms is None else ago_ms
+def parse_moment_option(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> int | None:
+    """Parse a time or a duration before now, as click's callback; None stays None.
+
+    "all" means 0 for the option `--since`. Raises OptionError for other texts.
+    """
+    if text == "all" and option.opts[0] == "--since":
+        return 0
+    time_ms = parse_ago(text or "")
+    return parse_time_option(context, option, text) if time_ms is None else time_ms
 
 
 @click.command("test")
 @click.argument("expression", metavar="EXPR")
-@click.option("-t", "--topic", required=True, help="Topic whose messages are looked at.")
+@click.option("-t", "--topic", required=True, help="Topic whose messages are evaluated.")
 @click.option(
-    "--since", "begin_ms", callback=moment, default="1h", show_default=True,
-    help="Messages stored since then: 30m, 1h, 2d, a date, milliseconds since 1970, or all.",
-)  # fmt: skip
-@click.option("--until", "end_ms", callback=moment, help="Messages stored up to then.")
-@click.option("-g", "--group", help="Compare with what this consumer group wants now.")
-@click.option("--tags", is_flag=True, help="EXPR is a tag subscription: TagA || TagB.")
+    "--since",
+    "begin_ms",
+    callback=parse_moment_option,
+    default="1h",
+    show_default=True,
+    help="Evaluate messages stored at or after this time: all, 30m, 1h or 2d ago, milliseconds "
+    "since 1970, or a date.",
+)
 @click.option(
-    "--max", "count_max", type=click.IntRange(1), help="So many messages at most, the newest of "
-    "each queue; 1,000,000, and 100,000 of a RocketMQ broker.",
-)  # fmt: skip
+    "--until",
+    "end_ms",
+    callback=parse_moment_option,
+    help="Evaluate messages stored at or before this time. Default: now.",
+)
+@click.option("-g", "--group", help="Compare EXPR with the current filter of this consumer group.")
+@click.option(
+    "--tags", is_flag=True, help="Interpret EXPR as a list of tags, such as TagA || TagB."
+)
+@click.option(
+    "--max",
+    "count_max",
+    type=click.IntRange(1),
+    help="Maximum number of messages, the newest of each queue. Default: 1,000,000, or 100,000 "
+    "from a RocketMQ broker.",
+)
 @admin_options
 def test_command(
     admin: Admin, expression: str, topic: str, tags: bool, as_json: bool, **options: Any
 ) -> None:
-    """Try EXPR on the stored messages of a topic. Nothing is consumed.
+    """Evaluate EXPR on the stored messages of a topic, without consuming them.
 
-    Shows how many match, samples, what each condition takes by itself, which evaluations fail and
-    why, and what it costs a broker; with --group the difference from that group's filter. Exit
-    code 1 when evaluations fail or values are not what EXPR takes them for.
+    Show how many messages match, samples, how many match each condition alone, which evaluations
+    fail and why, and how expensive EXPR is for a broker. With --group, also show the difference
+    from that group's filter. Exit code 1 if evaluations fail, or values have another type than
+    EXPR expects.
     """
 
-    def progress(done: int, of: int) -> None:
-        """A line that is written over: a RocketMQ broker's messages are read one by one."""
-        line = f"\r{done:,} of {of:,} messages read" + ("\n" if done >= of else "")
+    def progress(done: int, total: int) -> None:
+        """Overwrite a line on stderr. Messages of a RocketMQ broker are read one by one."""
+        line = f"\r{done:,} of {total:,} messages read" + ("\n" if done >= total else "")
         click.echo(line, nl=False, err=True)
 
     if not as_json and sys.stderr.isatty():
         options["progress"] = progress
-    found = admin.try_filter(topic, expression, TAG if tags else SQL92, **options)
-    for trial in found:
+    trials = admin.try_filter(topic, expression, TAG if tags else SQL92, **options)
+    for trial in trials:
         if as_json:
             messages = [
                 {"queue_id": queue_id, "offset": offset, "properties": properties}
                 for (queue_id, offset), properties in sorted(trial.messages.items())
             ]
-            about = fields("broker stored is_read_here")(trial)
-            print_json({**about, **trial.report, "messages": messages})
+            scope = record_builder("broker stored is_read_here")(trial)
+            print_json({**scope, **trial.report, "messages": messages})
         else:
             _print_trial(trial)
-    if any(trial.report["errors"] or _findings(trial) for trial in found):
-        raise SystemExit(1)
+    if any(trial.report["errors"] or _property_findings(trial) for trial in trials):
+        raise SystemExit(EXIT_FINDINGS)
 
 
-def _findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
+def _property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
+    """Return the findings of all properties: values that EXPR does not interpret as expected."""
     return [finding for item in trial.report["properties"] for finding in item["findings"]]
 
 
 def _print_trial(trial: BrokerTrial) -> None:
+    """Print how an expression evaluates on the messages of one broker."""
     report = trial.report
-    looked = f"{trial.rows:,} messages on {trial.broker}"
+    evaluated = f"{trial.rows:,} messages on {trial.broker}"
     if trial.rows < trial.stored:
-        looked += f" (the newest of {trial.stored:,}: raise --max for more)"
+        evaluated += f" (the newest of {trial.stored:,}: raise --max for more)"
     click.echo(
-        f"{report['matched']:,} of {looked} match {report['expression']}: "
+        f"{report['matched']:,} of {evaluated} match {report['expression']}: "
         f"{report['match_rate']:.4%}.\n"
         f"The others: {report['false']:,} false, {report['null']:,} null, "
         f"{report['errors']:,} errors."
-        + (f" {report['unknown']:,} could not be told." if report["unknown"] else "")
+        + (f" {report['unknown']:,} are unknown." if report["unknown"] else "")
     )
     if not trial.rows:
         return
-    atoms = report["atoms"]
-    if len(atoms) > 1 or any(atom["error"] for atom in atoms):
-        names = ("true", "false", "null", "error")
-        rows = [[atom["text"], f"{atom['selectivity']:.2%}", *(atom[name] for name in names)]
-                for atom in atoms]  # fmt: skip
-        print_table("Each condition by itself", ["condition", "takes", *names], rows)
-    for cause in report["causes"]:
-        click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
-    for finding in _findings(trial):
-        click.echo(f"warning  {finding['what']}\n         {finding['instead']}")
-    cost = report["cost"]
-    click.echo(f"cost     {cost['cost_class']}: {cost['why']} {cost['instead']}".rstrip())
+    _print_trial_costs(trial)
     _print_samples("Messages that match", trial, report["samples"])
     if difference := report["difference"]:
         click.echo(
-            f"\nThe group wants {difference['other']}. Both take {difference['both']:,}, only the "
-            f"new one {difference['only_here']:,}, only the group's {difference['only_there']:,}, "
-            f"neither {difference['neither']:,}."
+            f"\nThe group's filter is {difference['other']}. {difference['both']:,} messages match "
+            f"both, {difference['only_here']:,} only the new one, {difference['only_there']:,} "
+            f"only the group's, {difference['neither']:,} neither."
         )
-        _print_samples("Only the new one takes", trial, difference["samples_here"])
-        _print_samples("Only the group's takes", trial, difference["samples_there"])
+        _print_samples("Messages that match only the new filter", trial, difference["samples_here"])
+        _print_samples(
+            "Messages that match only the group's filter", trial, difference["samples_there"]
+        )
+
+
+def _print_trial_costs(trial: BrokerTrial) -> None:
+    """Print what each condition matches alone, evaluation errors, findings, and the cost class."""
+    report = trial.report
+    atoms = report["atoms"]
+    if len(atoms) > 1 or any(atom["error"] for atom in atoms):
+        names = ("true", "false", "null", "error")
+        rows = [
+            [atom["text"], f"{atom['selectivity']:.2%}", *(atom[name] for name in names)]
+            for atom in atoms
+        ]
+        print_table("Each condition alone", ["condition", "matches", *names], rows)
+    for cause in report["causes"]:
+        click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
+    for finding in _property_findings(trial):
+        click.echo(f"warning  {finding['what']}\n         {finding['instead']}")
+    cost = report["cost"]
+    click.echo(f"cost     {cost['cost_class']}: {cost['why']} {cost['instead']}".rstrip())
 
 
 def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Print the first samples as a table of queue id, offset and properties."""
     rows = []
-    for sample in samples[:SHOWN_SAMPLES]:
+    for sample in samples[:SAMPLES_MAX]:
         properties = trial.messages.get((int(sample["source"]), sample["offset"]), {})
-        shown = ", ".join(f"{n}={v}" for n, v in properties.items() if n not in _HIDDEN)
+        shown = ", ".join(
+            f"{name}={value}"
+            for name, value in properties.items()
+            if name not in _HIDDEN_PROPERTIES
+        )
         rows.append([sample["source"], sample["offset"], shown])
     if rows:
         print_table(title, ["queue", "offset", "properties"], rows)
@@ -277,56 +353,74 @@ def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str
 
 
 @click.command()
-@click.option("-t", "--topic", help="Why can it not be sent to, or read?")
-@click.option("-g", "--group", help="Why does this consumer group get nothing, or lag?")
-@click.option("-m", "--message", "message_id", metavar="ID", help="Why has it not arrived?")
 @click.option(
-    "--type", type=click.Choice([one.lower() for one in MESSAGE_TYPES]),
-    help="What producers send to the topic.",
-)  # fmt: skip
+    "-t", "--topic", help="Diagnose why clients cannot send to this topic or read from it."
+)
 @click.option(
-    "--broker", "brokers", metavar="HOST:PORT", multiple=True,
-    help="Ask this broker too, although no name server may know it.",
-)  # fmt: skip
+    "-g", "--group", help="Diagnose why this consumer group receives no messages, or lags."
+)
+@click.option(
+    "-m",
+    "--message",
+    "message_id",
+    metavar="ID",
+    help="Diagnose why the message with this id was not received.",
+)
+@click.option(
+    "--type",
+    type=click.Choice([one.lower() for one in MESSAGE_TYPES]),
+    help="Type of the messages that producers send to the topic.",
+)
+@click.option(
+    "--broker",
+    "brokers",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="Also query this broker, even if no name server knows it. Repeat for more brokers.",
+)
 @admin_options
 def doctor(admin: Admin, as_json: bool, **options: Any) -> None:
-    """Say what is wrong with a cluster, ours or RocketMQ's, and what cures it.
+    """Diagnose a cluster of SluiceMQ or RocketMQ, and say how to fix it.
 
-    Walks from the name servers to brokers, stores, groups and clients, changes nothing, and prints
-    the one cause, then what is wrong besides. Exit code 1 when something is.
+    Check name servers, brokers, stores, groups and clients in this order, without changing
+    anything. Print the cause, then other findings. Exit code 1 if there is a cause.
     """
-    found = diagnose(admin, **options)
+    diagnosis = diagnose(admin, **options)
     if as_json:
-        print_json({
-            "healthy": found.is_healthy,
-            "cause": None if found.cause is None else doctor_record(found.cause),
-            "also": [doctor_record(finding) for finding in found.also],
-            "notes": [doctor_record(finding) for finding in found.notes],
-            "evidence": _facts_record(found),
-        })  # fmt: skip
+        print_json(
+            {
+                "healthy": diagnosis.is_healthy,
+                "cause": None if diagnosis.cause is None else doctor_record(diagnosis.cause),
+                "also": [doctor_record(finding) for finding in diagnosis.also],
+                "notes": [doctor_record(finding) for finding in diagnosis.notes],
+                "evidence": _facts_record(diagnosis.facts),
+            }
+        )
     else:
-        _print_diagnosis(found)
-    if not found.is_healthy:
-        raise SystemExit(1)
+        _print_diagnosis(diagnosis)
+    if not diagnosis.is_healthy:
+        raise SystemExit(EXIT_FINDINGS)
 
 
-_server = fields("address reach code remark detail")
-_broker = fields(
+_name_server_record = record_builder("address reach code remark detail")
+_broker_record = record_builder(
     "address reach code remark detail name id skew_ms=clock_ahead_ms disk_percent vip=vip_reach "
     "runtime"
 )
-_message_search = fields("message_id waiting offset_min born_ms")
+_message_search_record = record_builder("message_id waiting offset_min born_ms")
 
 
-def _facts_record(found: Diagnosis) -> dict[str, Any]:
-    """Return the facts that may be printed. The settings of brokers contain secrets."""
-    facts = found.facts
+def _facts_record(facts: ClusterFacts) -> dict[str, Any]:
+    """Return the facts for `--json`, without the settings of brokers, which contain secrets."""
     return {
-        **fields("now_ms topic type denied unseen")(facts),
-        "name_servers": [_server(one) | {"knows": one.has_route} for one in facts.name_servers],
-        "brokers": [_broker(one) for one in facts.brokers],
+        **record_builder("now_ms topic type denied unseen")(facts),
+        "name_servers": [
+            _name_server_record(server) | {"knows": server.has_route}
+            for server in facts.name_servers
+        ],
+        "brokers": [_broker_record(broker) for broker in facts.brokers],
         "group": _group_facts_record(facts),
-        "message": facts.message and _message_search(facts.message),
+        "message": facts.message and _message_search_record(facts.message),
     }
 
 
@@ -342,23 +436,28 @@ def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
         "dead_time_ms": group.dead_letter_time_ms,
         "retried": group.failed_messages,
         "filters": [
-            fields("topic expression rows matched atoms=never_true")(one) for one in group.filters
+            record_builder("topic expression rows matched atoms=never_true")(one)
+            for one in group.filters
         ],
     }
 
 
-def _print_diagnosis(found: Diagnosis) -> None:
-    facts = found.facts
-    if found.cause is None:
-        names, brokers = (sum(one.is_up for one in them) for them in
-                          (facts.name_servers, facts.brokers))  # fmt: skip
-        click.echo(f"healthy  {names} name servers and {brokers} brokers answer; nothing is wrong.")
-    causes = () if found.cause is None else (found.cause, *found.also)
-    rows = [*zip(("cause", *("also",) * len(found.also)), causes, strict=False),
-            *(("note", one) for one in found.notes)]  # fmt: skip
-    for word, one in rows:
-        click.echo(f"{word:<8} {one.code}: {one.what}")
-        if one.fix:
-            click.echo(f"{'':8} {one.fix}")
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print the cause, the other findings and the notes, and what could not be checked."""
+    facts = diagnosis.facts
+    if diagnosis.cause is None:
+        name_servers = sum(server.is_up for server in facts.name_servers)
+        brokers = sum(broker.is_up for broker in facts.brokers)
+        click.echo(
+            f"healthy  {name_servers} name servers and {brokers} brokers respond; nothing is wrong."
+        )
+        labelled = []
+    else:
+        labelled = [("cause", diagnosis.cause), *(("also", one) for one in diagnosis.also)]
+    labelled += [("note", one) for one in diagnosis.notes]
+    for label, finding in labelled:
+        click.echo(f"{label:<8} {finding.code}: {finding.what}")
+        if finding.fix:
+            click.echo(f"{'':8} {finding.fix}")
     for text in facts.unseen:
         click.echo(f"unseen   {text}")

@@ -1,11 +1,11 @@
-"""`sluice filter`: check an expression, evaluate expressions in bulk; `filter_test` tries one.
+"""`sluice filter check` and `eval`: check an expression, or evaluate many. `explain` has `test`.
 
-`sluice filter eval FILE` is a contract for scripts (issue 3, section 9): JSON lines
-`{"expr": "...", "props": {"name": "text"}}` in, one line `{"result": "..."}` out for each, in
-order: true, false, null, compile_error or eval_error. It is made for files of millions of lines:
-compiled expressions are kept and output is written in blocks.
+Scripts depend on the format of `sluice filter eval FILE`: each line of FILE is a JSON object
+`{"expr": "...", "props": {"name": "text"}}`. For each, in order, a line `{"result": "..."}` is
+printed, which is true, false, null, compile_error or eval_error. Files may have millions of lines,
+so compiled expressions are cached, and lines are read and written in blocks.
 
-Exit codes: 0 fine, 1 findings, 2 wrong usage or input.
+Exit codes: 0 no findings, 1 findings, 2 wrong usage or input.
 """
 
 import gc
@@ -15,61 +15,63 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from io import BufferedReader
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
-from sluicemq.cli import Entry, LazyGroup
-from sluicemq.cli.ending import InputError
+from sluicemq.cli import CommandEntry, LazyGroup
+from sluicemq.cli.ending import EXIT_FINDINGS, InputError
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 
 if TYPE_CHECKING:
     from sluicemq.filter.findings import Finding
     from sluicemq.filter.selector import Selector
 
-EXIT_FINDINGS = 1
-BLOCK_BYTES = 1 << 18
-# More than a broker keeps: a file of tests has many expressions, and each costs 0.1 ms to compile.
-EXPRESSIONS_KEPT = 20_000
+READ_BYTES = 1 << 18
+EXPRESSIONS_CACHED = 20_000
+"""The size of the cache of compiled expressions, each of which takes 0.1 ms to compile."""
 
-_RESULTS = {
+_RESULT_LINES = {
     verdict: orjson.dumps({"result": name}) + b"\n"
     for verdict, name in ((True, "true"), (False, "false"), (None, "null"))
 }
-_COMPILE_ERROR = orjson.dumps({"result": "compile_error"}) + b"\n"
-_EVALUATION_ERROR = orjson.dumps({"result": "eval_error"}) + b"\n"
+_COMPILE_ERROR_LINE = orjson.dumps({"result": "compile_error"}) + b"\n"
+_EVALUATION_ERROR_LINE = orjson.dumps({"result": "eval_error"}) + b"\n"
 
 
 class _FilterGroup(LazyGroup):
-    """`test` needs a client, and is imported when it is called: `eval` starts a process each."""
+    """A group whose command `test` is imported only when it is used, because it needs a client.
 
-    entries: Mapping[str, Entry] = {"test": Entry("explain", "test_command", "")}
+    Scripts may start a process for each `eval`, so its imports must be few.
+    """
+
+    entries: Mapping[str, CommandEntry] = {"test": CommandEntry("explain", "test_command", "")}
 
 
 @click.group("filter", cls=_FilterGroup)
 def filter_group() -> None:
-    """Check and try SQL92 filter expressions."""
+    """Check and test SQL92 filter expressions."""
 
 
 @filter_group.command("check")
 @click.argument("expression", metavar="EXPR")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 def check_command(expression: str, as_json: bool) -> None:
-    """Say whether EXPR compiles, what in it is not what it seems, and how it reads properties.
+    """Check whether EXPR compiles, and warn about parts that may not mean what they seem to.
 
-    Errors and warnings point at the place and say what to write instead; then for each property
-    as what its text is read, which values are errors and what to write for those. Exit code 0
-    when there is nothing to warn of, 1 when there are findings.
+    Each error and warning shows the part of EXPR and what to write instead. Then, for each
+    property, show the type as which its text is interpreted, and which values cause an error.
+    Exit code 1 if there are errors or warnings.
     """
-    from sluicemq.filter.check import check, check_types  # noqa: PLC0415 - only this command
+    from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - only this command
 
-    findings, types = check(expression), check_types(expression)
+    findings, types = check_sql92(expression), describe_types(expression)
     if as_json:
         report = {
             "expression": expression,
             "compiles": not any(finding.is_error for finding in findings),
-            "findings": findings,
+            "findings": [_finding_record(finding) for finding in findings],
             "properties": [note._asdict() for note in types],
         }
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -77,7 +79,7 @@ def check_command(expression: str, as_json: bool) -> None:
         _print_findings(expression, findings)
         for note in types:
             click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
-            click.echo(f"    It takes {note.accepts}.")
+            click.echo(f"    Accepted: {note.accepts}.")
             if note.errors:
                 click.echo(f"    Errors, which drop the message: {note.errors}.")
             if note.instead:
@@ -89,44 +91,47 @@ def check_command(expression: str, as_json: bool) -> None:
 @filter_group.command("eval")
 @click.argument("file", metavar="FILE", type=click.File("rb"))
 def eval_command(file: BufferedReader) -> None:
-    """Evaluate the JSON lines of FILE (- is standard input).
+    """Evaluate the expressions in FILE, a file of JSON lines. - means standard input.
 
-    Each line {"expr": "a > 5", "props": {"a": "7"}} is answered by {"result": "true"}, "false",
+    For each line such as {"expr": "a > 5", "props": {"a": "7"}}, print {"result": "true"}, "false",
     "null", "compile_error" or "eval_error". A property that is absent or null has no value.
     """
-    # Thousands of kept trees are walked again and again by the collector, and nothing here is
-    # cyclic: without it expressions compile a fifth faster.
+    # The garbage collector would traverse thousands of cached expressions again and again. They
+    # have no cycles, and without the collector they compile 20 % faster.
     gc.disable()
-    output, first, rest = sys.stdout.buffer, 1, b""
+    output, first_number, rest = sys.stdout.buffer, 1, b""
     try:
-        # Whole lines, as many as have arrived: a script may talk to the command through pipes.
-        for data in chain(iter(partial(file.read1, BLOCK_BYTES), b""), (b"\n",)):
+        # All complete lines that have arrived are answered, so that a script can use pipes.
+        for data in chain(iter(partial(file.read1, READ_BYTES), b""), (b"\n",)):
             *lines, rest = (rest + data).split(b"\n")
-            answers: list[bytes] = []
+            results: list[bytes] = []
             try:
-                answers.extend(
-                    _answer(line) if line and not line.isspace() else b"" for line in lines
+                results.extend(
+                    _evaluate_line(line) if line and not line.isspace() else b"" for line in lines
                 )
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise InputError(
-                    f"line {first + len(answers)} is not a case: {error}. "
+                    f"Line {first_number + len(results)} is invalid: {error}. "
                     'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
                 ) from None
-            finally:  # what comes before a faulty line is answered before its error
-                output.write(b"".join(answers))
+            finally:  # the lines before an invalid one are answered
+                output.write(b"".join(results))
                 output.flush()
-            first += len(lines)
+            first_number += len(lines)
     finally:
         gc.enable()
 
 
-def _answer(line: bytes) -> bytes:
-    """Raises TypeError for a property that is no string; a null has no value."""
+def _evaluate_line(line: bytes) -> bytes:
+    """Return the line of output for a line of input.
+
+    Raises ValueError, KeyError, AttributeError or TypeError if the line has another format.
+    """
     try:
         case = orjson.loads(line)
     except orjson.JSONDecodeError:
-        case = json.loads(line)  # half characters such as \ud83d: Java has them, orjson does not
-    selector = _selector(case["expr"])
+        case = json.loads(line)  # accepts lone surrogates such as \ud83d, which Java writes
+    selector = _compile(case["expr"])
     properties = case.get("props") or {}
     for value in properties.values():
         if type(value) is not str:
@@ -136,19 +141,32 @@ def _answer(line: bytes) -> bytes:
                     raise TypeError(f"the property {name} is {other!r}, not a string")
             break
     if selector is None:
-        return _COMPILE_ERROR
+        return _COMPILE_ERROR_LINE
     try:
-        return _RESULTS[selector.evaluate(properties)]
+        return _RESULT_LINES[selector.evaluate(properties)]
     except FilterEvaluationError:
-        return _EVALUATION_ERROR
+        return _EVALUATION_ERROR_LINE
 
 
-@lru_cache(maxsize=EXPRESSIONS_KEPT)
-def _selector(text: str) -> "Selector | None":
-    from sluicemq.filter.subscriptions import try_compile  # noqa: PLC0415 - lark, once a process
+@lru_cache(maxsize=EXPRESSIONS_CACHED)
+def _compile(text: str) -> "Selector | None":
+    """Return the compiled expression, or None if it has a syntax error."""
+    from sluicemq.filter.subscriptions import try_compile  # noqa: PLC0415 - imports lark
 
     outcome = try_compile(text)
     return None if isinstance(outcome, FilterSyntaxError) else outcome
+
+
+def _finding_record(finding: "Finding") -> dict[str, Any]:
+    """Return a finding as a JSON object. Its keys are published and do not follow Python names."""
+    return {
+        "position": finding.position,
+        "length": finding.length,
+        "code": finding.code,
+        "what": finding.what,
+        "instead": finding.instead,
+        "severity": finding.severity,
+    }
 
 
 def _print_findings(expression: str, findings: "list[Finding]") -> None:
@@ -162,12 +180,13 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         click.echo(f"    {line}\n    {carets}")
         click.echo(f"    {finding.instead}\n" if finding.instead else "")
     if not findings:
-        click.echo("The expression compiles and means what it says.")
+        click.echo("The expression compiles. There are no warnings.")
     elif any(finding.is_error for finding in findings):
         click.echo("The expression does not compile.")
     elif any(finding.code == "ignored-text" for finding in findings):
         click.echo(
-            "RocketMQ reads its beginning; SluiceMQ's clients, commands and Spark refuse it."
+            "RocketMQ evaluates only its beginning. SluiceMQ's clients, commands and Spark refuse "
+            "it."
         )
     else:
-        click.echo("The expression compiles; mind the warnings.")
+        click.echo("The expression compiles, with warnings.")

@@ -1,30 +1,32 @@
-"""`sluice group` and `sluice consumer`: who consumes, how far, who idles and why, who loses what;
-send a group elsewhere; what its consumers do now.
+"""`sluice group` and `sluice consumer`: consumer groups, their offsets, and their running members.
 
-`reset`, `skip` and `clone` also work while the group consumes. Each shows, queue by queue, where
-the group stood, where it goes on, and how many messages come again or are skipped; with --dry-run
-that is all.
+`group reset`, `skip` and `clone` change committed offsets, also while the group consumes. Each of
+them prints for every queue the old and the new offset, and how many messages are delivered again
+or skipped. With `--dry-run` they only print that.
 
-What a consumer does the brokers ask it themselves (307). A Python consumer of ours answers from its
-heartbeat thread: also when a handler blocks its program, which is when one wants to see the stack.
+`consumer status` and `stack` ask a broker, which sends GET_CONSUMER_RUNNING_INFO (307) to the
+consumer. A Python consumer of SluiceMQ answers from its heartbeat thread, so the commands also
+work while a handler blocks the event loop, which is when the stack is of most interest.
 """
 
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from sluicemq.cli.ending import undecided
+from sluicemq.cli.ending import EXIT_FINDINGS, note_pending_change
 from sluicemq.cli.output import (
     admin_options,
-    fields,
+    confirm,
+    format_time,
     parse_time,
     print_json,
     print_records,
     print_result,
-    show_time,
+    record_builder,
+    yes_option,
 )
-from sluicemq.cli.servers.serve import print_proxy_clients
+from sluicemq.cli.servers.proxy_status import print_proxy_clients
 from sluicemq.client.admin.diagnose.findings import Code
 from sluicemq.client.admin.diagnose.records import explain_record
 from sluicemq.client.admin.group_offsets import EARLIEST_MS, LATEST_MS, OffsetChange
@@ -42,36 +44,42 @@ from sluicemq.proxy import fetch_proxy_status
 from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 
-T = TypeVar("T")
 Record = dict[str, Any]
-_QUEUE = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
-_lag = fields(
-    f"group {_QUEUE} committed offset_min offset_max lag in_flight lost at_risk=messages_at_risk "
-    "loss_time_ms matching eta_ms beyond_end"
+_QUEUE_KEYS = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
+_lag_record = record_builder(
+    f"group {_QUEUE_KEYS} committed offset_min offset_max lag in_flight lost "
+    "at_risk=messages_at_risk loss_time_ms matching eta_ms beyond_end"
 )
-_progress = fields(f"{_QUEUE} committed offset_max lag in_flight last_time_ms")
-_change = fields(f"{_QUEUE} from=old to=new come_again=again skipped offset_max")
-_filter = fields("topic kind expression matched filtered")
-_failure = fields("queue_id offset text")
-_contract = fields("broker contract lanes refused unmatched forgotten pops")
-_client = fields("client_id address language")
-_held = fields(
+_progress_record = record_builder(f"{_QUEUE_KEYS} committed offset_max lag in_flight last_time_ms")
+_change_record = record_builder(
+    f"{_QUEUE_KEYS} from=old to=new come_again=again skipped offset_max"
+)
+_filter_base_record = record_builder("topic kind expression matched filtered")
+_failure_record = record_builder("queue_id offset text")
+_contract_record = record_builder("broker contract lanes refused unmatched forgotten pops")
+_client_record = record_builder("client_id address language")
+_queue_state_record = record_builder(
     "committed=commit_offset held=cached_count held_from=cached_min held_to=cached_max locked "
     "last_pull_ms last_consume_ms"
 )
-_rates = fields("done_per_second failed_per_second failures_last_hour=failures consume_ms")
+_rates_record = record_builder(
+    "done_per_second failed_per_second failures_last_hour=failures consume_ms"
+)
+
+
+_all_option = click.option("-a", "--all", "show_all", is_flag=True, help="Also list system groups.")
 
 
 @click.group()
 def group() -> None:
-    """List, create and show consumer groups, what they have not read; move them."""
+    """Manage consumer groups: list, show, create, change and delete them, and set their offsets."""
 
 
 @group.command("list")
-@click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
+@_all_option
 @admin_options
 def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
-    """List the consumer groups that any broker knows."""
+    """List the consumer groups of all brokers with their members and lag."""
     records = [
         {
             "group": name,
@@ -88,23 +96,31 @@ def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
 
 @group.command("create")
 @click.argument("name")
-@click.option("--retries", type=int, default=16, show_default=True, help="Redeliveries at most.")
+@click.option(
+    "--retries",
+    type=int,
+    default=16,
+    show_default=True,
+    help="Maximum number of retries of a message, before it becomes a dead letter.",
+)
 @admin_options
 def create(admin: Admin, name: str, retries: int, as_json: bool) -> None:
-    """Create or change consumer group NAME on every broker."""
-    undecided(f"sluice group show {name}")
+    """Create consumer group NAME on every broker, or change it if it exists."""
+    note_pending_change(f"sluice group show {name}")
     brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
-    text = f"Group {name} is known on {', '.join(brokers)}."
+    text = f"Group {name} exists on {', '.join(brokers)}."
     print_result({"group": name, "brokers": brokers}, text, as_json=as_json)
 
 
 @group.command("update")
 @click.argument("name")
 @click.option(
-    "--contract", type=click.Choice(CONTRACTS), required=True,
-    help="May members subscribe to different things? strict: no; lanes: each subscription gets its "
-    "share; compatible: the same, with a warning.",
-)  # fmt: skip
+    "--contract",
+    type=click.Choice(CONTRACTS),
+    required=True,
+    help="Whether members may have different subscriptions. strict: no; lanes: yes, each "
+    "subscription has its own lane; compatible: the same, with a warning.",
+)
 @admin_options
 def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
     """Change the contract of group NAME on every broker."""
@@ -116,35 +132,50 @@ def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
 
 @group.command("delete")
 @click.argument("name")
-@click.option("-c", "--cluster", help="Only in that cluster.")
-@click.option("--offsets", is_flag=True, help="Its offsets too: it would begin anew.")
+@click.option("-c", "--cluster", help="Delete it in this cluster only. Default: in all clusters.")
 @click.option(
-    "--topics", is_flag=True,
-    help="Its retry and dead-letter topics too, with all messages in them.",
-)  # fmt: skip
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+    "--offsets",
+    is_flag=True,
+    help="Also delete the committed offsets. Otherwise, a new group of this name continues from "
+    "them.",
+)
+@click.option(
+    "--topics",
+    is_flag=True,
+    help="Also delete the retry and dead-letter topics with all their messages.",
+)
+@yes_option
 @admin_options
 def delete(
-    admin: Admin, name: str, cluster: str | None, offsets: bool, topics: bool, yes: bool,
+    admin: Admin,
+    name: str,
+    cluster: str | None,
+    offsets: bool,
+    topics: bool,
+    yes: bool,
     as_json: bool,
-) -> None:  # fmt: skip
-    """Delete the settings of consumer group NAME on every broker, and what the options say.
+) -> None:
+    """Delete the settings of consumer group NAME on every broker.
 
-    Members that are online make it anew where groups are made by themselves.
+    If brokers create groups automatically (autoCreateSubscriptionGroup), members that are online
+    create the group again.
     """
-    online = len(admin.group(name).members)
-    with_them = [text for is_asked, text in ((offsets, "offsets"), (topics, "topics")) if is_asked]
-    what = " and ".join(["its settings", *with_them])
-    if not yes:
-        members = f", which {online} members use now" * bool(online)
-        click.confirm(f"Delete {name}{members}: {what}?", abort=True, err=True)
-    undecided("sluice group list")
+    member_count = len(admin.group(name).members)
+    parts = ["its settings"]
+    if offsets:
+        parts.append("offsets")
+    if topics:
+        parts.append("topics")
+    what = " and ".join(parts)
+    members = f", currently used by {member_count} members" * bool(member_count)
+    confirm(f"Delete {name}{members}: {what}?", yes=yes)
+    note_pending_change("sluice group list")
     masters = admin.masters(cluster)
     for address in masters.values():
         admin.delete_group(address, name, clean_offset=offsets)
     if topics:
-        for there in {RETRY_PREFIX + name, DLQ_PREFIX + name} & set(admin.topics()):
-            admin.delete_topic(there, cluster=cluster)
+        for topic in {RETRY_PREFIX + name, DLQ_PREFIX + name} & set(admin.topics()):
+            admin.delete_topic(topic, cluster=cluster)
     print_result(
         {"group": name, "deleted": True, "brokers": list(masters)},
         f"Group {name} is deleted on {', '.join(masters)}: {what}.",
@@ -158,39 +189,50 @@ def delete(
 @group.command("show")
 @click.argument("name")
 @click.option(
-    "--proxy", "proxies", multiple=True,
-    help="Show what the proxy at host:port knows of its members too; repeat for more.",
-)  # fmt: skip
+    "--proxy",
+    "proxies",
+    multiple=True,
+    help="Also show the members that are connected to the proxy at host:port. Repeat for more "
+    "proxies.",
+)
 @admin_options
 def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> None:
-    """Show members of group NAME with their queues, why some are idle, and lag per queue."""
+    """Show the members of group NAME with their queues, and the lag of each queue.
+
+    Also show why members are idle, what filters have matched and dropped, and the lanes of members
+    with different subscriptions.
+    """
     report, contracts = admin.group(name), admin.contract(name)
     clients = admin.consumers(name) if report.members else []
-    of_proxies = [
-        one | {"proxy": address}
+    proxy_clients = [
+        client | {"proxy": address}
         for address in proxies
-        for one in fetch_proxy_status(address, admin.credentials)["clients"]
-        if one["group"] == name
+        for client in fetch_proxy_status(address, admin.credentials)["clients"]
+        if client["group"] == name
     ]
     filters = [(one.broker, topic) for one in admin.matching(name) for topic in one.topics]
-    unequal = [one for one in admin.explain_group(name).findings if one.code is Code.UNEQUAL]
+    unequal_findings = [
+        finding for finding in admin.explain_group(name).findings if finding.code is Code.UNEQUAL
+    ]
     if as_json:
-        print_json({
-            "group": name,
-            "lag": report.lag,
-            "members": report.members,
-            "clients": [_client(one) | {"version": one.version} for one in clients],
-            "proxy_clients": of_proxies,
-            "queues": [_progress(item) for item in report.progress],
-            "notes": report.notes,
-            "filters": [_filter_record(broker, topic) for broker, topic in filters],
-            "findings": [explain_record(one) for one in unequal],
-            "contract": [_contract(item) for item in contracts],
-        })  # fmt: skip
+        print_json(
+            {
+                "group": name,
+                "lag": report.lag,
+                "members": report.members,
+                "clients": [_client_record(one) | {"version": one.version} for one in clients],
+                "proxy_clients": proxy_clients,
+                "queues": [_progress_record(item) for item in report.progress],
+                "notes": report.notes,
+                "filters": [_filter_record(broker, topic) for broker, topic in filters],
+                "findings": [explain_record(finding) for finding in unequal_findings],
+                "contract": [_contract_record(item) for item in contracts],
+            }
+        )
         return
     _print_progress(report, clients)
-    if of_proxies:
-        print_proxy_clients(of_proxies, f"Members of {name} by {', '.join(proxies)}")
+    if proxy_clients:
+        print_proxy_clients(proxy_clients, f"Members of {name} at {', '.join(proxies)}")
     _print_filters(
         [
             (broker, topic)
@@ -201,17 +243,18 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
     )
     for contract in contracts:
         _print_contract(contract)
-    for finding in unequal:
+    for finding in unequal_findings:
         click.echo(f"{finding.what} {finding.fix}")
 
 
 def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
-    known = {one.client_id: one for one in clients}
+    """Print the members of a group and the progress of each queue as tables, then the sums."""
+    clients_by_id = {client.client_id: client for client in clients}
     members = [
         {
             "member": member.client_id,
-            "language": one.language if (one := known.get(member.client_id)) else "",
-            "version": version_name(one.version) if one else "",
+            "language": client.language if (client := clients_by_id.get(member.client_id)) else "",
+            "version": version_name(client.version) if client else "",
             "queues": ", ".join("/".join(map(str, queue)) for queue in member.queues),
             "idle_because": member.idle_because,
         }
@@ -221,7 +264,7 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
     print_records(members, columns=columns, title=f"Members of {report.name}")
     owners = {queue: member.client_id for member in report.members for queue in member.queues}
     queues = [
-        _progress(item) | {"member": owners.get(item.queue, "")}
+        _progress_record(item) | {"member": owners.get(item.queue, "")}
         for item in report.progress
         if not is_retry_topic(item.queue.topic) or item.lag
     ]
@@ -230,27 +273,32 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
         "last_consumed=last_time_ms:time member"
     )
     print_records(queues, columns=columns, title=f"Progress of {report.name}")
-    idle = sum(bool(member.idle_because) for member in report.members)
+    idle_count = sum(bool(member.idle_because) for member in report.members)
+    for note in report.notes:
+        click.echo(note)
     click.echo(
-        "".join(f"{note}\n" for note in report.notes)
-        + f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
-        "With a filter, messages that it drops count until they are passed: see `matching`."
+        f"{len(report.members)} members ({idle_count} idle). The lag is {report.lag:,} messages. "
+        "It includes messages that a filter will drop; the column `matching` does not."
     )
 
 
 def _filter_record(broker: str, topic: GroupMatching) -> Record:
+    """Return the counters of a filter for `--json`; `matching` is None if a queue's is unknown."""
     counts = [queue.matching for queue in topic.queues]
     return {
-        **_filter(topic),
+        **_filter_base_record(topic),
         "broker": broker,
         "matching": None if None in counts else sum(count or 0 for count in counts),
         "errors": topic.errors,
-        "last_errors": [_failure(one) for one in topic.failures],
+        "last_errors": [_failure_record(one) for one in topic.failures],
     }
 
 
 def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
-    """What each filter has done since its broker started, and its last errors."""
+    """Print what each filter has matched and dropped since its broker started, and its last errors.
+
+    Each filter is the name of a broker, and what that broker counts for one topic of the group.
+    """
     records = [
         _filter_record(broker, topic)
         | {"filter": topic.expression or "not known", "errors": sum(topic.errors.values())}
@@ -262,12 +310,15 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
         for reason, count in sorted(topic.errors.items(), key=lambda item: -item[1]):
             click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
         for failure in topic.failures[-3:]:
-            place = f"queue {failure.queue_id} offset {failure.offset}"
-            click.echo(f"    {topic.topic} {place}: {failure.text}")
+            location = f"queue {failure.queue_id} offset {failure.offset}"
+            click.echo(f"    {topic.topic} {location}: {failure.text}")
 
 
-def _print_contract(found: GroupContract) -> None:
-    """The lanes and the refused, where there are any."""
+def _print_contract(contract: GroupContract) -> None:
+    """Print the lanes of a group on one broker, and the clients that its contract refuses.
+
+    Also print the subscriptions with which it pops, and those that the broker has forgotten.
+    """
     records = [
         {
             "lane": lane["lane"],
@@ -275,32 +326,32 @@ def _print_contract(found: GroupContract) -> None:
                 f"{t}: {text}" for t, (_, text) in lane["subscriptions"].items()
             ),
             "members": ", ".join(lane["clientIds"])
-            or ("none, not waited for" if lane["isIdle"] else "none"),
+            or ("none (idle)" if lane["isIdle"] else "none"),
             "not_read": sum(queue["maxOffset"] - queue["offset"] for queue in lane["queues"]),
             "left": lane["leftTimestamp"] or 0,
         }
-        for lane in found.lanes
+        for lane in contract.lanes
     ]
     if records:
         columns = "lane subscription members not_read=not_read left:time"
-        title = f"Lanes on {found.broker} (the oldest first)"
+        title = f"Lanes on {contract.broker} (the oldest first)"
         print_records(records, columns=columns, title=title)
-        is_default = found.contract == CONTRACTS[0]
+        is_default = contract.contract == CONTRACTS[0]
         click.echo(
-            f"The contract is {found.contract}: members subscribe to different things, and each "
-            "message goes to the oldest lane that wants it."
-            + " If that is not intended, set it to strict." * is_default
-            + f" {found.unmatched:,} messages are wanted by none." * bool(found.unmatched)
+            f"The contract is {contract.contract}: the members have different subscriptions, and "
+            "each message goes to the oldest lane whose filter matches it."
+            + " If that is not intended, set the contract to strict." * is_default
+            + f" {contract.unmatched:,} messages match no lane." * bool(contract.unmatched)
         )
-    for topic, (kind, expression) in found.pops.items():
-        click.echo(f"Pops {topic} on {found.broker} by {kind} {expression}.")
-    for client_id, why in found.refused.items():
-        click.echo(f"{client_id} is refused: {why}")
-    for one in found.forgotten:
+    for topic, (kind, expression) in contract.pops.items():
+        click.echo(f"Pops {topic} on {contract.broker} by {kind} {expression}.")
+    for client_id, reason in contract.refused.items():
+        click.echo(f"{client_id} is refused: {reason}")
+    for lane in contract.forgotten:
         click.echo(
-            f"{show_time(one['timestamp'])} {found.broker} forgot the subscription "
-            f"{one['subscription']}, because {one['why']}. It had not looked at "
-            f"{one['messagesMax']:,} messages."
+            f"{format_time(lane['timestamp'])} {contract.broker} forgot the subscription "
+            f"{lane['subscription']}, because {lane['why']}. Its filter had not been applied to "
+            f"{lane['messagesMax']:,} messages."
         )
 
 
@@ -310,32 +361,40 @@ def _print_contract(found: GroupContract) -> None:
 @group.command("lag")
 @click.argument("name", required=False)
 @click.option(
-    "--at-risk", "only_risks", is_flag=True,
-    help="Only queues whose unread messages will be deleted next; exit code 1 when there are any.",
-)  # fmt: skip
-@click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
+    "--at-risk",
+    "only_risks",
+    is_flag=True,
+    help="Show only queues with unconsumed messages that retention will delete next. Exit code 1 "
+    "if there are any.",
+)
+@_all_option
 @admin_options
 def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_json: bool) -> None:
-    """Count unread messages of group NAME (or of all) in each queue, and which are deleted when."""
-    found = [
+    """Show the lag of group NAME, or of all groups, in each queue.
+
+    Also show how many messages match the group's filter, how many were deleted before the group
+    consumed them, and when the next ones will be deleted.
+    """
+    lags = [
         item
         for item in admin.lag(name)
         if (name or show_all or not is_system_group(item.group))
         and (item.messages_at_risk or not only_risks)
     ]
     if as_json:
-        for item in found:
-            print_json(_lag(item) | {"lanes": item.lanes})
+        for item in lags:
+            print_json(_lag_record(item) | {"lanes": item.lanes})
     else:
-        _print_lag(found)
-    if only_risks and found:
-        raise SystemExit(1)
+        _print_lag(lags)
+    if only_risks and lags:
+        raise SystemExit(EXIT_FINDINGS)
 
 
-def _print_lag(found: list[QueueLag]) -> None:
+def _print_lag(lags: list[QueueLag]) -> None:
+    """Print the queues and the lanes as tables, then committed offsets beyond the end, and sums."""
     queues = [
-        _lag(item)
-        for item in found
+        _lag_record(item)
+        for item in lags
         if not is_retry_topic(item.queue.topic) or item.lag or item.lost or item.beyond_end
     ]
     columns = (
@@ -344,17 +403,17 @@ def _print_lag(found: list[QueueLag]) -> None:
         "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
     )
     print_records(queues, columns=columns)
-    lanes = [  # of groups whose members want different things: each lane by its own offset
-        _lag(item) | asdict(lane)
-        for item in found
+    lanes = [  # a lane has its own committed offset, which replaces that of the queue
+        _lag_record(item) | asdict(lane)
+        for item in lags
         for lane in item.lanes
         if lane.matching or not is_retry_topic(item.queue.topic)
     ]
-    columns = "group topic broker queue=queue_id lane wants=expression committed matching"
+    columns = "group topic broker queue=queue_id lane filter=expression committed matching"
     print_records(
-        lanes, columns=columns, title="Lanes: a message counts in the one that will get it"
+        lanes, columns=columns, title="Lanes: a message counts in the lane that will receive it"
     )
-    for item in found:
+    for item in lags:
         if item.beyond_end:
             click.echo(
                 f"The committed offset {item.committed} of {item.group} is beyond the end "
@@ -362,55 +421,65 @@ def _print_lag(found: list[QueueLag]) -> None:
                 f"{item.queue.broker}: the topic was deleted and created again, or the broker "
                 f"lost messages. See sluice explain group {item.group}."
             )
-    at_risk = sum(item.messages_at_risk for item in found)
-    in_flight = sum(item.in_flight for item in found)
-    times = [item.loss_time_ms for item in found if item.messages_at_risk]
-    known = [item.matching for item in found if item.matching is not None]
-    if any(item.lag and item.matching is None for item in found):
+    _print_lag_totals(lags)
+
+
+def _print_lag_totals(lags: list[QueueLag]) -> None:
+    in_flight = sum(item.in_flight for item in lags)
+    at_risk = sum(item.messages_at_risk for item in lags)
+    loss_times_ms = [item.loss_time_ms for item in lags if item.messages_at_risk]
+    matching = [item.matching for item in lags if item.matching is not None]
+    if any(item.lag and item.matching is None for item in lags):
         click.echo(
-            "Where matching is empty it cannot be known how many messages the filter lets through: "
-            "a RocketMQ broker does not count them, and of a group that is away and subscribed by "
-            "tags nobody knows the tags. The lag counts those that a filter will drop."
+            "If matching is empty, the number of messages that match the filter is unknown: a "
+            "RocketMQ broker does not count them, and the tags of a group without members are not "
+            "known. The lag includes messages that a filter will drop."
         )
-    elif known:
-        click.echo(f"{sum(known):,} messages match the groups' filters.")
+    elif matching:
+        click.echo(f"{sum(matching):,} messages match the groups' filters.")
+    risk = (
+        f"{at_risk:,} of them will be deleted from {format_time(min(loss_times_ms))} on."
+        if loss_times_ms
+        else "None of them is about to be deleted."
+    )
     click.echo(
-        f"{sum(item.lag for item in found):,} messages behind"
-        + f", {in_flight:,} of them popped and not acknowledged" * bool(in_flight)
-        + "; "
-        + (f"{at_risk:,} of them are deleted from {show_time(min(times))} on." if times
-           else "none of them is about to be deleted.")
-    )  # fmt: skip
+        f"The lag is {sum(item.lag for item in lags):,} messages"
+        + f", of which {in_flight:,} are in flight" * bool(in_flight)
+        + f". {risk}"
+    )
 
 
 # ------------------------------------------------------------------ reset, skip and clone
 
 _dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Show what would change and change nothing."
+    "--dry-run", is_flag=True, help="Show what would change, and change nothing."
 )
-_topic_option = click.option("-t", "--topic", required=True, help="The topic.")
+_topic_option = click.option(
+    "-t", "--topic", required=True, help="Topic in which the committed offsets change."
+)
 
 
 @group.command("reset")
 @click.argument("name", metavar="GROUP")
 @_topic_option
 @click.option(
-    "--to", required=True,
-    help="earliest, latest, or the time of the first message to get: milliseconds since 1970 or "
-    "2013-01-01T00:00.",
-)  # fmt: skip
+    "--to",
+    required=True,
+    help="Where the group continues: earliest, latest, or at the first message stored at or after "
+    "a time, in milliseconds since 1970 or as 2013-01-01T00:00.",
+)
 @_dry_run_option
 @admin_options
 def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: bool) -> None:
-    """Send GROUP to another place of a topic: back to consume again, or ahead.
+    """Set the committed offsets of GROUP in a topic, back or forward.
 
-    Works while its consumers run: they go on at the new place, and what they had fetched before is
-    neither handled nor committed any more (a handler that runs ends, without effect on offsets).
+    This also works while its consumers run. They continue at the new offsets, and neither process
+    nor commit the messages that they have fetched before. A handler that is running finishes, but
+    its message is not committed.
     """
-    words = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
-    time_ms = words[to] if to in words else parse_time(to, "--to")
-    make = admin.plan_reset if dry_run else _changing(name, admin.reset_offsets)
-    _print_changes(name, make(name, topic, time_ms), as_json=as_json, dry_run=dry_run)
+    named_times = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
+    time_ms = named_times[to] if to in named_times else parse_time(to, "--to")
+    _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
 
 
 @group.command("skip")
@@ -419,40 +488,57 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
 @_dry_run_option
 @admin_options
 def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
-    """Let GROUP skip what it has not read of a topic: the same as `reset --to latest`."""
-    make = admin.plan_reset if dry_run else _changing(name, admin.reset_offsets)
-    _print_changes(name, make(name, topic, LATEST_MS), as_json=as_json, dry_run=dry_run)
+    """Skip all messages of a topic that GROUP has not consumed, as `reset --to latest` does."""
+    _reset(admin, name, topic, LATEST_MS, dry_run=dry_run, as_json=as_json)
+
+
+def _reset(
+    admin: Admin, name: str, topic: str, time_ms: int, *, dry_run: bool, as_json: bool
+) -> None:
+    """Reset the group's offsets to the first message at or after `time_ms`, and print the changes.
+
+    With `dry_run`, only print them.
+    """
+    if dry_run:
+        changes = admin.plan_reset(name, topic, time_ms)
+    else:
+        note_pending_change(f"sluice group show {name}")
+        changes = admin.reset_offsets(name, topic, time_ms)
+    _print_changes(name, changes, dry_run=dry_run, as_json=as_json)
 
 
 @group.command("clone")
 @click.argument("source")
 @click.argument("target")
-@click.option("-t", "--topic", help="Only this topic; without it all that SOURCE has offsets of.")
+@click.option(
+    "-t", "--topic", help="Copy the offsets of this topic only. Default: all topics of SOURCE."
+)
 @_dry_run_option
 @admin_options
 def clone(
     admin: Admin, source: str, target: str, topic: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Give group TARGET the offsets of group SOURCE: it goes on where SOURCE stands."""
-    make = admin.plan_clone if dry_run else _changing(target, admin.clone_offsets)
-    _print_changes(target, make(source, target, topic), as_json=as_json, dry_run=dry_run)
+    """Copy the committed offsets of group SOURCE to group TARGET, which continues from there."""
+    if dry_run:
+        changes = admin.plan_clone(source, target, topic)
+    else:
+        note_pending_change(f"sluice group show {target}")
+        changes = admin.clone_offsets(source, target, topic)
+    _print_changes(target, changes, dry_run=dry_run, as_json=as_json)
 
 
-def _changing(name: str, change: T) -> T:
-    undecided(f"sluice group show {name}")
-    return change
-
-
-def _print_changes(name: str, changes: list[OffsetChange], *, as_json: bool, dry_run: bool) -> None:
-    records = [{"group": name, **_change(change), "dry_run": dry_run} for change in changes]
+def _print_changes(name: str, changes: list[OffsetChange], *, dry_run: bool, as_json: bool) -> None:
+    """Print the old and new offset of each queue, and how many messages this repeats or skips."""
+    records = [{"group": name, **_change_record(change), "dry_run": dry_run} for change in changes]
     columns = "topic broker queue=queue_id from to come_again=come_again skipped end=offset_max"
     print_records(records, as_json=as_json, columns=columns)
     if not as_json:
-        verb = "would go on" if dry_run else "goes on"
-        again, skipped = sum(c.again for c in changes), sum(c.skipped for c in changes)
+        verb = "would continue" if dry_run else "continues"
+        again = sum(change.again for change in changes)
+        skipped = sum(change.skipped for change in changes)
         click.echo(
-            f"{name} {verb} there: {again:,} messages come again, {skipped:,} are skipped."
-            + " Nothing is changed." * dry_run
+            f"{name} {verb} there. {again:,} messages are delivered again, {skipped:,} are skipped."
+            + " Nothing was changed." * dry_run
         )
 
 
@@ -461,17 +547,17 @@ def _print_changes(name: str, changes: list[OffsetChange], *, as_json: bool, dry
 
 @click.group()
 def consumer() -> None:
-    """Show what the consumers of a group do now."""
+    """Show what the running consumers of a group do now."""
 
 
 @consumer.command("list")
 @click.argument("name", metavar="GROUP")
 @admin_options
 def list_consumers(admin: Admin, name: str, as_json: bool) -> None:
-    """List the members of GROUP that are online: id, address, language, version."""
+    """List the online members of GROUP with their address, language, version and model."""
     records = [
         {
-            **_client(client),
+            **_client_record(client),
             "version": client.version,
             "kind": "push" if client.consume_type == "CONSUME_PASSIVELY" else "pull",
             "model": client.message_model.lower(),
@@ -491,20 +577,27 @@ _client_argument = click.argument("client_id", metavar="[CLIENT]", required=Fals
 @_client_argument
 @admin_options
 def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
-    """Show what CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
-    for client, info in _running(admin, name, client_id, stack=False):
-        queues = [queue._asdict() | _held(state) for queue, state in sorted(info.queues.items())]
+    """Show the queues, prefetched messages and rates of CLIENT of GROUP, or of each member."""
+    for client, info in _request_running_info(admin, name, client_id, stack=False):
+        queues = [
+            queue._asdict() | _queue_state_record(state)
+            for queue, state in sorted(info.queues.items())
+        ]
         if as_json:
-            print_json({
-                **_client(client),
-                "properties": info.properties,
-                "subscriptions": {item.topic: item.expression for item in info.subscriptions},
-                "queues": queues,
-                "topics": {topic: _rates(rates) for topic, rates in sorted(info.rates.items())},
-                "notes": info.notes,
-            })  # fmt: skip
+            print_json(
+                {
+                    **_client_record(client),
+                    "properties": info.properties,
+                    "subscriptions": {item.topic: item.expression for item in info.subscriptions},
+                    "queues": queues,
+                    "topics": {
+                        topic: _rates_record(rates) for topic, rates in sorted(info.rates.items())
+                    },
+                    "notes": info.notes,
+                }
+            )
             continue
-        since = show_time(int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0))
+        since = format_time(int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0))
         click.echo(f"--- {client.client_id} ({client.language}, {client.address}), since {since}")
         for item in sorted(info.subscriptions, key=lambda item: item.topic):
             click.echo(f"subscribed: {item.topic} {item.kind} {item.expression}")
@@ -515,7 +608,7 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
         print_records(queues, columns=columns)
         for topic, rates in sorted(info.rates.items()):
             click.echo(
-                f"{topic}: {rates.done_per_second:.1f} done/s, {rates.failed_per_second:.1f} "
+                f"{topic}: {rates.done_per_second:.1f} processed/s, {rates.failed_per_second:.1f} "
                 f"failed/s, {rates.consume_ms:.1f} ms each, {rates.failures} failures in the last "
                 "hour"
             )
@@ -527,30 +620,35 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
 @_client_argument
 @admin_options
 def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
-    """Print the stacks of all threads and tasks of CLIENT of GROUP (or of each member)."""
-    for client, info in _running(admin, name, client_id, stack=True):
+    """Print the stacks of all threads and tasks of CLIENT of GROUP, or of each member."""
+    for client, info in _request_running_info(admin, name, client_id, stack=True):
         if as_json:
             print_json({"client_id": client.client_id, "group": name, "stack": info.stack})
         else:
             click.echo(f"--- {client.client_id} ({client.language}, {client.address})")
             _print_notes(info)
-            click.echo(info.stack or "It has sent no stack.")
+            click.echo(info.stack or "The client has sent no stack.")
 
 
-def _running(
+def _request_running_info(
     admin: Admin, name: str, client_id: str | None, *, stack: bool
 ) -> list[tuple[ConsumerClient, RunningInfo]]:
+    """Return what one member of a group, or each if `client_id` is None, reports about itself.
+
+    With `stack`, a report includes the stacks of its threads and tasks. Raises ConfigurationError
+    if the member is not online, or no member is.
+    """
     clients = admin.consumers(name)
     online = ", ".join(client.client_id for client in clients)
     if client_id is not None:
         clients = [client for client in clients if client.client_id == client_id]
     if not clients:
-        who = f"no consumer {client_id!r}" if client_id else "no consumer"
+        missing = f"No consumer {client_id!r}" if client_id else "No consumer"
         raise ConfigurationError(
-            f"{who} of the group {name!r} is online.",
-            fix=f"Online: {online}." if online else "See sluice group show.",
+            f"{missing} of group {name!r} is online.",
+            fix=f"Choose one of those online: {online}." if online else "See sluice group show.",
         )
-    return [(one, admin.running_info(name, one.client_id, stack=stack)) for one in clients]
+    return [(client, admin.running_info(name, client.client_id, stack=stack)) for client in clients]
 
 
 def _print_notes(info: RunningInfo) -> None:

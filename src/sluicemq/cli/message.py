@@ -1,89 +1,89 @@
-"""Messages one by one: `sluice message show|query|consume`, out of the brokers' key index; `sluice
-trace`, the way of one, out of the traces that clients wrote; `sluice delay` and `sluice
-transaction`, those that nobody gets yet: only SluiceMQ brokers know these requests.
+"""Commands for single messages: `sluice message`, `trace`, `delay` and `transaction`.
+
+`message` finds stored messages with the key index of the brokers. `trace` shows what clients have
+recorded about a message. `delay` and `transaction` manage messages that are not visible to
+consumers yet; only SluiceMQ brokers know their requests.
 """
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Sequence
-from operator import add
 from typing import Any
 
 import click
 
-from sluicemq.cli.ending import undecided, when_interrupted
+from sluicemq.cli.ending import describe_on_interrupt, note_pending_change
 from sluicemq.cli.output import (
     TIME_MAX_MS,
     Access,
     admin_options,
-    as_time,
     body_record,
     client_options,
-    fields,
+    format_body,
+    format_time,
     json_option,
+    parse_time_option,
     print_json,
     print_records,
     print_result,
     print_table,
-    show_body,
-    show_time,
+    record_builder,
 )
-from sluicemq.cli.traffic import parse_start, until_interrupted
-from sluicemq.client.admin.messages import COUNT_MAX, Timeline
+from sluicemq.cli.traffic import parse_start, run_until_interrupted, start_option
+from sluicemq.client.admin.messages import COUNT_MAX, GroupTrace, Step, Timeline
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.tracing import (
-    SendTrace,
-    TraceRecord,
-    decode_trace_records,
-)
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TRACE_TOPIC
+from sluicemq.model.trace_records import SendTrace, TraceRecord, decode_trace_records
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
-BODY_BEGIN_BYTES = 60
-WAITING_MAX = 1000
-EXPORTED_AT_ONCE = 20
-AGAIN_S = 2.0
-DONE = (ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
-RESULTS: dict[str, str] = {
+BODY_PREVIEW_BYTES = 60
+LISTED_MAX = 1000
+EXPORT_BATCH_MAX = 20
+EXPORT_RETRY_S = 2.0
+SUCCESSFUL_RESULTS = (ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
+RESULT_TEXTS: dict[str, str] = {
     ConsumeResult.SUCCESS: "handled",
     ConsumeResult.COMMIT: "handled",
-    ConsumeResult.LATER: "given back, to come again",
-    ConsumeResult.ROLLBACK: "given back",
-    ConsumeResult.EXCEPTION: "not handled, its handler failed",
-    ConsumeResult.NOTHING: "not handled, its handler returned nothing",
+    ConsumeResult.LATER: "rejected, to be delivered again,",
+    ConsumeResult.ROLLBACK: "rejected",
+    ConsumeResult.EXCEPTION: "the handler failed",
+    ConsumeResult.NOTHING: "the handler returned nothing",
 }
-_stored = fields(
+_stored_record = record_builder(
     "topic broker queue_id queue_offset message_id offset_message_id physical_offset size_bytes "
     "tag keys properties born_time_ms born_host store_time_ms store_host reconsume_times"
 )
-_waiting = fields(
+_delayed_record = record_builder(
     "topic queue=queue_id message_id=unique_id keys tag level due=due_ms stored=stored_ms "
     "bytes=body_bytes handle"
 )
-_open = fields(
+_transaction_record = record_builder(
     "id=transaction_id checks group topic keys tag queue_id began_time_ms=began_ms "
     "next_check_time_ms=next_check_ms asked=asked_client_address half_queue_offset "
     "physical_offset body_bytes"
 )
 _topic_option = click.option(
-    "-t", "--topic", help="Topic of the message; without it all are searched."
+    "-t", "--topic", help="Topic of the message. Without it, all topics are searched."
 )
-_only_topic_option = click.option("--topic", help="Only messages to this topic.")
-_count_option = functools.partial(
-    click.option, "--count", "count_max", type=click.IntRange(1), default=WAITING_MAX,
+_only_topic_option = click.option("--topic", help="Use only messages of this topic.")
+_count_option = click.option(
+    "--count",
+    "count_max",
+    type=click.IntRange(1),
+    default=LISTED_MAX,
     show_default=True,
-)  # fmt: skip
+    help="Maximum number of entries from each broker.",
+)
 
 
 @click.group()
 def message() -> None:
-    """Find stored messages by key or id, and have them handled again."""
+    """Find stored messages by key or id, and let a consumer handle one again."""
 
 
 @message.command("show")
@@ -91,115 +91,146 @@ def message() -> None:
 @_topic_option
 @admin_options
 def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> None:
-    """Show the message ID: the id that its producer made, or the one that says where it lies."""
+    """Show the message with this message id or offset message id."""
     found = admin.message_by_id(message_id, topic=topic)
-    record = record_of(found)
+    record = message_record(found)
     if as_json:
         print_json(record)
         return
     rows: list[tuple[str, object]] = []
     for name, value in record.items():
         if name.endswith("_time_ms"):
-            rows.append((name.removesuffix("_ms"), show_time(value)))
+            rows.append((name.removesuffix("_ms"), format_time(value)))
         elif name not in ("properties", "body", "body_error"):
             rows.append((name, value))
     rows += [(f"  {name}", value) for name, value in found.properties.items()]
     print_table(f"Message {found.message_id}", ["field", "value"], rows)
-    click.echo(show_body(found, BODY_SHOWN_BYTES))
+    click.echo(format_body(found, BODY_SHOWN_BYTES))
 
 
 @message.command("query")
 @click.option("-t", "--topic", required=True, help="Topic of the messages.")
-@click.option("-k", "--key", required=True, help="One of their keys.")
+@click.option("-k", "--key", required=True, help="Key that the messages have.")
 @click.option(
-    "--begin", "begin_ms", callback=as_time, default="0",
-    help="Stored from then on: milliseconds since 1970 or 2013-01-01T00:00.",
-)  # fmt: skip
-@click.option(
-    "--end", "end_ms", callback=as_time, default=str(TIME_MAX_MS), help="Stored up to then."
+    "--begin",
+    "begin_ms",
+    callback=parse_time_option,
+    default="0",
+    help="Show messages stored at or after this time, in milliseconds since 1970 or as "
+    "2013-01-01T00:00. Default: the beginning.",
 )
 @click.option(
-    "--max", "count_max", type=click.IntRange(1), default=COUNT_MAX, show_default=True,
-    help="Show at most N messages, the newest; a broker gives at most its maxMsgsNumBatch.",
-)  # fmt: skip
+    "--end",
+    "end_ms",
+    callback=parse_time_option,
+    default=str(TIME_MAX_MS),
+    help="Show messages stored at or before this time. Default: the end.",
+)
+@click.option(
+    "--max",
+    "count_max",
+    type=click.IntRange(1),
+    default=COUNT_MAX,
+    show_default=True,
+    help="Maximum number of messages; the newest are shown. A broker returns at most its "
+    "maxMsgsNumBatch.",
+)
 @admin_options
 def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> None:
-    """Find the messages of a topic that bear a key, newest first."""
-    found = admin.messages_by_key(topic, key, **options)
-    records = [record_of(one) for one in found]
+    """Find the messages of a topic that have a key, the newest first."""
+    messages = admin.messages_by_key(topic, key, **options)
+    records = [message_record(stored) for stored in messages]
     if not as_json:
-        for record, one in zip(records, found, strict=True):
-            record |= {"keys": " ".join(one.keys), "body": show_body(one, BODY_BEGIN_BYTES)}
+        for record, stored in zip(records, messages, strict=True):
+            record["keys"] = " ".join(stored.keys)
+            record["body"] = format_body(stored, BODY_PREVIEW_BYTES)
     columns = (
         "stored=store_time_ms:time broker queue=queue_id offset=queue_offset tag keys "
         "id=message_id body"
     )
     empty = f"No message of {topic} has the key {key}."
     print_records(records, as_json=as_json, columns=columns, empty=empty)
-    until_ms = _complete_from_ms(found)
-    if found and _has_others(admin, topic, key, found, options["begin_ms"], until_ms):
+    complete_from_ms = _complete_from_ms(messages)
+    if messages and _has_others(
+        admin, topic, key, messages, begin_ms=options["begin_ms"], end_ms=complete_from_ms
+    ):
         click.echo(
-            f"These are {len(found)} of the messages with the key {key}, and there are more: "
-            f"--max is {options['count_max']}, and a broker gives at most its maxMsgsNumBatch. "
-            f"Show older ones with --end {until_ms}.",
+            f"There are more messages with the key {key} than these {len(messages)}: --max is "
+            f"{options['count_max']}, and a broker returns at most its maxMsgsNumBatch. Show older "
+            f"messages with --end {complete_from_ms}.",
             err=True,
         )
 
 
-def _complete_from_ms(found: Sequence[StoredMessage]) -> int:
-    """Return the time from which the answers of all brokers are complete: each broker has given its
-    newest messages, up to its limit."""
+def _complete_from_ms(messages: Sequence[StoredMessage]) -> int:
+    """Return the time from which no broker has left out messages; 0 if there are none.
+
+    Each broker has returned its newest messages, up to its limit, so its answer is complete from
+    the oldest of them on.
+    """
     oldest_ms = dict[str, int]()
-    for one in found:
-        oldest_ms[one.broker] = min(oldest_ms.get(one.broker, TIME_MAX_MS), one.store_time_ms)
+    for stored in messages:
+        known_ms = oldest_ms.get(stored.broker, TIME_MAX_MS)
+        oldest_ms[stored.broker] = min(known_ms, stored.store_time_ms)
     return max(oldest_ms.values(), default=0)
 
 
 def _has_others(
-    admin: Admin, topic: str, key: str, found: Sequence[StoredMessage], begin_ms: int, end_ms: int
+    admin: Admin,
+    topic: str,
+    key: str,
+    found: Sequence[StoredMessage],
+    *,
+    begin_ms: int,
+    end_ms: int,
 ) -> bool:
-    """Return whether more messages bear the key than were found, from `begin_ms` to `end_ms`."""
+    """Return whether messages stored from `begin_ms` to `end_ms` have the key but are not found."""
     older = admin.messages_by_key(topic, key, begin_ms=begin_ms, end_ms=end_ms)
-    places = {(one.broker, one.physical_offset) for one in found}
-    return any((one.broker, one.physical_offset) not in places for one in older)
+    positions = {(stored.broker, stored.physical_offset) for stored in found}
+    return any((stored.broker, stored.physical_offset) not in positions for stored in older)
 
 
 @message.command("consume")
 @click.argument("message_id", metavar="ID")
-@click.option("-g", "--group", required=True, help="The consumer group whose handler is called.")
-@click.option("-c", "--client", "client_id", help="Which of its members; without it the first.")
+@click.option("-g", "--group", required=True, help="Consumer group whose handler is called.")
+@click.option(
+    "-c",
+    "--client",
+    "client_id",
+    help="Client id of the member that handles the message. Default: the first member.",
+)
 @_topic_option
 @admin_options
 def consume(admin: Admin, message_id: str, group: str, as_json: bool, **options: Any) -> None:
-    """Let a consumer handle the message ID now, and show how that went; exit code 1 when it failed.
+    """Let a consumer handle message ID now, and show the result. Exit code 1 if it failed.
 
-    The handler of the client is called once more with the stored message, beside its other work. No
-    offset changes, nothing is retried.
+    The client calls its handler with the stored message, in addition to its other work. No offset
+    changes, and the message is not retried.
     """
     stored, result = admin.consume_directly(message_id, group, **options)
-    record = fields("result remark spent_ms ordered=is_ordered")(result)
+    record = record_builder("result remark spent_ms ordered=is_ordered")(result)
     remark = f": {result.remark}" if result.remark else "."
     print_result(
         {"message_id": stored.message_id, "group": group, **record},
-        f"Message {stored.message_id} of {stored.topic} was "
-        f"{RESULTS.get(result.result, result.result)} after {result.spent_ms} ms{remark}",
+        f"Message {stored.message_id} of {stored.topic}: "
+        f"{RESULT_TEXTS.get(result.result, result.result)} after {result.spent_ms} ms{remark}",
         as_json=as_json,
     )
-    if result.result not in DONE:
+    if result.result not in SUCCESSFUL_RESULTS:
         raise SystemExit(1)
 
 
-def record_of(stored: StoredMessage) -> dict[str, Any]:
-    """A message for --json: the names of `sluice consume --json`, and where it lies."""
+def message_record(stored: StoredMessage) -> dict[str, Any]:
+    """Return a message for `--json`, with the keys of `sluice consume --json` and its position."""
     hosts = {"born_host": str(stored.born_host), "store_host": str(stored.store_host)}
-    return _stored(stored) | hosts | body_record(stored)
+    return _stored_record(stored) | hosts | body_record(stored)
 
 
 # ---------------------------------------------------------------------------------- trace
 
 
-class _Traces(click.Group):
-    """`sluice trace ID` is `sluice trace show ID`."""
+class _TraceGroup(click.Group):
+    """A group in which `sluice trace ID` means `sluice trace show ID`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
@@ -208,15 +239,15 @@ class _Traces(click.Group):
 
 
 _trace_topic_option = click.option(
-    "-t", "--topic", default=TRACE_TOPIC, show_default=True, help="Topic of the traces."
+    "-t", "--topic", default=TRACE_TOPIC, show_default=True, help="Topic that contains the traces."
 )
 
 
-@click.group(cls=_Traces)
+@click.group(cls=_TraceGroup)
 def trace() -> None:
-    """Show what happened to a message (`sluice trace ID`), or export it of all.
+    """Show what happened to a message (`sluice trace ID`), or export all traces.
 
-    Traces are there when the clients write them, in Python Sluice(…, trace=True).
+    Traces exist only if the clients write them: in Python, with Sluice(…, trace=True).
     """
 
 
@@ -225,130 +256,160 @@ def trace() -> None:
 @_trace_topic_option
 @admin_options
 def show_trace(admin: Admin, message_id: str, topic: str, as_json: bool) -> None:
-    """Show what happened to a message: sent, stored, delivered, consumed by which groups."""
-    found = admin.trace(message_id, trace_topic=topic)
+    """Show when a message was sent, stored, delivered, and consumed by which groups."""
+    timeline = admin.trace(message_id, trace_topic=topic)
     if as_json:
-        print_json(found)
+        print_json(timeline)
         return
-    click.echo("\n".join(drawn(found)))
+    click.echo("\n".join(timeline_lines(timeline)))
 
 
 @trace.command("export")
 @click.option(
-    "--otlp", "endpoint", default="", metavar="URL",
-    help="Where to: http://HOST:4318. Without it OTEL_EXPORTER_OTLP_ENDPOINT says it.",
-)  # fmt: skip
+    "--otlp",
+    "endpoint",
+    default="",
+    metavar="URL",
+    help="Endpoint that receives the spans, such as http://HOST:4318. Default: the environment "
+    "variable OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.",
+)
 @_trace_topic_option
 @click.option(
-    "-g", "--group", default="sluice-trace-export", show_default=True,
-    help="Consumer group; its offsets say what is exported.",
-)  # fmt: skip
-@click.option("--from", "start", default="first", show_default=True, help="As of sluice consume.")
-@click.option("--timeout", "timeout_s", type=float, help="Stop when none came for so many seconds.")
+    "-g",
+    "--group",
+    default="sluice-trace-export",
+    show_default=True,
+    help="Consumer group that reads the traces. Its committed offsets record what was exported.",
+)
+@start_option
 @click.option(
-    "--parents", is_flag=True,
-    help="Look every message up: one with a property traceparent belongs to that trace.",
-)  # fmt: skip
+    "--timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Stop if no trace arrives for this time, in seconds. Default: never.",
+)
+@click.option(
+    "--parents",
+    is_flag=True,
+    help="Look up each message, and link its spans to the trace in its property traceparent.",
+)
 @client_options
 @json_option
 def export_traces(
     access: Access, endpoint: str, start: str, parents: bool, as_json: bool, **options: Any
 ) -> None:
-    """Export traces as spans of OpenTelemetry until --timeout or Ctrl-C.
+    """Export traces as OpenTelemetry spans until --timeout or Ctrl-C.
 
-    What the endpoint has taken is committed, so each span arrives at least once, with the same id.
+    Traces are committed after the endpoint has accepted their spans. So each span arrives at least
+    once, always with the same id.
     """
-    from sluicemq.broker.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
-    from sluicemq.operate.spans import SpanBuilder, exportable  # noqa: PLC0415
+    from sluicemq.telemetry.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
+    from sluicemq.telemetry.spans import SpanBuilder, exportable  # noqa: PLC0415 - as above
 
     topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
-    exporter, joiner, begin = open_exporter("traces", endpoint), SpanBuilder(), parse_start(start)
-    done = {"messages": 0, "spans": 0, "unread": 0}
+    exporter, builder = open_exporter("traces", endpoint), SpanBuilder()
+    start_at = parse_start(start)
+    totals = {"messages": 0, "spans": 0, "unread": 0}
 
-    async def parents_of(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
-        found = {}
-        for one in records:
-            if isinstance(one, SendTrace) and one.message_id and one.offset_message_id:
-                with contextlib.suppress(SluiceError):  # deleted meanwhile, or a batch of Java's
-                    stored = await mq.admin.message_by_id(one.offset_message_id)
-                    found[one.message_id] = stored.properties.get("traceparent", "")
-        return found
+    async def find_parents(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
+        """Return the property traceparent of the sent messages by message id, "" if not set."""
+        parent_by_id = {}
+        for record in records:
+            if isinstance(record, SendTrace) and record.message_id and record.offset_message_id:
+                # The message may be deleted. A Java client traces a batch as one message.
+                with contextlib.suppress(SluiceError):
+                    stored = await mq.admin.message_by_id(record.offset_message_id)
+                    parent_by_id[record.message_id] = stored.properties.get("traceparent", "")
+        return parent_by_id
 
     async def run() -> None:
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            stream = mq.subscribe(topic, group=group, start=begin)
-            while messages := await stream.receive_many(EXPORTED_AT_ONCE, timeout_s):
-                decoded = [decode_trace_records(one.body_or_raw) for one in messages]
+            stream = mq.subscribe(topic, group=group, start=start_at)
+            while messages := await stream.receive_many(EXPORT_BATCH_MAX, timeout_s):
+                decoded = [decode_trace_records(message.body_or_raw) for message in messages]
                 records = [record for some, _ in decoded for record in some]
-                known = await parents_of(mq, records) if parents else {}
-                spans = list(joiner.spans(records, mq.cluster.clock.now_ms(), known))
-                data, is_said = exportable(spans), False
+                parent_by_id = await find_parents(mq, records) if parents else {}
+                spans = list(builder.spans(records, mq.cluster.clock.now_ms(), parent_by_id))
+                data, is_reported = exportable(spans), False
                 while data and (reason := await asyncio.to_thread(export, exporter, data)):
-                    if not is_said:
-                        click.echo(f"Not taken, and tried again: {reason}", err=True)
-                    is_said = True
-                    await asyncio.sleep(AGAIN_S)
-                for one in messages:
-                    await one.ack()
-                more = len(messages), len(spans), sum(unread for _, unread in decoded)
-                done.update(zip(done, map(add, done.values(), more), strict=True))
+                    if not is_reported:
+                        click.echo(f"Spans not accepted, retrying: {reason}", err=True)
+                    is_reported = True
+                    await asyncio.sleep(EXPORT_RETRY_S)
+                for message in messages:
+                    await message.ack()
+                totals["messages"] += len(messages)
+                totals["spans"] += len(spans)
+                totals["unread"] += sum(unread for _, unread in decoded)
 
     try:
-        asyncio.run(until_interrupted(run()))
+        asyncio.run(run_until_interrupted(run()))
     finally:
         exporter.shutdown()
-    result = done | {"unfinished": len(joiner)}
     print_result(
-        result,
-        f"{done['spans']:,} spans of {done['messages']:,} trace messages exported; {len(joiner)} "
-        f"deliveries had not ended, {done['unread']} records could not be understood.",
+        totals | {"unfinished": len(builder)},
+        f"Exported {totals['spans']:,} spans of {totals['messages']:,} trace messages. "
+        f"{len(builder)} deliveries had not ended, {totals['unread']} records were unreadable.",
         as_json=as_json,
     )
 
 
-def drawn(found: Timeline) -> list[str]:
-    """The timeline as lines; the time since the line before stands after the clock."""
-    labels = (("topic", found.topic), ("tag", found.tags), ("keys", found.keys))
+def timeline_lines(timeline: Timeline) -> list[str]:
+    """Return the lines that `sluice trace` prints: the message, a tree of its steps, the groups.
+
+    The line of a step has its time, the time since the previous step, and what happened.
+    """
+    labels = (("topic", timeline.topic), ("tag", timeline.tags), ("keys", timeline.keys))
     head = ", ".join(f"{name} {value}" for name, value in labels if value)
-    lines = [f"Message {found.message_id}{f' ({head})' if head else ''}", ""]
-    last_ms = found.steps[0].time_ms if found.steps else 0
-    for index, step in enumerate(found.steps):
-        mark = "└─" if index == len(found.steps) - 1 else "├─"
-        after = f"+{step.time_ms - last_ms} ms" if index else ""
-        clock = show_time(step.time_ms) or "at an unknown time"
-        is_delivery = step.kind == "deliver"
-        words = (
-            f"{step.kind:<11}",
-            f"to {step.group or 'an unknown group'}"
-            if is_delivery
-            else step.group and f"by {step.group}",
-            f"(retry {step.round})" if is_delivery and step.round else "",
-            f"at {step.place}" if step.place else "",
-            f"-> {step.result or 'no result yet'}" if is_delivery or step.result else "",
-            f"in {step.cost_ms} ms" if step.cost_ms is not None else "",
-            f"({step.detail})" if step.detail else "",
-        )
-        text = " ".join(word for word in words if word)
-        lines.append(f"{clock:<23} {after:>10}  {mark} {text}")
-        last_ms = step.time_ms
+    lines = [f"Message {timeline.message_id}{f' ({head})' if head else ''}", ""]
+    previous_ms = timeline.steps[0].time_ms if timeline.steps else 0
+    for index, step in enumerate(timeline.steps):
+        branch = "└─" if index == len(timeline.steps) - 1 else "├─"
+        elapsed = f"+{step.time_ms - previous_ms} ms" if index else ""
+        time = format_time(step.time_ms) or "at an unknown time"
+        lines.append(f"{time:<23} {elapsed:>10}  {branch} {_step_text(step)}")
+        previous_ms = step.time_ms
     lines.append("")
-    for trace in found.groups:
-        if trace.deliveries:
-            how = "consumed it" if trace.consumed else "has not consumed it"
-            times = "delivery" if trace.deliveries == 1 else "deliveries"
-            how += f": {trace.deliveries} {times}, {', '.join(trace.results)}"
-        else:
-            past = "is past it and has not traced how"
-            how = past if trace.is_past else "has not received it"
-        lines.append(f"Group {trace.group} {how}.")
-    if not found.groups:
-        lines.append("No consumer group has traced a delivery of it.")
-    if found.unread:
-        lines.append(f"{found.unread} trace records could not be understood.")
+    lines += [_group_line(group) for group in timeline.groups]
+    if not timeline.groups:
+        lines.append("No consumer group has traced a delivery of this message.")
+    if timeline.unread:
+        lines.append(f"{timeline.unread} trace records were unreadable.")
     return lines
 
 
-# --------------------------------------------------------------- what nobody gets yet
+def _step_text(step: Step) -> str:
+    is_delivery = step.kind == "deliver"
+    if is_delivery:
+        group = f"to {step.group or 'an unknown group'}"
+    else:
+        group = f"by {step.group}" if step.group else ""
+    words = (
+        f"{step.kind:<11}",
+        group,
+        f"(retry {step.round})" if is_delivery and step.round else "",
+        f"at {step.place}" if step.place else "",
+        f"-> {step.result or 'no result yet'}" if is_delivery or step.result else "",
+        f"in {step.cost_ms} ms" if step.cost_ms is not None else "",
+        f"({step.detail})" if step.detail else "",
+    )
+    return " ".join(word for word in words if word)
+
+
+def _group_line(trace: GroupTrace) -> str:
+    if trace.deliveries:
+        outcome = "consumed it" if trace.consumed else "has not consumed it"
+        count = "1 delivery" if trace.deliveries == 1 else f"{trace.deliveries} deliveries"
+        outcome += f": {count}, {', '.join(trace.results)}"
+    elif trace.is_past:
+        outcome = "has committed a later offset, and no client has traced a delivery"
+    else:
+        outcome = "has not received it"
+    return f"Group {trace.group} {outcome}."
+
+
+# ------------------------------------------------------------------ messages not visible yet
 
 
 @click.group()
@@ -358,37 +419,43 @@ def delay() -> None:
 
 @delay.command("list")
 @_only_topic_option
-@click.option("--key", help="Only messages with this key or message id.")
-@_count_option(help="Of each broker at most so many, as they come.")
+@click.option("--key", help="Show only messages with this key or message id.")
+@_count_option
 @admin_options
-def list_waiting(admin: Admin, as_json: bool, **options: Any) -> None:
-    """List the messages that wait, those that are due first on top."""
+def list_delayed(admin: Admin, as_json: bool, **options: Any) -> None:
+    """List the delayed and timed messages that are not delivered yet, the next one first."""
     records: list[dict[str, Any]] = [
-        {**_waiting(item), "level": item.level or None, "broker": address}
+        {**_delayed_record(item), "level": item.level or None, "broker": address}
         for address, items in admin.delayed(**options).items()
         for item in items
     ]
     records.sort(key=lambda record: record["due"])
     columns = "topic queue message_id keys tag level due:time stored:time bytes"
-    print_records(records, as_json=as_json, columns=columns, empty="No message waits.")
+    print_records(records, as_json=as_json, columns=columns, empty="There are no delayed messages.")
 
 
 @delay.command("cancel")
 @click.argument("key")
 @_only_topic_option
-@click.option("--yes", is_flag=True, help="Several messages with that key: cancel them all.")
+@click.option("--yes", is_flag=True, help="Cancel all delayed messages with this key.")
 @admin_options
 def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) -> None:
-    """Never deliver the waiting message with key or message id KEY."""
-    found = admin.delayed(topic, key=key)
-    meant = [(address, item) for address, items in found.items() for item in items]
-    if len(meant) > 1 and not yes:
+    """Cancel the delayed message with key or message id KEY, so that it is never delivered.
+
+    Exit code 1 if no message was cancelled.
+    """
+    delayed = admin.delayed(topic, key=key)
+    selected = [(address, item) for address, items in delayed.items() for item in items]
+    if len(selected) > 1 and not yes:
         raise click.UsageError(
-            f"{len(meant)} messages with key {key} wait: give a message id, or --yes for all."
+            f"{len(selected)} delayed messages have the key {key}. Give a message id, or --yes to "
+            "cancel them all."
         )
     late, cancelled = 0, list[str]()
-    when_interrupted(lambda: f"{len(cancelled)} cancelled; `sluice delay list` shows what waits.")
-    for address, item in meant:
+    describe_on_interrupt(
+        lambda: f"{len(cancelled)} cancelled; `sluice delay list` shows the others."
+    )
+    for address, item in selected:
         try:
             admin.cancel_delayed(address, item.handle)
             cancelled.append(item.unique_id)
@@ -399,45 +466,52 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
         result = {"key": key, "cancelled": cancelled, "late": late}
         print_result(result, f"Cancelled: {', '.join(cancelled)}.", as_json=as_json)
     if not cancelled:
-        raise click.ClickException(f"no message with key {key} was cancelled.")
+        raise click.ClickException(f"No message with key {key} was cancelled.")
 
 
 @click.group()
 def transaction() -> None:
-    """List and decide undecided transactions."""
+    """List open transactions, and commit or roll back one."""
 
 
 @transaction.command("list")
-@click.option("--group", help="Only transactions of this producer group.")
+@click.option("--group", help="Show only transactions of this producer group.")
 @_only_topic_option
-@_count_option(help="Of each broker at most so many.")
+@_count_option
 @admin_options
-def list_open(admin: Admin, as_json: bool, **options: Any) -> None:
-    """List the undecided transactions, the oldest on top."""
+def list_transactions(admin: Admin, as_json: bool, **options: Any) -> None:
+    """List the open transactions, the oldest first."""
     now_ms = admin.clock.now_ms()
     records: list[dict[str, Any]] = [
-        {**_open(item), "age_s": round((now_ms - item.began_ms) / 1000, 1), "broker": address}
+        {
+            **_transaction_record(item),
+            "age_s": round((now_ms - item.began_ms) / 1000, 1),
+            "broker": address,
+        }
         for address, items in admin.transactions(**options).items()
         for item in items
     ]
     records.sort(key=lambda record: record["began_time_ms"])
     columns = "id age_s checks group topic keys next_check=next_check_time_ms:time asked"
-    print_records(records, as_json=as_json, columns=columns, empty="No transaction is undecided.")
+    empty = "There are no open transactions."
+    print_records(records, as_json=as_json, columns=columns, empty=empty)
 
 
 @transaction.command("resolve")
 @click.argument("transaction_id", metavar="ID")
-@click.option("--commit", "outcome", flag_value="commit", help="The message becomes visible.")
-@click.option("--rollback", "outcome", flag_value="rollback", help="It never does.")
+@click.option("--commit", "outcome", flag_value="commit", help="Commit: deliver the message.")
+@click.option(
+    "--rollback", "outcome", flag_value="rollback", help="Roll back: never deliver the message."
+)
 @admin_options
 def resolve(admin: Admin, transaction_id: str, outcome: str | None, as_json: bool) -> None:
-    """Decide the transaction ID, as its producer would."""
+    """Commit or roll back the open transaction ID, as its producer would."""
     if outcome is None:
-        raise click.UsageError("say --commit or --rollback.")
-    undecided("sluice transaction list")
+        raise click.UsageError("Give --commit or --rollback.")
+    note_pending_change("sluice transaction list")
     address = admin.resolve_transaction(transaction_id, TransactionState[outcome.upper()])
     if as_json or address is not None:
         result = {"id": transaction_id, "outcome": outcome, "broker": address}
         print_result(result, f"{transaction_id}: {outcome} on {address}.", as_json=as_json)
     if address is None:
-        raise click.ClickException(f"no broker has an undecided transaction {transaction_id}.")
+        raise click.ClickException(f"No broker has an open transaction {transaction_id}.")

@@ -1,4 +1,4 @@
-"""`sluice mqadmin`: RocketMQ's tool by its own names and flags, without Java."""
+"""`sluice mqadmin`: RocketMQ's administration tool, with its commands and flags, without Java."""
 
 import os
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from sluicemq.model.addresses import DEFAULT_NAME_SERVER
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [FLAGS]")
 @click.pass_context
 def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
-    """RocketMQ's mqadmin, without Java: its commands, flags and lines.
+    """Run a command of RocketMQ's mqadmin, with the same flags and output, without Java.
 
-    `sluice mqadmin` alone lists the commands, `sluice mqadmin help COMMAND` the flags of one.
+    `sluice mqadmin` lists the commands. `sluice mqadmin help COMMAND` lists the flags of one.
     """
     from sluicemq.client.sync.producer import Producer  # noqa: PLC0415 - not for `--help`
-    from sluicemq.mqadmin.commands import Session, run  # noqa: PLC0415
-    from sluicemq.mqadmin.table import COMMANDS  # noqa: PLC0415
+    from sluicemq.mqadmin.commands import Session, run  # noqa: PLC0415 - as above
+    from sluicemq.mqadmin.table import COMMANDS  # noqa: PLC0415 - as above
 
     def write(text: str) -> None:
         click.echo(text, nl=False)
@@ -32,9 +32,10 @@ def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
     def session(name_servers: str | None) -> Iterator[Session]:
         names = name_servers or os.environ.get("NAMESRV_ADDR", DEFAULT_NAME_SERVER)
         access = Access(
-            names, os.environ.get("SLUICE_ACCESS_KEY") or os.environ.get("ROCKETMQ_ACCESS_KEY"),
+            names,
+            os.environ.get("SLUICE_ACCESS_KEY") or os.environ.get("ROCKETMQ_ACCESS_KEY"),
             os.environ.get("SLUICE_SECRET_KEY") or os.environ.get("ROCKETMQ_SECRET_KEY"),
-        )  # fmt: skip
+        )
 
         def make_producer() -> Producer:
             return Producer(names, credentials=access.credentials)

@@ -1,7 +1,7 @@
-"""How commands speak: tables for people, JSON lines for scripts; the options that they share.
+"""The options that commands share, and how commands print their results.
 
-With --json a command prints one JSON value a line on stdout and nothing else there. Errors go to
-stderr: `ending`.
+A command prints tables and sentences for people. With `--json` it prints one JSON value per line
+to stdout, and nothing else. Errors go to stderr; see `ending`.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 import orjson
 
-from sluicemq.cli.ending import OptionError, when_interrupted
+from sluicemq.cli.ending import OptionError, describe_on_interrupt
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ConfigurationError,
@@ -37,48 +37,68 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PROGRESS_AFTER_S: Final = 0.5
+"""A progress bar appears after this time."""
 TIME_MAX_MS: Final = 2**63 - 1
+"""The largest time that a request can contain: the largest `long` of Java."""
 
 # ------------------------------------------------------------------------------- options
 
 _FILE: Final = click.Path(exists=True, dir_okay=False)
 _CLIENT_OPTIONS: Final = (
     click.option(
-        "-n", "--nameserver", "name_servers", envvar="NAMESRV_ADDR", default=DEFAULT_NAME_SERVER,
-        show_default=True, help="Name servers, host:port;host:port.",
+        "-n",
+        "--nameserver",
+        "name_servers",
+        envvar="NAMESRV_ADDR",
+        default=DEFAULT_NAME_SERVER,
+        show_default=True,
+        help="Addresses of the name servers, as host:port;host:port.",
     ),
     click.option(
-        "--access-key", envvar=["SLUICE_ACCESS_KEY", "ROCKETMQ_ACCESS_KEY"],
-        help="Access key; without it that of $ROCKETMQ_HOME/conf/tools.yml, as mqadmin does.",
+        "--access-key",
+        envvar=["SLUICE_ACCESS_KEY", "ROCKETMQ_ACCESS_KEY"],
+        help="Access key of the account. Without it, the keys in $ROCKETMQ_HOME/conf/tools.yml are "
+        "used, as mqadmin does.",
     ),
     click.option(
-        "--secret-key", envvar=["SLUICE_SECRET_KEY", "ROCKETMQ_SECRET_KEY"],
-        help="Secret key; better from the environment (SLUICE_SECRET_KEY) or from tools.yml.",
+        "--secret-key",
+        envvar=["SLUICE_SECRET_KEY", "ROCKETMQ_SECRET_KEY"],
+        help="Secret key of the account. Prefer the environment (SLUICE_SECRET_KEY) or tools.yml: "
+        "other users can see the command line.",
     ),
     click.option(
-        "--tls/--no-tls", default=None,
-        help="Speak TLS (SLUICE_TLS=true); also on with --tls-ca or --tls-certificate.",
+        "--tls/--no-tls",
+        default=None,
+        help="Connect with TLS, or without it. --tls-ca, --tls-certificate and SLUICE_TLS=true "
+        "also enable TLS.",
     ),
     click.option(
-        "--tls-ca", type=_FILE,
-        help="PEM file of the authorities to trust; without it those of the system.",
+        "--tls-ca",
+        type=_FILE,
+        help="PEM file of the certificate authorities to trust. Default: those of the system.",
     ),
     click.option(
-        "--tls-certificate", type=_FILE,
-        help="PEM file of the certificate to show to servers that want one.",
+        "--tls-certificate",
+        type=_FILE,
+        help="PEM file of the client certificate, for servers that require one.",
     ),
-    click.option("--tls-key", type=_FILE, help="PEM file of the key of --tls-certificate."),
+    click.option("--tls-key", type=_FILE, help="PEM file of the private key of --tls-certificate."),
     click.option(
-        "--tls-verify", type=click.Choice(list(VERIFY_MODES)),
-        help="What of a server's certificate is checked: full, ca (not the host name), none.",
+        "--tls-verify",
+        type=click.Choice(list(VERIFY_MODES)),
+        help="How to verify the server's certificate: full; ca checks all but the host name; none "
+        "checks nothing. Default: full.",
     ),
-)  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON, one value per line."
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Which cluster a command talks to, and who asks."""
+    """The cluster to which a command connects, and the account with which it signs requests."""
 
     name_servers: str = DEFAULT_NAME_SERVER
     access_key: str | None = None
@@ -86,13 +106,16 @@ class Access:
 
     @property
     def credentials(self) -> tuple[str, str] | None:
-        """The pair, or what mqadmin signs with: that of $ROCKETMQ_HOME/conf/tools.yml; or None.
-        Raises ConfigurationError when one half is missing."""
+        """Access key and secret key: of the options, else of tools.yml; None if there are none.
+
+        `$ROCKETMQ_HOME/conf/tools.yml` is the file with which mqadmin signs its requests. Raises
+        ConfigurationError if only one of the two keys is given, or if the file is invalid.
+        """
         if self.access_key and self.secret_key:
             return self.access_key, self.secret_key
         if self.access_key or self.secret_key:
             raise ConfigurationError(
-                "only one of access key and secret key is given.",
+                "Only one of access key and secret key is given.",
                 fix="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
             )
         home = os.environ.get("ROCKETMQ_HOME")
@@ -100,7 +123,7 @@ class Access:
         text = read_text(SYSTEM_FILES, path) if home else None
         if text is None:
             return None
-        from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
+        from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - few have the file
 
         warning = exposure_warning(SYSTEM_FILES, path)
         if warning is not None:
@@ -108,58 +131,75 @@ class Access:
         return load_credentials(text, path)
 
     def admin(self) -> "Admin":
-        """Administration of the cluster, for a `with` statement."""
+        """Return a blocking administration client of the cluster, for a `with` statement."""
         from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for `--help`
 
         return Admin(self.name_servers, credentials=self.credentials)
 
 
 def client_options(function: F) -> F:
-    """The options of a command that makes clients: it gets them as `access`. TLS it does not see:
-    clients take it up by themselves (`net.tls.default_tls`), as they do the environment."""
+    """Add the options of a command that connects to a cluster, and pass them to it as `access`.
+
+    The TLS options are not in `access`: all clients that the command makes take them from
+    `net.tls.default_tls`. If the command raises RouteNotFoundError, the error suggests the
+    existing topic whose name is most similar.
+    """
     return _with_access(function, _CLIENT_OPTIONS)
 
 
 def server_options(function: F) -> F:
-    """The same for a command that is told the address of its one server."""
+    """Add the options of `client_options` but `--nameserver`, for a command with one server."""
     return _with_access(function, _CLIENT_OPTIONS[1:])
 
 
 def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) -> F:
     @functools.wraps(function)
     def command(*args: Any, tls: bool | None, tls_verify: str | None, **options: Any) -> Any:
-        named = {one: options.pop(f"tls_{one}") for one in ("ca", "certificate", "key")}
-        files = {one: path for one, path in named.items() if path}
+        tls_paths = {kind: options.pop(f"tls_{kind}") for kind in ("ca", "certificate", "key")}
+        tls_files = {kind: path for kind, path in tls_paths.items() if path}
         names = ("name_servers", "access_key", "secret_key")
         access = Access(**{name: options.pop(name) for name in names if name in options})
-        with default_tls(chosen_tls(tls, files, tls_verify)):
+        with default_tls(resolve_tls(tls, tls_files, tls_verify)):
             try:
                 return function(*args, access=access, **options)
             except RouteNotFoundError as error:
-                if hint := _meant(str(error), access, options.values()):
+                if hint := _suggest_topic(str(error), access, options.values()):
                     raise RouteNotFoundError(str(error), fix=hint) from None
                 raise
 
-    return with_options(*client_options)(command)  # type: ignore[return-value]
+    return combine_options(*client_options)(command)  # type: ignore[return-value]
 
 
-def _meant(text: str, access: Access, words: Iterable[object]) -> str:
-    """The nearest of the topics that there are, to the word of the command that an error quotes."""
+def _suggest_topic(error_text: str, access: Access, values: Iterable[object]) -> str:
+    """Return a question such as "Did you mean 'flights'?" for the topic that an error quotes.
+
+    `values` are the arguments of the command: the topic is the first of them whose repr is in
+    `error_text`. Return "" if there is none, no existing topic is similar, or the cluster cannot
+    be reached.
+    """
     with suppress(SluiceError), access.admin() as admin:
-        for word in words:
-            if isinstance(word, str) and repr(word) in text:
-                return did_you_mean(word, admin.topics())
+        for value in values:
+            if isinstance(value, str) and repr(value) in error_text:
+                return did_you_mean(value, admin.topics())
     return ""
 
 
-def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several options at once, in the order of `--help`."""
-    return lambda function: functools.reduce(lambda made, one: one(made), options[::-1], function)
+def combine_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds several options, in the order in which `--help` lists them."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def admin_options(function: F) -> F:
-    """The options of a command that asks the cluster, and --json: it gets `admin`, which is open
-    while it runs, and `as_json`."""
+    """Add the client options and `--json` to a command, and pass it `admin` and `as_json`.
+
+    `admin` is an administration client of the cluster, which is closed when the command returns.
+    """
 
     @client_options
     @json_option
@@ -171,10 +211,16 @@ def admin_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
-    """What the options say, on top of the environment. Raises ConfigurationError."""
+def resolve_tls(enabled: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
+    """Return the TLS settings of the options and the environment; None to connect without TLS.
+
+    `enabled` is None if neither `--tls` nor `--no-tls` is given. Then TLS is used if the
+    environment enables it or `files` contains "ca" or "certificate". `files` maps "ca",
+    "certificate" and "key" to paths, and `verify` is one of VERIFY_MODES; they replace the
+    values of the environment. Raises ConfigurationError if the environment's settings are invalid.
+    """
     base = tls_from_environment()
-    if wanted is False or (wanted is None and base is None and not files.keys() - {"key"}):
+    if enabled is False or (enabled is None and base is None and not files.keys() - {"key"}):
         return None
     changes: dict[str, Any] = dict(files)
     if verify is not None:
@@ -182,15 +228,28 @@ def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -
     return replace(base or Tls(), **changes)
 
 
-def parse_time(text: str, where: str = "") -> int:
-    """Return the milliseconds since 1970 that a text says, itself or as a date. `where` names the
-    option. Raises OptionError, for a number that is a time in another unit too."""
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask the user to confirm a change, unless `yes` (the option of `yes_option`) is set.
+
+    Raises click.Abort if the answer is not yes, or if there is no input.
+    """
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+def parse_time(text: str, option: str = "") -> int:
+    """Return the time that a text gives in milliseconds since 1970 or as an ISO 8601 date.
+
+    Larger numbers count as `TIME_MAX_MS`. A date without a time zone is local time. `option` is
+    the name of the option, for the error. Raises OptionError if the text is neither, or if the
+    number is a time in another unit, such as seconds.
+    """
     if text.isascii() and text.isdigit():
         number = min(int(text), TIME_MAX_MS)
         if (found := other_unit(number)) is not None:
             unit, time_ms = found
             raise OptionError(
-                f"{where} {text} looks like {unit}, and must be milliseconds.".lstrip(),
+                f"{option} {text} looks like {unit}, but must be in milliseconds.".lstrip(),
                 fix=f"Write {time_ms}.",
             )
         return number
@@ -198,8 +257,8 @@ def parse_time(text: str, where: str = "") -> int:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise OptionError(
-            f"{where} {text!r} is no time.".lstrip(),
-            fix="Use milliseconds since 1970, or a date: 2013-01-01T00:00.",
+            f"{option} {text!r} is not a time.".lstrip(),
+            fix="Write milliseconds since 1970, or a date such as 2013-01-01T00:00.",
         ) from None
 
 
@@ -212,8 +271,10 @@ def parse_ago(text: str) -> int | None:
     return None if duration_ms is None else SYSTEM_CLOCK.now_ms() - round(duration_ms)
 
 
-def as_time(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    """The callback of an option that is a time: its command gets milliseconds since 1970."""
+def parse_time_option(
+    _context: click.Context, option: click.Parameter, text: str | None
+) -> int | None:
+    """Parse the value of an option with `parse_time`, as click's callback; None stays None."""
     return None if text is None else parse_time(text, option.opts[0])
 
 
@@ -221,49 +282,54 @@ def as_time(_context: click.Context, option: click.Parameter, text: str | None) 
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON. A half character, which a name that is no UTF-8 has and
-    JSON cannot hold, is written as a backslash sequence."""
-    dumps = functools.partial(orjson.dumps, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    """Print a value as one line of JSON, and flush it.
+
+    A lone surrogate is written as a backslash sequence, because JSON cannot contain it. Names that
+    are not UTF-8 have such characters.
+    """
+    dumps = functools.partial(orjson.dumps, default=_to_json_type, option=orjson.OPT_APPEND_NEWLINE)
     try:
         line = dumps(value)
     except TypeError:
-        line = dumps(_whole_characters(value))
+        line = dumps(_escape_surrogates(value))
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 
 
-def _whole_characters(value: Any) -> Any:
-    """Return the value with the half characters of its texts escaped."""
+def _escape_surrogates(value: Any) -> Any:
+    """Return a copy of the value in whose strings lone surrogates are backslash sequences."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {_whole_characters(key): _whole_characters(it) for key, it in value.items()}
+        return {_escape_surrogates(key): _escape_surrogates(it) for key, it in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole_characters(it) for it in value]
+        return [_escape_surrogates(it) for it in value]
     return value
 
 
-def _plain(value: object) -> object:
-    """What orjson does not know by itself: other mappings than dict, named tuples."""
+def _to_json_type(value: object) -> object:
+    """Convert a value of a type that orjson does not know: a mapping, a tuple, or else to text."""
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, tuple) else str(value)
 
 
 def print_result(value: Mapping[str, object], text: str, *, as_json: bool) -> None:
-    """What a command has done: a JSON line, or a sentence."""
+    """Print what a command has done: `value` as a line of JSON, or else the sentence `text`."""
     if as_json:
         print_json(value)
     else:
         click.echo(text)
 
 
-def fields(names: str) -> Callable[[object], dict[str, Any]]:
-    """What makes records of objects: `name`, or `name=path.of.attributes`, separated by blanks."""
-    pairs = [
-        (name, path or name) for name, _, path in (word.partition("=") for word in names.split())
-    ]
-    getters = [(name, attrgetter(path)) for name, path in pairs]
+def record_builder(names: str) -> Callable[[object], dict[str, Any]]:
+    """Return a function that copies attributes of an object to a dict, the record of `--json`.
+
+    `names` lists the keys, separated by blanks. A key may be followed by the path of its
+    attribute: "broker=queue.broker" stores `item.queue.broker` as "broker".
+    """
+    pairs = (word.partition("=") for word in names.split())
+    getters = [(name, attrgetter(path or name)) for name, _, path in pairs]
     return lambda item: {name: get(item) for name, get in getters}
 
 
@@ -275,51 +341,58 @@ def print_records(
     title: str = "",
     empty: str = "",
 ) -> None:
-    """Records as JSON lines, or as a table; `empty` is said on stderr when there is none.
+    """Print records as JSON lines or as a table. If there are none, print `empty` to stderr.
 
-    `columns`: which fields a table has, all without it: `field`, or `Heading=field` where _ stands
-    for a blank; `:time` or `:span` behind it shows milliseconds as a date, as a duration,
-    `:version` RocketMQ's number of a version.
+    `columns` selects the fields of the table, separated by blanks; without it, the table has all
+    fields of the first record. Each is `field` or `heading=field`, where _ in the heading means a
+    blank. A suffix formats the value: `:time` a time in milliseconds since 1970, `:span` a
+    duration in milliseconds, `:version` RocketMQ's version number. It has no effect on JSON.
     """
     if as_json:
         for record in records:
             print_json(dict(record))
     elif records:
-        shown = []
-        for word in columns.split() or records[0]:
-            name, _, how = word.partition(":")
+        headings, cell_formats = [], []
+        for column in columns.split() or records[0]:
+            name, _, format_name = column.partition(":")
             heading, _, field = name.rpartition("=")
-            shown.append((heading.replace("_", " ") or field, field, _FORMATS[how]))
-        rows = [[show(record[field]) for _, field, show in shown] for record in records]
-        print_table(title, [heading for heading, _, _ in shown], rows)
+            headings.append(heading.replace("_", " ") or field)
+            cell_formats.append((field, _CELL_FORMATS[format_name]))
+        rows = [[show(record[field]) for field, show in cell_formats] for record in records]
+        print_table(title, headings, rows)
     elif empty:
         click.echo(empty, err=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A rich table on a terminal; without colour and full width when stdout is a pipe."""
-    from rich.console import Console  # noqa: PLC0415 - 40 ms that other commands do not pay
-    from rich.markup import escape  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    """Print a table of rich. If stdout is not a terminal, it has no colour and is 160 wide.
+
+    A pipe's width is that of the environment variable COLUMNS, if it is set. A column is aligned
+    to the right if all its cells are numbers or empty.
+    """
+    from rich.console import Console  # noqa: PLC0415 - 40 ms, for commands with tables only
+    from rich.markup import escape  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415 - as above
 
     table = Table(title=title or None, title_justify="left")
-    shown = [[_text(cell) for cell in row] for row in rows]
+    text_rows = [[_cell_text(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
-        is_number = bool(shown) and all(
+        is_numeric = bool(text_rows) and all(
             row[index].replace(",", "").replace("-", "", 1).isdigit() or not row[index]
-            for row in shown
+            for row in text_rows
         )
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
-    for row in shown:
+        table.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
+    for row in text_rows:
         table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "0")) or 160
     console = Console(width=width, highlight=False)
-    with console.capture() as drawn:  # rich has an end of its own for readers who are gone
+    # Rich handles a closed pipe in its own way, so click prints the table.
+    with console.capture() as rendered:
         console.print(table)
-    click.echo(drawn.get(), nl=False)
+    click.echo(rendered.get(), nl=False)
 
 
-def _text(value: object) -> str:
+def _cell_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -331,22 +404,25 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def show_time(time_ms: int) -> str:
-    """Milliseconds since 1970 as local time; empty for 0 and below."""
+def format_time(time_ms: int) -> str:
+    """Return a time in milliseconds since 1970 as local time; "" for 0 and below."""
     if time_ms <= 0:
         return ""
     moment = datetime.fromtimestamp(time_ms / 1000, UTC).astimezone()
     return moment.isoformat(sep=" ", timespec="milliseconds")[:23]
 
 
-def show_span(time_ms: int | None) -> str:
-    """Return a duration for a table; "" for None, which means unknown."""
+def format_span(time_ms: int | None) -> str:
+    """Return a duration in milliseconds as text; "" for None, which means unknown."""
     return "" if time_ms is None else format_duration(time_ms)
 
 
-_FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
-    "": lambda value: value, "time": show_time, "span": show_span, "version": version_name,
-}  # fmt: skip
+_CELL_FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "": lambda value: value,
+    "time": format_time,
+    "span": format_span,
+    "version": version_name,
+}
 
 
 class WithBody(Protocol):
@@ -359,45 +435,52 @@ class WithBody(Protocol):
     def body_error(self) -> UndecodableBodyError | None: ...
 
 
-def show_body(message: WithBody, bytes_max: int) -> str:
-    """Return the beginning of the body as text; bytes that are not text as escapes. A body that
-    cannot be decoded is shown as it is stored, behind the reason."""
+def format_body(message: WithBody, bytes_max: int) -> str:
+    """Return the first `bytes_max` bytes of the body as text, and "…" if there are more.
+
+    Bytes that are not UTF-8 become escapes. For an undecodable body, return the reason in brackets
+    and then the stored bytes.
+    """
     body, error = message.body_or_raw, message.body_error
     text = body[:bytes_max].decode("utf-8", "backslashreplace")
-    told = "" if error is None else f"[undecodable: {error.reason}] "
-    return told + text + ("…" if len(body) > bytes_max else "")
+    reason = "" if error is None else f"[undecodable: {error.reason}] "
+    return reason + text + ("…" if len(body) > bytes_max else "")
 
 
 def body_record(message: WithBody) -> dict[str, str]:
-    """Return the body for --json: as text, in hex digits when it is not UTF-8. A body that cannot
-    be decoded is shown as it is stored, with `body_error`."""
+    """Return the body for `--json`: `body` as text, or `body_hex` if it is not UTF-8.
+
+    For an undecodable body, return the stored bytes, and the error as `body_error`.
+    """
     body, error = message.body_or_raw, message.body_error
-    told = {} if error is None else {"body_error": str(error)}
+    error_record = {} if error is None else {"body_error": str(error)}
     try:
-        return {"body": body.decode()} | told
+        return {"body": body.decode()} | error_record
     except UnicodeDecodeError:
-        return {"body_hex": body.hex()} | told
+        return {"body_hex": body.hex()} | error_record
 
 
 @contextmanager
 def byte_progress(
     what: str, *, shown: bool = True, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Callable[[int, int], None]]:
-    """A function that takes (bytes done, bytes in all) now and then, and shows a bar with rate and
-    time left: on stderr, on terminals only, and after half a second of work, when rich is imported.
-    Ctrl-C says how far it was.
+    """Yield a function that reports progress: (bytes done, bytes in total).
+
+    After `PROGRESS_AFTER_S` it shows a bar named `what`, with rate and time left, on stderr. No bar
+    is shown if `shown` is False or stderr is not a terminal. Ctrl-C prints the last report.
     """
     is_shown = shown and sys.stderr.isatty()
-    began_s, bar, task, reached = clock.monotonic_s(), None, None, (0, 0)
-    when_interrupted(lambda: f"{what}: {reached[0]:,} of {reached[1]:,} bytes.")
+    start_s, bar, task, reported = clock.monotonic_s(), None, None, (0, 0)
+    describe_on_interrupt(lambda: f"{what}: {reported[0]:,} of {reported[1]:,} bytes.")
 
     def advance(done: int, total: int) -> None:
-        nonlocal bar, task, reached
-        reached = done, total
+        nonlocal bar, task, reported
+        reported = done, total
         if bar is None:
-            if not is_shown or clock.monotonic_s() - began_s < PROGRESS_AFTER_S:
+            # Rich is imported only for work that takes long enough to need a bar.
+            if not is_shown or clock.monotonic_s() - start_s < PROGRESS_AFTER_S:
                 return
-            bar = progress_bar("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
+            bar = make_progress_bar("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
             task = bar.add_task(what, total=total)
             bar.start()
         bar.update(task, completed=done, total=total)
@@ -409,13 +492,18 @@ def byte_progress(
             bar.stop()
 
 
-def progress_bar(*columns: str) -> Any:
-    """A bar of rich's on stderr, which goes when the work ends, with these columns behind it."""
-    from rich import progress  # noqa: PLC0415 - 40 ms that short work does not pay
-    from rich.console import Console  # noqa: PLC0415
+def make_progress_bar(*columns: str) -> Any:
+    """Return a progress bar on stderr that disappears when the work ends.
+
+    `columns` are names of classes in `rich.progress`, which are shown behind the bar.
+    """
+    from rich import progress  # noqa: PLC0415 - 40 ms, for long work only
+    from rich.console import Console  # noqa: PLC0415 - as above
 
     return progress.Progress(
-        progress.TextColumn("{task.description}"), progress.BarColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
         *(getattr(progress, name)() for name in columns),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
+        console=Console(stderr=True),
+        transient=True,
+    )

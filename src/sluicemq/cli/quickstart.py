@@ -1,9 +1,11 @@
-"""`sluice quickstart KIND DIRECTORY`: a project that runs, to begin with.
+"""`sluice quickstart KIND DIRECTORY`: create an example project.
 
-A kind is a folder of `templates`, which is the project as it will be. One file is completed:
-`requirements.txt` names the extras, and `pip` has to be told where this SluiceMQ was installed from
-as long as no index has it (`direct_url.json`, PEP 610). The title of its README is the kind's line
-in the list of kinds, and the README's first block the commands that are shown at the end.
+A kind is a folder of `templates`, which is copied as it is, except for `requirements.txt`: its
+lines name the extras of SluiceMQ, and are completed with the source from which this SluiceMQ was
+installed (`direct_url.json`, PEP 610), because no package index may have it.
+
+The README of a kind has two uses here: its title is the description in the list of kinds, and its
+first code block contains the commands that are printed as next steps.
 """
 
 import json
@@ -30,62 +32,69 @@ _COMMANDS: Final = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @click.argument("kind", required=False)
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 def quickstart(kind: str | None, directory: Path | None) -> None:
-    """Write a project of KIND into DIRECTORY, a new or empty one (default: named as KIND).
+    """Create an example project of KIND in DIRECTORY, which must be new or empty.
 
-    KIND is messages, transactions, spark or tests; without it the kinds are explained.
+    KIND is messages, transactions, spark or tests. Without it, list the kinds. The default of
+    DIRECTORY is the name of KIND.
     """
     if kind is None:
         click.echo(
-            f"sluice quickstart KIND DIRECTORY writes a project that runs. Kinds:\n{_kinds()}"
+            f"sluice quickstart KIND DIRECTORY creates an example project. Kinds:\n{_kind_list()}"
         )
         return
     if kind not in KINDS:
-        fix = did_you_mean(kind, KINDS) or f"There are:\n{_kinds()}"
-        raise click.BadParameter(f"{kind!r} is no kind of project. {fix}")
+        hint = did_you_mean(kind, KINDS) or f"Choose one of:\n{_kind_list()}"
+        raise click.BadParameter(f"{kind!r} is not a kind of project. {hint}")
     directory = directory or Path(kind)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(
-            f"{directory} is there and not an empty folder; nothing is written over.",
+            f"{directory} exists and is not an empty folder. Nothing was written.",
             fix="Name a new or an empty one.",
         )
     try:
-        written = write_project(kind, directory)
+        file_names = write_project(kind, directory)
     except OSError as error:
         raise ConfigurationError(
             f"{directory} cannot be written: {error.strerror}.", fix="Name another folder."
         ) from None
-    click.echo(f"{', '.join(written)} in {directory}. Next:\n")
-    for command in (f"cd {shlex.quote(str(directory))}", *commands(kind)):
+    click.echo(f"Created {', '.join(file_names)} in {directory}. Next:\n")
+    for command in (f"cd {shlex.quote(str(directory))}", *readme_commands(kind)):
         click.echo(f"    {command}")
 
 
 def write_project(kind: str, directory: Path) -> list[str]:
-    """Names of the files. Raises OSError."""
-    # Without modes and times: where the package lies may be nobody's to write.
+    """Copy the project of a kind to a directory. Return the names of the files. Raises OSError."""
+    # `copyfile` copies no modes: the installed templates may be read-only.
     shutil.copytree(
-        TEMPLATES / kind, directory, dirs_exist_ok=True, copy_function=shutil.copyfile,
+        TEMPLATES / kind,
+        directory,
+        dirs_exist_ok=True,
+        copy_function=shutil.copyfile,
         ignore=shutil.ignore_patterns("__pycache__"),
-    )  # fmt: skip
+    )
     path = directory / "requirements.txt"
     path.write_text(
-        re.sub(r"(?m)^sluicemq\S*", lambda found: requirement(found[0]), path.read_text("utf-8")),
+        re.sub(
+            r"(?m)^sluicemq\S*", lambda found: requirement_line(found[0]), path.read_text("utf-8")
+        ),
         "utf-8",
     )
     return sorted(found.name for found in directory.iterdir())
 
 
-def commands(kind: str) -> list[str]:
-    """The commands of the README's first block."""
+def readme_commands(kind: str) -> list[str]:
+    """Return the lines of the first code block in the README of a kind."""
     found = _COMMANDS.search((TEMPLATES / kind / "README.md").read_text("utf-8"))
     assert found is not None
     return found[1].splitlines()
 
 
-def requirement(name: str, origin: str | None = None) -> str:
-    """A line for pip that installs `name` (with its extras) from where this package came from.
+def requirement_line(name: str, origin: str | None = None) -> str:
+    """Return a line for pip that installs `name` from the source of the installed SluiceMQ.
 
-    `origin`: what direct_url.json says; None: what it says here. A package of an index has none:
-    then its version is the line.
+    `name` is "sluicemq" with extras. `origin` is the content of direct_url.json; None means that
+    of the installed package, and "" that it came from a package index. Then the line requires the
+    same version.
     """
     if origin is None:
         try:
@@ -94,14 +103,16 @@ def requirement(name: str, origin: str | None = None) -> str:
             origin = None
     if not origin:
         return f"{name}=={__version__}"
-    found = json.loads(origin)
-    source = found.get("vcs_info")
-    url = f"{source['vcs']}+{found['url']}@{source['commit_id']}" if source else found["url"]
-    folder = found.get("subdirectory")
+    direct_url = json.loads(origin)
+    url = direct_url["url"]
+    if vcs := direct_url.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    folder = direct_url.get("subdirectory")
     return f"{name} @ {url}" + (f"#subdirectory={folder}" if folder else "")
 
 
-def _kinds() -> str:
+def _kind_list() -> str:
+    """Return one line for each kind: its name and the title of its README."""
     width = max(map(len, KINDS))
     lines = []
     for kind in KINDS:

@@ -1,13 +1,12 @@
-"""Commands on Spark: `sluice sql QUERY`, Spark SQL over topics, archives, dead letters, retries and
-traces; `sluice pipeline run|check|list`, pipelines from a file.
+"""Commands on Spark: `sluice sql` runs one query, and `sluice pipeline` runs pipelines of a file.
 
-What names mean and what the broker decides: `spark.tables`. The first answer takes as
-long as the JVM does to start, so it starts first, in a thread; the cluster is asked meanwhile.
-Table and lines come one by one to this process; Parquet is written by Spark's tasks.
+`pipelines.tables` defines the tables of a query, and which predicates the broker evaluates. The
+first result of `sql` takes as long as the JVM takes to start. So the JVM starts first, in a thread,
+and the cluster is queried in the meantime. The rows of a table, of JSON and of CSV are fetched to
+this process one by one; Parquet is written by Spark's tasks.
 
-`pipeline run` writes progress to stderr, so stdout is free for `--json`: a line for each event, or
-the plan of a dry run. `check` needs neither cluster nor Spark. Exit codes: 0 done, 1 problems in
-the file or a failure, 2 wrong usage.
+`pipeline run` prints its progress to stderr, so that stdout contains only what `--json` prints: a
+line for each event, or the plan of a dry run. `pipeline check` needs neither cluster nor Spark.
 """
 
 import contextlib
@@ -21,21 +20,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from datetime import date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import orjson
 
-from sluicemq.cli.ending import OptionError
+from sluicemq.cli.ending import EXIT_FINDINGS, OptionError
 from sluicemq.cli.output import (
     Access,
     client_options,
     json_option,
+    make_progress_bar,
     parse_ago,
     print_json,
     print_records,
     print_table,
-    progress_bar,
 )
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
@@ -45,11 +45,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TABLE, JSON, CSV, PARQUET = FORMATS = ("table", "json", "csv", "parquet")
 CELL_CHARACTERS_MAX: Final = 200
-ROWS_SHOWN: Final = 100
+"""Longer cells of a table are cut."""
+TABLE_ROWS_MAX: Final = 100
+"""The number of rows in a table without `--limit`."""
 PROGRESS_PERIOD_S: Final = 0.2
 _SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "8",
-    # A short-lived JVM: the second compiler would be busy until after the answer.
+    # The JVM ends soon: the optimizing compiler would still be busy after the result.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 
@@ -57,26 +59,46 @@ _SETTINGS: Final = {
 @click.command()
 @click.argument("query")
 @click.option(
-    "--archive", "archives", multiple=True, metavar="[NAME=]PATH",
-    help="A directory of the pipeline `archive`, or any Parquet; repeatable. Without NAME it is "
-    "`archive`, and `archive.TOPIC`.",
-)  # fmt: skip
-@click.option(
-    "--since", help="Only what was stored then or later: 6h, 7d, milliseconds, or a date."
-)
-@click.option("--until", help="Only what was stored before.")
-@click.option(
-    "--limit", type=click.IntRange(1), help=f"Most rows; a table has {ROWS_SHOWN} without it."
+    "--archive",
+    "archives",
+    multiple=True,
+    metavar="[NAME=]PATH",
+    help="Directory written by the pipeline `archive`, or any Parquet directory, as table NAME. "
+    "Without NAME, its tables are `archive` and `archive.TOPIC`. Repeat for more.",
 )
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), default=TABLE, show_default=True,
-    help="json: a line a row.",
-)  # fmt: skip
-@click.option("--output", type=click.Path(), help="A file; of parquet a directory, which is new.")
-@click.option(
-    "--explain", is_flag=True, help="Say what the broker decides and what Spark; run nothing."
+    "--since",
+    help="Read only messages stored at or after this time: 6h or 7d ago, milliseconds since 1970, "
+    "or a date.",
 )
-@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
+@click.option("--until", help="Read only messages stored before this time.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help=f"Maximum number of rows. Default: {TABLE_ROWS_MAX} for a table, else no limit.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default=TABLE,
+    show_default=True,
+    help="Format of the result. json is one line for each row.",
+)
+@click.option(
+    "--output",
+    type=click.Path(),
+    help="File for the result. For parquet, a directory that does not exist. Default: standard "
+    "output.",
+)
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Show which predicates the broker evaluates and which Spark, without running the query.",
+)
+@click.option(
+    "--master", default="local[*]", show_default=True, help="Master URL of the Spark cluster."
+)
 @client_options
 def sql(
     access: Access,
@@ -90,79 +112,96 @@ def sql(
     explain: bool,
     master: str,
 ) -> None:
-    """Run QUERY, Spark SQL, over topics, archives, dead letters, retries and traces.
+    """Run QUERY in Spark SQL over topics, archives, dead letters, retries and traces.
 
-    A name is a topic; `dead_letters.GROUP`, `retries.GROUP`, `traces`, `archive.TOPIC` are others.
+    Each topic is a table. Other tables are `dead_letters.GROUP`, `retries.GROUP`, `traces` and
+    `archive.TOPIC`.
     """
-    target = file_of(form, output)
-    times = {"since_ms": moment_ms(since, "--since"), "until_ms": moment_ms(until, "--until")}
-    split = (one.partition("=") for one in archives)
-    named = {name if mark else "": path if mark else name for name, mark, path in split}
-    connection = {"nameServers": access.name_servers, **signed(access.credentials)}
+    target = check_output(form, output)
+    times = {"since_ms": parse_moment(since, "--since"), "until_ms": parse_moment(until, "--until")}
+    archive_paths = {}
+    for archive in archives:
+        name, separator, path = archive.partition("=")
+        archive_paths[name if separator else ""] = path if separator else archive
+    connection = {"nameServers": access.name_servers, **credential_options(access.credentials)}
     connection |= {} if explain else {"reportPushdown": "false"}
 
     def topics() -> list[str]:
-        with access.admin() as admin:  # imported here: the JVM starts first
+        with access.admin() as admin:  # imports the client, while the JVM starts
             return admin.topics()
 
-    with _session(master) as (session, asked), _first_line():
-        found = asked(topics)
+    with _start_session(master) as (session, submit), _shorten_spark_errors():
+        topics_future = submit(topics)
         from sluicemq.pipelines.tables import Tables  # noqa: PLC0415 - pyspark
 
-        tables = Tables(session.result(), connection, found.result, archives=named, **times)
+        tables = Tables(
+            session.result(), connection, topics_future.result, archives=archive_paths, **times
+        )
         frame = tables.query(query.rstrip().rstrip(";"))
         if explain:
             from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
 
             decided = pushdown(frame)
-            for who, what in (("broker", decided.broker), ("Spark", decided.spark)):
-                click.echo(f"{who + ':':8}{', '.join(what) or 'nothing'}")
+            for evaluator, predicates in (("broker", decided.broker), ("Spark", decided.spark)):
+                click.echo(f"{evaluator + ':':8}{', '.join(predicates) or 'nothing'}")
         elif form == TABLE:
-            most = limit or ROWS_SHOWN
-            rows = _with_progress(frame, lambda: frame.limit(most + 1).collect())
-            cells = [[_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:most]]
-            print_table("", frame.columns, cells)
-            if len(rows) > most:
-                more = f"The first {most:,} rows; --limit or --format json shows more."
-                click.echo(more, err=True)
+            _print_frame(frame, limit or TABLE_ROWS_MAX)
         else:
-            wanted = frame if limit is None else frame.limit(limit)
-            count = _with_progress(wanted, lambda: write_frame(wanted, form, target))
+            limited = frame if limit is None else frame.limit(limit)
+            count = _with_progress(limited, lambda: write_frame(limited, form, target))
             if target is not None:
                 click.echo(f"{count:,} rows in {target}.", err=True)
 
 
-Asked = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
+def _print_frame(frame: "DataFrame", rows_max: int) -> None:
+    """Print the first `rows_max` rows as a table, and say on stderr if there are more."""
+    rows = _with_progress(frame, lambda: frame.limit(rows_max + 1).collect())
+    cells = [[_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:rows_max]]
+    print_table("", frame.columns, cells)
+    if len(rows) > rows_max:
+        click.echo(
+            f"Only the first {rows_max:,} rows are shown. Use --limit or --format json for more.",
+            err=True,
+        )
+
+
+Submit = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
+"""Runs a function in a thread, and returns its future."""
 
 
 @contextmanager
-def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
-    """A session that is on its way, and a way to ask something else meanwhile."""
+def _start_session(master: str) -> "Iterator[tuple[Future[SparkSession], Submit]]":
+    """Start a Spark session in a thread, and stop it at the end.
+
+    Yield the future of the session, and a function that runs other work in a thread meanwhile.
+    """
 
     def start() -> "SparkSession":
         from sluicemq.spark.session import spark_session  # noqa: PLC0415 - a second
 
         return spark_session("sluice sql", master=master, settings=dict(_SETTINGS), log_level="off")
 
-    with _quiet():
+    with _silence_spark():
         pool = ThreadPoolExecutor(2)
         session: Future[SparkSession] = pool.submit(start)
-        is_ended_in_order = True
+        is_interrupted = False
         try:
             yield session, pool.submit
-        except KeyboardInterrupt:  # the process ends, and the JVM with it
-            is_ended_in_order = False
+        except KeyboardInterrupt:  # the process ends at once, and the JVM with it
+            is_interrupted = True
             raise
         finally:
-            pool.shutdown(wait=is_ended_in_order)
-            if is_ended_in_order and session.exception() is None:
+            pool.shutdown(wait=not is_interrupted)
+            if not is_interrupted and session.exception() is None:
                 session.result().stop()
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Spark's own words while it starts, pyspark's log of every error that it raises, and
-    py4j's traceback of Ctrl-C, which it writes by the root logger."""
+def _silence_spark() -> Iterator[None]:
+    """Suppress the output of Spark while it starts, and what its Python packages log.
+
+    pyspark logs every error that it raises. py4j logs the traceback of Ctrl-C with the root logger.
+    """
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
     logging.getLogger("SQLQueryContextLogger").disabled = True
@@ -175,8 +214,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _first_line() -> Iterator[None]:
-    """Errors of Spark as one sentence."""
+def _shorten_spark_errors() -> Iterator[None]:
+    """Raise ConfigurationError with one sentence for an error of Spark, or if it is missing."""
     try:
         yield
     except ImportError as error:
@@ -184,58 +223,68 @@ def _first_line() -> Iterator[None]:
             raise
         raise ConfigurationError("Spark is not installed.", fix=install_extra("spark")) from None
     except Exception as error:
-        is_sparks = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
-        if isinstance(error, SluiceError) or not is_sparks:
+        is_of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+        if isinstance(error, SluiceError) or not is_of_spark:
             raise
-        from sluicemq.pipelines.plan import sentence_of  # noqa: PLC0415 - it is Spark's
+        from sluicemq.pipelines.plan import summarize_spark_error  # noqa: PLC0415 - imports pyspark
 
-        raise ConfigurationError(sentence_of(error)) from None
-
-
-def signed(pair: tuple[str, str] | None) -> dict[str, str]:
-    return {} if pair is None else {"accessKey": pair[0], "secretKey": pair[1]}
+        raise ConfigurationError(summarize_spark_error(error)) from None
 
 
-def moment_ms(text: str | None, option: str) -> int | None:
-    """`6h` ago, milliseconds since 1970 or a date. Raises OptionError."""
+def credential_options(credentials: tuple[str, str] | None) -> dict[str, str]:
+    """Return access key and secret key as options of the Spark source; none for None."""
+    if credentials is None:
+        return {}
+    access_key, secret_key = credentials
+    return {"accessKey": access_key, "secretKey": secret_key}
+
+
+def parse_moment(text: str | None, option: str) -> int | None:
+    """Return a time in milliseconds since 1970; None stays None.
+
+    `text` is a duration before now such as "6h", milliseconds since 1970, or a date. `option` is
+    the name of the option, for the error. Raises OptionError for other texts.
+    """
     if text is None:
         return None
-    if (ago_ms := parse_ago(text)) is not None:
-        return ago_ms
-    from sluicemq.spark.options import parse_timestamp  # noqa: PLC0415 - rarely asked for
+    if (time_ms := parse_ago(text)) is not None:
+        return time_ms
+    from sluicemq.spark.options import parse_timestamp  # noqa: PLC0415 - imported if needed
 
     try:
         return parse_timestamp(text)
     except ValueError as error:
         raise OptionError(
-            f"{option} {text!r} is no time: {error}.",
+            f"{option} {text!r} is not a time: {error}.",
             fix="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
         ) from None
 
 
 def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
-    """The work, with a bar of Spark's tasks beside it when stderr is a terminal."""
+    """Return the result of `work`. On a terminal, show the progress of Spark's tasks meanwhile."""
     if not sys.stderr.isatty():
         return work()
-    bar = progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
-    from sluicemq.spark.classic import get_spark_context  # noqa: PLC0415 - Spark's alone
+    bar = make_progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
+    from sluicemq.spark.classic import get_spark_context  # noqa: PLC0415 - pyspark
 
     context = get_spark_context(frame.sparkSession)
     tracker = context.statusTracker()
     with ThreadPoolExecutor(1) as pool, bar:
         task = bar.add_task("planning", total=None)
         running = pool.submit(work)
-        seen: dict[int, tuple[int, int]] = {}
+        tasks_of_stages: dict[int, tuple[int, int]] = {}  # completed tasks, all tasks
         try:
             while wait_for([running], timeout=PROGRESS_PERIOD_S).not_done:
                 for stage in tracker.getActiveStageIds():
-                    about = tracker.getStageInfo(stage)
-                    if about is not None:
-                        seen[int(stage)] = (about.numCompletedTasks, about.numTasks)
-                done, total = (sum(pair[at] for pair in seen.values()) for at in (0, 1))
+                    info = tracker.getStageInfo(stage)
+                    if info is not None:
+                        tasks_of_stages[int(stage)] = (info.numCompletedTasks, info.numTasks)
+                done = sum(completed for completed, _ in tasks_of_stages.values())
+                total = sum(count for _, count in tasks_of_stages.values())
                 if total:
                     bar.update(task, description="tasks", completed=done, total=total)
-        except KeyboardInterrupt:  # the pool waits for its thread
+        except KeyboardInterrupt:
+            # The pool waits for its thread, which ends when the jobs are cancelled.
             context.cancelAllJobs()
             raise
         return running.result()
@@ -244,17 +293,28 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
 # --------------------------------------------------------------------------------- rows
 
 
-def file_of(form: str, output: str | None) -> str | None:
-    """Where to write; None: stdout. Raises OptionError when the format does not go there."""
+def check_output(form: str, output: str | None) -> str | None:
+    """Return `output`, the path for the result; None means stdout.
+
+    Raises OptionError if the format cannot be written there.
+    """
     if form == PARQUET and output is None:
-        raise OptionError("parquet is no text.", fix="Name a directory with --output.")
+        raise OptionError(
+            "--format parquet cannot be printed.", fix="Name a directory with --output."
+        )
     if form == TABLE and output is not None:
-        raise OptionError("a table goes to the terminal.", fix="Add --format json, csv or parquet.")
+        raise OptionError(
+            "--format table cannot be written to a file.", fix="Add --format json, csv or parquet."
+        )
     return output
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold: bytes as text, in hex digits where they are none; times in ISO 8601."""
+def to_json_value(value: Any) -> Any:
+    """Convert a value of a row to a type of JSON.
+
+    Bytes become text, or hex digits if they are not UTF-8. Times become ISO 8601, rows become
+    dicts, and any other type becomes text.
+    """
     if isinstance(value, bytes | bytearray):
         try:
             return value.decode()
@@ -267,15 +327,15 @@ def plain(value: Any) -> Any:
     if hasattr(value, "asDict"):
         value = value.asDict()
     if isinstance(value, dict):
-        return {str(plain(key)): plain(inner) for key, inner in value.items()}
+        return {str(to_json_value(key)): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _cell(value: Any, characters_max: int | None = None) -> Any:
-    """What a table and CSV show: nested values as JSON."""
-    value = plain(value)
+    """Return a value for a cell of a table or CSV: nested values as JSON, long texts cut."""
+    value = to_json_value(value)
     if isinstance(value, dict | list):
         value = orjson.dumps(value).decode()
     if characters_max and isinstance(value, str) and len(value) > characters_max:
@@ -284,7 +344,10 @@ def _cell(value: Any, characters_max: int | None = None) -> Any:
 
 
 def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
-    """All rows; how many. Raises ConfigurationError when the file cannot be written."""
+    """Write all rows as JSON lines, CSV or Parquet to `target`, or to stdout if it is None.
+
+    Return the number of rows. Raises ConfigurationError if the file cannot be written.
+    """
     if form == PARQUET:
         assert target is not None
         frame.write.parquet(target)
@@ -293,7 +356,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
         file = (
             contextlib.nullcontext(sys.stdout)
             if target is None
-            else open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+            else Path(target).open("w", encoding="utf-8", newline="")  # noqa: SIM115 - `with` below
         )
     except OSError as error:
         raise ConfigurationError(f"{target} cannot be written: {error.strerror}.") from None
@@ -306,7 +369,7 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
             if form == CSV:
                 writer.writerow(map(_cell, row))
             else:
-                record = dict(zip(frame.columns, map(plain, row), strict=True))
+                record = dict(zip(frame.columns, map(to_json_value, row), strict=True))
                 lines.write(f"{orjson.dumps(record, default=str).decode()}\n")
             count += 1
         lines.flush()
@@ -323,15 +386,25 @@ def pipeline() -> None:
 
 @pipeline.command("run")
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
-@click.option("--master", help="Spark's master, as in spark://host:7077; default local[*].")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option(
-    "--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."
+    "--master",
+    help="Master URL of the Spark cluster, such as spark://host:7077. Default: local[*].",
 )
 @click.option(
-    "--progress", type=click.Path(file_okay=False), default="", envvar="SLUICE_PIPELINES",
-    help="Directory where it leaves how far it is, for `sluice console --pipelines`.",
-)  # fmt: skip
+    "--conf",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting of Spark. It overrides the file. Repeat for more settings.",
+)
+@click.option(
+    "--progress",
+    type=click.Path(file_okay=False),
+    default="",
+    envvar="SLUICE_PIPELINES",
+    help="Directory in which the run records its progress, for `sluice console --pipelines`.",
+)
 @json_option
 def run_command(
     file: str,
@@ -341,21 +414,21 @@ def run_command(
     progress: str,
     as_json: bool,
 ) -> None:
-    """Run the pipeline of FILE.
+    """Run the pipeline that FILE declares.
 
-    Ctrl-C and SIGTERM let a stream finish its micro-batch; a second one stops at once.
+    After Ctrl-C or SIGTERM, a stream finishes its micro-batch. A second one stops it at once.
     """
     from sluicemq.pipelines.__main__ import run_file  # noqa: PLC0415 - pyspark
 
-    wrong = [one for one in settings if "=" not in one]
-    if wrong:
-        raise click.UsageError(f"--conf is {wrong[0]!r}: write KEY=VALUE.")
-    chosen = dict(one.split("=", 1) for one in settings)
-    with _quiet():
+    invalid = [setting for setting in settings if "=" not in setting]
+    if invalid:
+        raise click.UsageError(f"--conf must be KEY=VALUE, got {invalid[0]!r}.")
+    spark_settings = dict(setting.split("=", 1) for setting in settings)
+    with _silence_spark():
         code = run_file(
             file,
             master=master,
-            settings=chosen,
+            settings=spark_settings,
             dry_run=dry_run,
             as_json=as_json,
             progress=progress,
@@ -368,43 +441,52 @@ def run_command(
 @json_option
 @click.pass_context
 def check_command(context: click.Context, file: str, as_json: bool) -> None:
-    """Say what is wrong in FILE: line, key, cure. Needs no cluster and starts no Spark."""
+    """Check the pipeline in FILE, without a cluster and without Spark.
+
+    Print the line and key of each problem, and how to fix it. Exit code 1 if there are errors.
+    """
     from sluicemq.pipelines.file import check_pipeline  # noqa: PLC0415 - pyspark
 
-    found, problems = check_pipeline(file)
-    for one in problems:
+    pipeline, problems = check_pipeline(file)
+    for problem in problems:
         if as_json:
-            print_json({
-                "file": file, "line": one.line, "key": one.key, "what": one.message,
-                "cure": one.fix, "severity": "error" if one.is_error else "warning",
-            })  # fmt: skip
+            print_json(
+                {
+                    "file": file,
+                    "line": problem.line,
+                    "key": problem.key,
+                    "what": problem.message,
+                    "cure": problem.fix,
+                    "severity": "error" if problem.is_error else "warning",
+                }
+            )
         else:
-            click.echo(one.describe(file))
-    if found is None:
-        context.exit(1)
+            click.echo(problem.describe(file))
+    if pipeline is None:
+        context.exit(EXIT_FINDINGS)
     if not as_json:
-        click.echo(f"{file}: the pipeline {found.name!r} is right.")
+        click.echo(f"{file}: the pipeline {pipeline.name!r} is valid.")
 
 
 @pipeline.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """List the ready pipelines (`use: NAME`) and their fields."""
-    from sluicemq.pipelines.ready import NAMES, REQUIRED, ready  # noqa: PLC0415 - pyspark
+    """List the predefined pipelines (`use: NAME`) and their fields."""
+    from sluicemq.pipelines.ready import NAMES, REQUIRED, find_ready_pipeline  # noqa: PLC0415 - pyspark
 
     if not as_json:
         for name in NAMES:
-            click.echo(f"{name}: {ready(name).what}")
+            click.echo(f"{name}: {find_ready_pipeline(name).description}")
         click.echo()
     records = [
         {
             "pipeline": name,
-            "field": one.name,
-            "kind": " | ".join(one.words) or one.kind,
-            "default": "required" if one.default is REQUIRED else one.default,
-            "what": one.what,
+            "field": field.name,
+            "kind": " | ".join(field.choices) or field.kind,
+            "default": "required" if field.default is REQUIRED else field.default,
+            "what": field.description,
         }
         for name in NAMES
-        for one in ready(name).fields
+        for field in find_ready_pipeline(name).fields
     ]
     print_records(records, as_json=as_json)

@@ -1,12 +1,12 @@
-"""`sluice store`: look into a store directory, ours or Java's, without a broker; repair one.
+"""`sluice store`: inspect, back up and repair a store directory of SluiceMQ or RocketMQ.
 
-`info`, `ls`, `dump` and `verify` take no lock and write nothing: they also work beside a running
-broker, on a copy, and on files that may only be read. So does `backup`, which writes elsewhere.
-`repair` saves what is whole in a damaged store and lists what is lost; without --write it changes
-nothing.
+`info`, `ls`, `dump` and `verify` take no lock and write nothing. So they also work while a broker
+runs on the store, on a copy, and on read-only files. `backup` does not change the store either.
+`repair` restores all complete records of a damaged store and lists the lost ones. Without
+`--write` it changes nothing.
 
-Exit codes: 0 done and in order, 1 findings (`verify`), damage that was not repaired, or an error, 2
-wrong usage; `verify` says 2 also when the store cannot be read at all.
+Exit codes: 0 done and without findings, 1 findings, damage that was not repaired, or an error, 2
+wrong usage. `verify` also returns 2 if it cannot read the store.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from sluicemq.cli.ending import InputError, OptionError
+from sluicemq.cli.ending import EXIT_FINDINGS, InputError, OptionError
 from sluicemq.cli.output import (
-    as_time,
     byte_progress,
+    combine_options,
+    format_time,
     json_option,
+    parse_time_option,
     print_json,
     print_records,
     print_table,
-    show_time,
-    with_options,
 )
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import SluiceError, StoreError
@@ -41,32 +41,43 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
-EXIT_FINDINGS: Final = 1
 SHOWN_MAX: Final = 20
+"""The number of lines of each kind that `repair` prints without `--json`."""
 
 
 @click.group()
 def store() -> None:
-    """Look into a store directory, ours or Java's, without a broker."""
+    """Inspect, back up or repair a store directory of SluiceMQ or RocketMQ, without a broker."""
 
 
-store_options = with_options(
+store_options = combine_options(
     click.argument("directory", metavar="DIR"),
     click.option(
-        "--commit-log", "commit_log_path", default="", metavar="DIR",
-        help="Where the log lies (storePathCommitLog); several directories: a,b.",
+        "--commit-log",
+        "commit_log_path",
+        default="",
+        metavar="DIR",
+        help="Directory of the commit log (storePathCommitLog), or several: a,b. Default: "
+        "DIR/commitlog.",
     ),
     click.option(
-        "--consume-queue", "consume_queue_path", default="", metavar="DIR",
-        help="Where the queues lie when they are not in DIR/consumequeue.",
+        "--consume-queue",
+        "consume_queue_path",
+        default="",
+        metavar="DIR",
+        help="Directory of the consume queues. Default: DIR/consumequeue.",
     ),
-)  # fmt: skip
-"""DIR, and where log and queues lie when they are not in it: what `opened` takes."""
+)
+"""The argument DIR and two options: the parameters of `open_store`."""
 
 
 @contextmanager
-def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
-    """The store in a directory. What the system refuses becomes a sentence: StoreError."""
+def open_store(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
+    """Open the store in a directory for reading, and close it at the end.
+
+    `paths` are `commit_log_path` and `consume_queue_path`; "" means the default. Raises StoreError
+    if a file cannot be read.
+    """
     from sluicemq.store.tools.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
 
     try:
@@ -75,12 +86,12 @@ def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
             yield layout
         finally:
             layout.close()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # the reader of the output has closed the pipe, as `head` does
         raise
     except OSError as error:
         raise StoreError(
             f"{error.filename or directory} cannot be read: {error.strerror}.",
-            fix="Check its permissions, and the disk.",
+            fix="Check its permissions and the disk.",
         ) from error
 
 
@@ -90,46 +101,58 @@ def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
 @store.command("info")
 @store_options
 @json_option
-def info(as_json: bool, **place: str) -> None:
-    """Show what the store in DIR holds, where it begins and ends, and if a broker runs on it."""
-    from sluicemq.store.tools.dump import describe  # noqa: PLC0415
+def info(as_json: bool, **paths: str) -> None:
+    """Show the size, range and state of the store in DIR, and whether a broker runs on it."""
+    from sluicemq.store.tools.dump import describe  # noqa: PLC0415 - NumPy: 80 ms
 
-    with opened(**place) as layout:
-        found = describe(layout) | {"locked_by": lock_owner(f"{layout.root}/lock")}
+    with open_store(**paths) as layout:
+        description = describe(layout) | {"locked_by": lock_owner(f"{layout.root}/lock")}
     if as_json:
-        print_json(found)
-        return
-    log, queues, index = found["log"], found["queues"], found["index"]
-    checkpoint = found["checkpoint"] or {}
+        print_json(description)
+    else:
+        _print_description(description)
+
+
+def _print_description(description: dict[str, Any]) -> None:
+    """Print what `describe` returns as a table, and then the documents that cannot be read."""
+    log, queues, index = description["log"], description["queues"], description["index"]
+    checkpoint = description["checkpoint"] or {}
     newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
-    state = "a broker runs, or it ended without an orderly stop" * found["interrupted"] or "stopped"
+    if description["locked_by"]:
+        state = f"in use by process {description['locked_by']}"
+    elif description["interrupted"]:
+        state = "a broker is running, or was not stopped in order"
+    else:
+        state = "stopped"
     problems = [
-        f"{doc['file']}: {doc['problem']}" for doc in found["documents"] if "problem" in doc
+        f"{document['file']}: {document['problem']}"
+        for document in description["documents"]
+        if "problem" in document
     ]
     rows = {
-        "state": f"in use by process {found['locked_by']}" if found["locked_by"] else state,
-        "log": f"{log['files']} files of {_bytes(log['file_bytes'])}, from {log['start']:,}",
+        "state": state,
+        "log": f"{log['files']} files of {_format_bytes(log['file_bytes'])}, from {log['start']:,}",
         "topics": f"{queues['topics']:,} in {queues['queues']:,} queues",
-        "messages": f"{queues['messages']:,} of together {_bytes(queues['message_bytes'])}",
-        "first message": show_time(found["first_time_ms"]),
-        "last message": show_time(found["last_time_ms"]),
-        "queue files": f"{queues['files']:,} of {_bytes(queues['file_bytes'])}",
+        "messages": f"{queues['messages']:,}, in total {_format_bytes(queues['message_bytes'])}",
+        "first message": format_time(description["first_time_ms"]),
+        "last message": format_time(description["last_time_ms"]),
+        "queue files": f"{queues['files']:,} of {_format_bytes(queues['file_bytes'])}",
         "queues with extension": queues["extensions"],
         "index": f"{index['files']} files, {index['entries']:,} keys",
         "checkpoint": None if checkpoint else "none",
-        "checkpoint: log": show_time(checkpoint.get("log_time_ms", 0)) or None,
-        "checkpoint: queues": show_time(checkpoint.get("queue_time_ms", 0)) or None,
-        "mark: safe up to": newest and newest["log_offset"],
-        "documents": f"{len(found['documents'])}, {len(problems)} unreadable",
+        "checkpoint: log": format_time(checkpoint.get("log_time_ms", 0)) or None,
+        "checkpoint: queues": format_time(checkpoint.get("queue_time_ms", 0)) or None,
+        "checkpoint: durable up to": newest and newest["log_offset"],
+        "documents": f"{len(description['documents'])}, {len(problems)} unreadable",
     }
-    shown = [(name, value) for name, value in rows.items() if value is not None]
-    print_table(found["root"], ["what", ""], shown)
+    shown_rows = [(name, value) for name, value in rows.items() if value is not None]
+    print_table(description["root"], ["what", ""], shown_rows)
     for problem in problems:
         click.echo(problem)
 
 
-def _bytes(size: int) -> str:
-    """To three digits: `1.07 GB`."""
+def _format_bytes(size: int) -> str:
+    """Return a size with three digits and a decimal unit, such as "1.07 GB"."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -140,14 +163,14 @@ def _bytes(size: int) -> str:
 
 @store.command("ls")
 @store_options
-@click.option("-t", "--topic", help="Only the queues of this topic.")
-@click.option("-s", "--summary", is_flag=True, help="One line a topic.")
+@click.option("-t", "--topic", help="List only the queues of this topic.")
+@click.option("-s", "--summary", is_flag=True, help="Print one line for each topic.")
 @json_option
-def ls(topic: str | None, summary: bool, as_json: bool, **place: str) -> None:
-    """List topics and queues with their offsets, sizes and times."""
-    from sluicemq.store.tools.dump import list_queues  # noqa: PLC0415
+def ls(topic: str | None, summary: bool, as_json: bool, **paths: str) -> None:
+    """List the queues of the store in DIR with their offsets, sizes and times."""
+    from sluicemq.store.tools.dump import list_queues  # noqa: PLC0415 - NumPy: 80 ms
 
-    with opened(**place) as layout:
+    with open_store(**paths) as layout:
         records = [queue._asdict() for queue in list_queues(layout, topic)]
     if summary:
         topics: dict[str, list[dict[str, Any]]] = {}
@@ -157,21 +180,20 @@ def ls(topic: str | None, summary: bool, as_json: bool, **place: str) -> None:
             {
                 "topic": name,
                 "queues": len(queues),
-                "messages": sum(one["messages"] for one in queues),
-                "size_bytes": sum(one["size_bytes"] for one in queues),
+                "messages": sum(queue["messages"] for queue in queues),
+                "size_bytes": sum(queue["size_bytes"] for queue in queues),
                 "first_time_ms": min(
-                    filter(None, (one["first_time_ms"] for one in queues)), default=0
+                    filter(None, (queue["first_time_ms"] for queue in queues)), default=0
                 ),
-                "last_time_ms": max(one["last_time_ms"] for one in queues),
+                "last_time_ms": max(queue["last_time_ms"] for queue in queues),
             }
             for name, queues in topics.items()
         ]
-    columns = (
-        " ".join(name for name in records[0] if not name.endswith("_time_ms")) if records else ""
-    )
-    times = " first_stored=first_time_ms:time last_stored=last_time_ms:time"
+    names = records[0] if records else ()
+    columns = [name for name in names if not name.endswith("_time_ms")]
+    columns += ["first_stored=first_time_ms:time", "last_stored=last_time_ms:time"]
     empty = f"No queues of {topic}." if topic else "No queues."
-    print_records(records, as_json=as_json, columns=columns + times, empty=empty)
+    print_records(records, as_json=as_json, columns=" ".join(columns), empty=empty)
 
 
 # ------------------------------------------------------------------------------------- dump
@@ -180,25 +202,42 @@ def ls(topic: str | None, summary: bool, as_json: bool, **place: str) -> None:
 @store.command("dump")
 @store_options
 @click.argument("parts", nargs=-1, type=click.Choice(PARTS), metavar="[PART]...")
-@click.option("-t", "--topic", help="Only this topic.")
-@click.option("-q", "--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue.")
-@click.option("--offsets", metavar="A:B", help="Only these queue offsets, both included; A: or :B.")
-@click.option("--tags", help="Only messages with one of these tags, A||B.")
-@click.option("--where", help="Only messages that match this SQL92 expression.")
-@click.option("--key", help="Only messages with this key or unique key.")
+@click.option("-t", "--topic", help="Print only this topic.")
 @click.option(
-    "--since", "time_min_ms", callback=as_time, metavar="TIME",
-    help="Only stored at that time or later.",
-)  # fmt: skip
+    "-q", "--queue", "queue_id", type=click.IntRange(min=0), help="Print only this queue id."
+)
 @click.option(
-    "--until", "time_max_ms", callback=as_time, metavar="TIME",
-    help="Only stored at that time or earlier.",
-)  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many lines.")
+    "--offsets",
+    metavar="A:B",
+    help="Print only these queue offsets, both included. A: and :B are allowed.",
+)
+@click.option("--tags", help="Print only messages with one of these tags, such as A||B.")
+@click.option("--where", help="Print only messages that match this SQL92 expression.")
+@click.option("--key", help="Print only messages with this key or message id.")
 @click.option(
-    "--body", type=click.Choice(["text", "base64", "none"]), default="text", show_default=True,
-    help="How bodies are shown; as text those that are not UTF-8 come in base64.",
-)  # fmt: skip
+    "--since",
+    "time_min_ms",
+    callback=parse_time_option,
+    metavar="TIME",
+    help="Print only messages stored at or after this time.",
+)
+@click.option(
+    "--until",
+    "time_max_ms",
+    callback=parse_time_option,
+    metavar="TIME",
+    help="Print only messages stored at or before this time.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Maximum number of lines. Default: no limit."
+)
+@click.option(
+    "--body",
+    type=click.Choice(["text", "base64", "none"]),
+    default="text",
+    show_default=True,
+    help="How bodies are printed. With text, a body that is not UTF-8 is printed in base64.",
+)
 def dump(
     directory: str,
     commit_log_path: str,
@@ -206,19 +245,19 @@ def dump(
     parts: tuple[str, ...],
     limit: int | None,
     body: str,
-    **wanted: Any,
+    **filters: Any,
 ) -> None:
-    """Print parts of the store as JSON lines: log (if none is named), queue, index, checkpoint,
-    config.
+    """Print parts of the store in DIR as JSON lines.
 
-    Damaged bytes in the log are a line of their own, and the log goes on behind them. A TIME is
-    milliseconds since 1970 or a date like 2013-01-01T00:00 (local time).
+    PART is log (the default), queue, index, checkpoint or config. Damaged bytes of the log are
+    printed as a line of their own, followed by the records after them. A TIME is milliseconds
+    since 1970 or a date such as 2013-01-01T00:00 (local time).
     """
-    selection = select(**wanted)
-    from sluicemq.store.tools import dump as dumps  # noqa: PLC0415
+    selection = make_selection(**filters)
+    from sluicemq.store.tools import dump as dumps  # noqa: PLC0415 - NumPy: 80 ms
 
     paths = {"commit_log_path": commit_log_path, "consume_queue_path": consume_queue_path}
-    with opened(directory, **paths) as layout:
+    with open_store(directory, **paths) as layout:
         sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "log": lambda: dumps.dump_log(layout, selection, body),
             "queue": lambda: dumps.dump_queues(layout, selection),
@@ -226,47 +265,63 @@ def dump(
             "checkpoint": lambda: dumps.dump_checkpoint(layout),
             "config": lambda: dumps.dump_documents(layout),
         }
-        chosen = parts or PARTS[:1]
-        for value in islice(chain.from_iterable(sources[part]() for part in chosen), limit):
+        values = chain.from_iterable(sources[part]() for part in parts or PARTS[:1])
+        for value in islice(values, limit):
             print_json(value)
 
 
-def select(
-    *, offsets: str | None = None, tags: str | None = None, where: str | None = None, **given: Any
+def make_selection(
+    *,
+    offsets: str | None = None,
+    tags: str | None = None,
+    where: str | None = None,
+    **criteria: Any,
 ) -> "Selection":
-    """The options as a selection. Raises OptionError or FilterSyntaxError."""
-    from sluicemq.store.tools.dump import Selection  # noqa: PLC0415
+    """Return the selection of messages that the options of `dump` describe.
 
-    given["offset_min"], given["offset_max"] = parse_range(offsets)
+    `criteria` are other fields of Selection; None means that the field is not restricted. Raises
+    OptionError for an invalid range, or if `tags` and `where` are both given, and
+    FilterSyntaxError for an invalid expression.
+    """
+    from sluicemq.store.tools.dump import Selection  # noqa: PLC0415 - NumPy: 80 ms
+
+    criteria["offset_min"], criteria["offset_max"] = parse_range(offsets)
     if tags is not None and where is not None:
         raise OptionError(
-            "--tags and --where are given.", fix="Write the tags into --where: TAGS IN ('A', 'B')."
+            "--tags and --where cannot be combined.",
+            fix="Write the tags into --where: TAGS IN ('A', 'B').",
         )
     if where is not None:
-        from sluicemq.filter.subscriptions import compile_whole  # noqa: PLC0415
+        from sluicemq.filter.subscriptions import compile_complete  # noqa: PLC0415 - imports lark
 
-        given["matches"] = compile_whole(where).matches
+        criteria["matches"] = compile_complete(where).matches
     elif tags is not None:
-        from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415
+        from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415 - imports lark
 
         expression, names, codes = parse_tags(tags)
-        if expression != "*":  # what a unit's code may be when tags alone decide
-            given["matches"] = lambda properties: properties.get("TAGS") in names
-            given["tag_codes"] = codes
-    return Selection(**{name: value for name, value in given.items() if value is not None})
+        if expression != "*":
+            criteria["matches"] = lambda properties: properties.get("TAGS") in names
+            # Units whose tag code is another one are skipped without reading their records.
+            criteria["tag_codes"] = codes
+    return Selection(**{name: value for name, value in criteria.items() if value is not None})
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """`A:B`, `A:`, `:B` or `A`. Raises OptionError."""
+    """Return the first and last offset of a range `A:B`, `A:`, `:B` or `A`.
+
+    None means no limit; a `text` of None has none. Raises OptionError for other texts.
+    """
     if text is None:
         return None, None
     low, colon, high = text.partition(":")
     if not all(part.isdecimal() or not part for part in (low, high)) or not (low or high):
         raise OptionError(
-            f"--offsets {text!r} is no range.", fix="Write 10:20, 10: or :20, or one offset."
+            f"--offsets {text!r} is not a range.", fix="Write 10:20, 10: or :20, or one offset."
         )
     first = int(low) if low else None
-    return first, (first if not colon else int(high) if high else None)
+    if not colon:
+        return first, first
+    return first, int(high) if high else None
 
 
 # ------------------------------------------------------------------------------------- verify
@@ -275,50 +330,61 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
 @store.command("verify")
 @store_options
 @json_option
-@click.option("--all", "show_all", is_flag=True, help="Every finding, not the first 100 of a kind.")
-@click.option("-q", "--quiet", is_flag=True, help="No notes and no progress bar.")
-def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> None:
-    """Check every record, queue unit, index entry and small file of the store in DIR, and try
-    whether a broker starts on it.
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Print all findings, not only the first 100 of each kind.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print neither notes nor a progress bar.")
+def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> None:
+    """Verify the store in DIR: all records, queue units, index entries and small files.
 
-    Exit code 0 when all is in order (notes do not count), 1 with findings, 2 when it cannot be
-    read.
+    Also check that a broker can start on it. Exit code 0 without findings (notes do not
+    count), 1 with findings, 2 if the store cannot be read.
     """
-    from sluicemq.store.tools.verify import verify  # noqa: PLC0415
+    from sluicemq.store.tools.verify import verify  # noqa: PLC0415 - NumPy: 80 ms
 
     try:
         with (
-            opened(**place) as layout,
+            open_store(**paths) as layout,
             byte_progress("verifying", shown=not quiet) as progress,
         ):
             result = verify(layout, progress, 1 << 60 if show_all else 100)
         findings = result.findings
-        _add_start_error(findings, **place)
+        _add_start_error(findings, **paths)
     except SluiceError as error:
         raise InputError(str(error)) from None
     totals = {name: findings.total(name) for name in ("error", "warning", "note")}
-    for found in findings.kept:
-        if quiet and found.severity == "note":
+    for finding in findings.kept:
+        if quiet and finding.severity == "note":
             continue
         if as_json:
-            print_json(found._asdict())
+            print_json(finding._asdict())
         else:
-            click.echo(f"{found.severity}: {found.place}: {found.text} [{found.kind}]")
+            click.echo(f"{finding.severity}: {finding.place}: {finding.text} [{finding.kind}]")
     if as_json:
-        print_json({
-            "severity": "summary", "clean": findings.is_clean, **totals,
-            "hidden": findings.hidden, "records": result.records, "units": result.units,
-            "index_entries": result.entries, "log_start": result.log_start,
-            "log_end": result.log_end,
-        })  # fmt: skip
+        print_json(
+            {
+                "severity": "summary",
+                "clean": findings.is_clean,
+                **totals,
+                "hidden": findings.hidden,
+                "records": result.records,
+                "units": result.units,
+                "index_entries": result.entries,
+                "log_start": result.log_start,
+                "log_end": result.log_end,
+            }
+        )
     else:
         for kind, count in findings.hidden.items():
             click.echo(f"... and {count:,} more of [{kind}]; --all shows them")
-        verdict = f"{totals['error']:,} errors, {totals['warning']:,} warnings"
+        counts = f"{totals['error']:,} errors, {totals['warning']:,} warnings"
         click.echo(
             f"{result.records:,} records, {result.units:,} units, {result.entries:,} index "
             f"entries; log from {result.log_start:,} to {result.log_end:,}: "
-            f"{'in order' if findings.is_clean else verdict}."
+            f"{'no errors' if findings.is_clean else counts}."
         )
     if not findings.is_clean:
         raise SystemExit(EXIT_FINDINGS)
@@ -327,16 +393,17 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> 
 def _add_start_error(
     findings: "Findings", directory: str, commit_log_path: str, consume_queue_path: str
 ) -> None:
-    """Add the error with which a broker would refuse to start on this store to `findings`.
+    """Try whether a broker starts on this store, and add its error, if any, to `findings`.
 
-    A store that a running process holds is not tried: its files change meanwhile.
+    A note is added instead if a process has locked the store, because its files change. A store
+    whose log is in several directories is not tried.
     """
     from sluicemq.broker.trial import find_start_error  # noqa: PLC0415 - the whole broker
-    from sluicemq.config import StoreConfig  # noqa: PLC0415
+    from sluicemq.config import StoreConfig  # noqa: PLC0415 - as above
     from sluicemq.store.tools.checks import ERROR, NOTE  # noqa: PLC0415 - NumPy: 80 ms
 
     if lock_owner(f"{directory}/lock"):
-        text = "a broker runs on this store, so it was not tried whether one starts"
+        text = "a broker runs on this store, so a start was not tried"
         findings.add(NOTE, "start", directory, text)
         return
     if "," in commit_log_path:
@@ -344,9 +411,11 @@ def _add_start_error(
     config = StoreConfig(
         directory, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
-    refusal = asyncio.run(find_start_error(config))
-    if refusal is not None:
-        findings.add(ERROR, "start", directory, f"no broker starts on this store: {refusal}")
+    start_error = asyncio.run(find_start_error(config))
+    if start_error is not None:
+        findings.add(
+            ERROR, "start", directory, f"a broker cannot start on this store: {start_error}"
+        )
 
 
 # ------------------------------------------------------------------------------------- repair
@@ -357,21 +426,22 @@ def _add_start_error(
 @click.argument("backup", metavar="BACKUP")
 @json_option
 def backup_command(directory: str, backup: str, as_json: bool, **paths: Any) -> None:
-    """Back up the store in DIR, on which a broker may run, into the directory BACKUP.
+    """Back up the store in DIR, on which a broker may run, to the directory BACKUP.
 
-    Each run brings BACKUP forward by what is new, to one moment. Full files of the log are shared
-    with the store where the file system can do that.
+    Another run adds what is new. BACKUP contains the state of one moment. Complete files of the log
+    share their blocks with the store if the file system supports that.
     """
     from sluicemq.store.tools.backup import back_up  # noqa: PLC0415 - NumPy: 80 ms
 
-    with _disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
+    with _translate_disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
         result = back_up(directory, backup, progress=progress, **paths)
     if as_json:
         print_json({**result._asdict(), "shared_bytes": result.shared_bytes})
         return
     click.echo(
-        f"{backup} holds the log from {result.start:,} to {result.end:,}, of {result.moments:,}"
-        f" moments: {_bytes(result.new_bytes)} are new, {_bytes(result.copied_bytes)} copied."
+        f"{backup} contains the log from {result.start:,} to {result.end:,}, of {result.moments:,} "
+        f"moments: {_format_bytes(result.new_bytes)} are new, "
+        f"{_format_bytes(result.copied_bytes)} were copied."
     )
 
 
@@ -379,132 +449,161 @@ def backup_command(directory: str, backup: str, as_json: bool, **paths: Any) -> 
 @click.argument("backup", metavar="BACKUP")
 @click.argument("directory", metavar="DIR")
 @click.option(
-    "--at", type=click.IntRange(min=0), metavar="OFFSET",
-    help="Only what ends at this offset of the log or before; tables of the moment before.",
-)  # fmt: skip
+    "--at",
+    type=click.IntRange(min=0),
+    metavar="OFFSET",
+    help="Restore only records that end at or before this position of the log, and the documents "
+    "of the last moment before it. Default: everything.",
+)
 @click.option(
-    "--delay-levels", default="", metavar="TEXT",
-    help="messageDelayLevel, where it is not the default: for units of delayed messages.",
-)  # fmt: skip
+    "--delay-levels",
+    default="",
+    metavar="TEXT",
+    help="messageDelayLevel of the broker, for the consume queues of delayed messages. Default: "
+    "that of RocketMQ.",
+)
 @json_option
 def restore_command(backup: str, directory: str, as_json: bool, **options: Any) -> None:
-    """Make a store in DIR, which must be empty, of what `sluice store backup` put into BACKUP."""
+    """Restore BACKUP, which `sluice store backup` has written, to the empty directory DIR."""
     from sluicemq.store.tools.backup import restore  # noqa: PLC0415 - NumPy: 80 ms
 
-    with _disk_errors(), byte_progress("copying the log", shown=not as_json) as progress:
+    with _translate_disk_errors(), byte_progress("copying the log", shown=not as_json) as progress:
         result = restore(backup, directory, progress=progress, **options)
     if as_json:
         print_json({**result._asdict(), "moment": result.moment._asdict()})
         return
     click.echo(
-        f"{directory} holds the log from {result.start:,} to {result.end:,}: {result.messages:,}"
-        f" messages. Its tables are of {show_time(result.moment.time_ms)} (log end"
-        f" {result.moment.end:,})."
-        + (f" {result.timed_messages:,} timed messages wait." if result.timed_messages else "")
+        f"{directory} contains the log from {result.start:,} to {result.end:,}: "
+        f"{result.messages:,} messages. Its documents are of "
+        f"{format_time(result.moment.time_ms)} (log end {result.moment.end:,})."
+        + (
+            f" {result.timed_messages:,} timed messages are not delivered yet."
+            if result.timed_messages
+            else ""
+        )
     )
 
 
 @contextmanager
-def _disk_errors() -> Iterator[None]:
-    """What the system refuses becomes a sentence: StoreError."""
+def _translate_disk_errors() -> Iterator[None]:
+    """Raise StoreError for an OSError of a command that writes."""
     try:
         yield
     except OSError as error:
         raise StoreError(
             f"{error.filename or 'The disk'}: {error.strerror}.",
-            fix="Check its permissions, and the disk; running it again begins where it has to.",
+            fix="Check its permissions and the disk, then run the command again. It continues.",
         ) from error
 
 
 @store.command("repair")
 @store_options
-@click.option("--write", is_flag=True, help="Repair the files; without it they are only looked at.")
+@click.option("--write", is_flag=True, help="Repair the files. Without it, only report the damage.")
 @click.option(
-    "--log-file-bytes", type=click.IntRange(min=1), metavar="BYTES",
-    help="The size of the log's files (mappedFileSizeCommitLog); found from the files as a rule.",
-)  # fmt: skip
+    "--log-file-bytes",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Size of the files of the commit log, in bytes (mappedFileSizeCommitLog). Default: "
+    "that of the existing files.",
+)
 @click.option(
-    "--queue-file-bytes", type=click.IntRange(min=20), metavar="BYTES",
-    help="The size of the queues' files (mappedFileSizeConsumeQueue); found as a rule.",
-)  # fmt: skip
+    "--queue-file-bytes",
+    type=click.IntRange(min=20),
+    metavar="BYTES",
+    help="Size of the files of the consume queues, in bytes (mappedFileSizeConsumeQueue). "
+    "Default: that of the existing files.",
+)
 @click.option(
-    "--delay-levels", metavar="TEXT",
-    help="messageDelayLevel, where it is not the default: for units of delayed messages.",
-)  # fmt: skip
+    "--delay-levels",
+    metavar="TEXT",
+    help="messageDelayLevel of the broker, for the consume queues of delayed messages. Default: "
+    "that of RocketMQ.",
+)
 @json_option
 def repair_command(directory: str, delay_levels: str | None, as_json: bool, **options: Any) -> None:
-    """Save what is whole in the store in DIR, and list what is lost by topic, queue and offset.
+    """Repair the store in DIR, and list the lost messages by topic, queue and offset.
 
-    Holes in the log are closed so that SluiceMQ and RocketMQ read on behind them; queues are made
-    to agree with the log. Stop the broker first. What is overwritten is kept in DIR/repair-TIME.
-    Exit code 0 when the store is in order or was repaired, 1 when it is damaged and --write is
-    not given.
+    Damaged parts of the log are replaced so that SluiceMQ and RocketMQ read the records after
+    them, and the consume queues are made consistent with the log. Stop the broker first.
+    Overwritten bytes are saved to DIR/repair-TIME. Exit code 0 if the store is undamaged or was
+    repaired, 1 if it is damaged and --write is not given.
     """
-    from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels  # noqa: PLC0415
+    from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels  # noqa: PLC0415 - rarely used
     from sluicemq.store.tools.repair import repair  # noqa: PLC0415 - NumPy: 80 ms
 
     moment = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).astimezone()
-    with _disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
+    with _translate_disk_errors(), byte_progress("reading the log", shown=not as_json) as progress:
         report = repair(
-            directory, stamp=f"{moment:%Y%m%d-%H%M%S}", progress=progress,
-            delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS), **options,
-        )  # fmt: skip
+            directory,
+            stamp=f"{moment:%Y%m%d-%H%M%S}",
+            progress=progress,
+            delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS),
+            **options,
+        )
     if as_json:
         print_json(report.to_json())
     else:
-        _print_repaired(report)
+        _print_repair(report)
     if not report.is_sound and not report.is_written:
         raise SystemExit(EXIT_FINDINGS)
 
 
-def _print_repaired(report: "RepairReport") -> None:
+def _print_repair(report: "RepairReport") -> None:
+    """Print the damage, the lost messages, and what was or can be repaired."""
     if report.is_sound:
-        click.echo(f"The store is in order: {report.records:,} records up to {report.log_end:,}.")
+        click.echo(f"The store is undamaged: {report.records:,} records up to {report.log_end:,}.")
         _print_tail(report)
         return
     for text in report.bad_files[:SHOWN_MAX]:
         click.echo(text)
     if report.damaged:
         print_table(
-            "Damaged", ("file", "from", "to", "bytes", "messages", "what"),
+            "Damaged",
+            ("file", "from", "to", "bytes", "messages", "what"),
             [
-                (d.file, d.start, d.end, d.end - d.start, d.messages_lost, d.reason)
-                for d in report.damaged[:SHOWN_MAX]
+                (gap.file, gap.start, gap.end, gap.end - gap.start, gap.messages_lost, gap.reason)
+                for gap in report.damaged[:SHOWN_MAX]
             ],
-        )  # fmt: skip
+        )
     if report.lost:
         print_table(
-            "Lost", ("topic", "queue", "first offset", "last offset", "messages"),
-            [(r.topic, r.queue_id, r.first, r.last, r.messages) for r in report.lost[:SHOWN_MAX]],
-        )  # fmt: skip
+            "Lost",
+            ("topic", "queue", "first offset", "last offset", "messages"),
+            [
+                (loss.topic, loss.queue_id, loss.first, loss.last, loss.messages)
+                for loss in report.lost[:SHOWN_MAX]
+            ],
+        )
     if max(len(report.damaged), len(report.lost), len(report.bad_files)) > SHOWN_MAX:
-        click.echo(f"Only the first {SHOWN_MAX} of each are shown: --json prints all.")
+        click.echo(f"Only the first {SHOWN_MAX} of each are shown. --json prints all.")
     _print_summary(report)
 
 
 def _print_summary(report: "RepairReport") -> None:
     units = f"{report.wrong_units:,} queue entries do not agree with the log"
-    if report.mended:
-        units += f", {report.mended:,} records have a wrong queue offset, which can be mended"
+    if misplaced := report.mended:
+        units += f", {misplaced:,} records have a wrong queue offset, which can be repaired"
     if report.missing_queues:
         units += f", {report.missing_queues:,} queues are missing"
-    click.echo(f"{report.records:,} records are whole, {report.messages_lost:,} are lost; {units}.")
+    click.echo(
+        f"{report.records:,} records are complete, {report.messages_lost:,} are lost; {units}."
+    )
     _print_tail(report)
     if not report.is_written:
-        click.echo("Nothing was changed: --write repairs it.")
+        click.echo("Nothing was changed. Repair the store with --write.")
         return
     click.echo(
-        f"Repaired: {report.bytes_changed:,} bytes changed. What was there before is in"
-        f" {report.backup}."
+        f"Repaired: {report.bytes_changed:,} bytes changed. The overwritten bytes are in "
+        f"{report.backup}."
     )
     if report.not_placed:
-        count = sum(r.messages for r in report.not_placed)
-        click.echo(f"For {count:,} lost messages there was no room for a place holder.")
+        count = sum(loss.messages for loss in report.not_placed)
+        click.echo(f"For {count:,} lost messages there was no room for a placeholder.")
 
 
 def _print_tail(report: "RepairReport") -> None:
     if report.tail_bytes:
         click.echo(
-            f"The {report.tail_bytes:,} bytes behind the last record were never safely on disk:"
-            " the next start cuts them off."
+            f"The {report.tail_bytes:,} bytes after the last record were never durable. The next "
+            "start of a broker removes them."
         )

@@ -1,10 +1,10 @@
-"""`sluice produce` and `sluice consume`: messages from the command line, a pipe or a file, and out.
+"""`sluice produce` and `sluice consume`: send and receive messages on the command line.
 
-`produce` sends over one connection; lines of a file or pipe go as they come, 1,000 at a time, in
-the order of the lines for each queue, and the last line of output says how many are stored.
+`produce` sends one message, copies of it, or the lines of a file or pipe as messages. It has at
+most `IN_FLIGHT_MAX` messages in flight. Within a queue, messages have the order of the lines.
 
-`consume` with --group consumes for that group and commits what it printed. Without, it only looks:
-it reads all queues, joins no group and commits nothing, so it disturbs nobody and leaves no trace.
+`consume --group` joins the group, and commits each message after printing it. Without a group, it
+reads all queues, joins no group and commits nothing, so it does not affect other consumers.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from typing import Any, TypeVar
 
 import click
 
-from sluicemq.cli.ending import OptionError, when_interrupted
+from sluicemq.cli.ending import OptionError, describe_on_interrupt
 from sluicemq.cli.output import (
     Access,
     body_record,
     client_options,
-    fields,
+    format_body,
+    format_time,
     json_option,
     parse_time,
     print_json,
-    show_body,
-    show_time,
+    record_builder,
 )
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
@@ -40,15 +40,19 @@ from sluicemq.model.system_names import TOOLS_GROUP
 
 T = TypeVar("T")
 IN_FLIGHT_MAX = 1000
-BLOCK_BYTES = 1 << 16
-SHOWN_MAX = 10
+"""The largest number of messages that are sent before their results have arrived."""
+READ_BYTES = 1 << 16
+PRINTED_MAX = 10
+"""The number of sent messages that `produce` prints one by one."""
+RECEIVED_MAX = 100
+"""The largest number of messages that `consume` receives at once."""
+BODY_SHOWN_BYTES = 200
 _STARTS: dict[str, Start] = {"first": "first", "last": "last"}
-TEXT_BYTES_MAX = 200
-_sent = fields(
+_sent_record = record_builder(
     "status=status.name message_id offset_message_id broker=queue.broker queue_id=queue.queue_id "
     "queue_offset"
 )
-_received = fields(
+_received_record = record_builder(
     "topic broker=queue.broker queue_id=queue.queue_id queue_offset message_id tag keys properties "
     "born_time_ms store_time_ms reconsume_times"
 )
@@ -58,21 +62,49 @@ _received = fields(
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--tag", help="Tag of the messages.")
-@click.option("--key", "keys", multiple=True, help="Key to find them by; several are allowed.")
 @click.option(
-    "-p", "--property", "pairs", multiple=True, metavar="K=V", help="A property; repeat for more."
+    "--key",
+    "keys",
+    multiple=True,
+    help="Key by which the messages can be found. Repeat for more keys.",
 )
 @click.option(
-    "--count", type=click.IntRange(1), metavar="N", default=1, show_default=True,
-    help="How often to send BODY; {} in it becomes the number.",
-)  # fmt: skip
+    "-p",
+    "--property",
+    "pairs",
+    multiple=True,
+    metavar="K=V",
+    help="Property of the messages. Repeat for more properties.",
+)
 @click.option(
-    "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Send each line of a file as a message.",
-)  # fmt: skip
-@click.option("--delay", type=float, metavar="SECONDS", help="Deliver so long from now.")
+    "--count",
+    type=click.IntRange(1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Number of times to send BODY. Each {} in it is replaced by the number of the message, "
+    "from 0.",
+)
 @click.option(
-    "--delay-level", type=int, metavar="LEVEL", default=0, help="Or after a level, 1 to 18."
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send each line of this file as a message.",
+)
+@click.option(
+    "--delay",
+    type=float,
+    metavar="SECONDS",
+    help="Deliver the messages after this time, in seconds. Default: at once.",
+)
+@click.option(
+    "--delay-level",
+    type=int,
+    metavar="LEVEL",
+    default=0,
+    help="Deliver the messages after a delay level of the brokers, 1 to 18 (1s 5s 10s 30s 1m … "
+    "2h). Default: at once.",
 )
 @client_options
 @json_option
@@ -86,114 +118,131 @@ def produce(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Send messages to TOPIC: BODY, each line of stdin (-), or each line of --file
-    (empty lines are passed over).
+    """Send messages to TOPIC: BODY, or each line of standard input (-) or of --file.
 
-    Prints one line a message (up to 10, then a sum), with --json one JSON line each.
+    Empty lines are skipped. Print the first 10 messages that are stored, then their number. With
+    --json, print one JSON line for each message.
     """
-    options["properties"] = parse_pairs(pairs)
-    chunks, stored = _chunks(body, path, count), 0
+    options["properties"] = parse_property_options(pairs)
+    chunks, stored_count = _iterate_chunks(body, path, count), 0
 
-    def tell() -> str:
-        return f"{stored:,} messages stored in {topic}."
+    def describe_progress() -> str:
+        return f"{stored_count:,} messages stored in {topic}."
 
-    def note(result: SendResult) -> None:
-        nonlocal stored
-        if as_json or stored < SHOWN_MAX:
-            _print_sent(result, as_json)
-        stored += 1
+    def record_result(result: SendResult) -> None:
+        nonlocal stored_count
+        if as_json or stored_count < PRINTED_MAX:
+            _print_send_result(result, as_json)
+        stored_count += 1
 
     async def run() -> None:
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            # The first one alone opens the connection; later ones leave in the order they are made.
-            while chunk := _arrived(chunks):
-                for some in (chunk[:1], chunk[1:]) if not stored else (chunk,):
-                    await _all_of([mq.send(topic, one, **options) for one in some], note)
+            # The first message is sent alone and opens the connection. Later ones are written to
+            # it in the order in which their sends are created.
+            while chunk := _next_chunk(chunks):
+                for bodies in (chunk[:1], chunk[1:]) if not stored_count else (chunk,):
+                    sends = [mq.send(topic, data, **options) for data in bodies]
+                    await _gather_all(sends, record_result)
 
-    when_interrupted(tell)
+    describe_on_interrupt(describe_progress)
     try:
-        with contextlib.closing(chunks):  # a send that fails leaves it before its end
+        with contextlib.closing(chunks):  # closes the file if a send fails
             asyncio.run(run())
     except SluiceError:
-        if stored and not as_json:
-            click.echo(tell())
+        if stored_count and not as_json:
+            click.echo(describe_progress())
         raise
-    if not as_json and stored != 1:
-        click.echo(tell())
+    if not as_json and stored_count != 1:
+        click.echo(describe_progress())
 
 
-def _print_sent(result: SendResult, as_json: bool) -> None:
+def _print_send_result(result: SendResult, as_json: bool) -> None:
     if as_json:
-        print_json(_sent(result))
+        print_json(_sent_record(result))
         return
-    place = f"{result.queue.broker}/{result.queue.queue_id} offset {result.queue_offset:,}"
-    click.echo(f"{result.message_id}  {place}  {result.status.name}")
+    location = f"{result.queue.broker}/{result.queue.queue_id} offset {result.queue_offset:,}"
+    click.echo(f"{result.message_id}  {location}  {result.status.name}")
 
 
-async def _all_of(sends: list[Coroutine[Any, Any, T]], note: Callable[[T], None]) -> None:
-    """Each result to `note`, also of those under way when Ctrl-C comes. Raises the first error."""
+async def _gather_all(sends: list[Coroutine[Any, Any, T]], on_result: Callable[[T], None]) -> None:
+    """Run all sends, and call `on_result` for each that succeeds, in order.
+
+    If the task is cancelled, by Ctrl-C, wait for the sends in flight first. Raises the first error
+    of a send after all have ended.
+    """
     work = asyncio.gather(*sends, return_exceptions=True)
     failures: list[BaseException] = []
     try:
         await asyncio.shield(work)
     finally:
-        for one in await work:
-            if isinstance(one, BaseException):
-                failures.append(one)
+        for result in await work:
+            if isinstance(result, BaseException):
+                failures.append(result)
             else:
-                note(one)
+                on_result(result)
     if failures:
         raise failures[0]
 
 
-def _chunks(body: str | None, path: Path | None, count: int) -> Generator[list[bytes], None, None]:
-    """Return what is to be sent, at most IN_FLIGHT_MAX bodies in each list."""
+def _iterate_chunks(
+    body: str | None, path: Path | None, count: int
+) -> Generator[list[bytes], None, None]:
+    """Return an iterator over the bodies to send, in lists of at most IN_FLIGHT_MAX.
+
+    They are `count` copies of `body`, or the lines of stdin if `body` is "-", or those of the
+    file. Raises click.UsageError unless one of `body` and `path` is given.
+    """
     if (body is None) == (path is None):
-        raise click.UsageError("Give BODY (or - for stdin) or --file, one of the two.")
+        raise click.UsageError("Give either BODY (or - for standard input) or --file.")
     if path is not None:
-        return _lines(partial(path.open, "rb"))
+        return _read_lines(partial(path.open, "rb"))
     if body == "-":
-        return _lines(lambda: sys.stdin.buffer)
-    return _numbered(str(body), count)
+        return _read_lines(lambda: sys.stdin.buffer)
+    return _repeat_body(str(body), count)
 
 
-def _numbered(body: str, count: int) -> Generator[list[bytes], None, None]:
-    """Yield `body` `count` times, with its number for each {} in it."""
+def _repeat_body(body: str, count: int) -> Generator[list[bytes], None, None]:
+    """Yield `count` copies of `body`, with each {} replaced by the number of the copy, from 0."""
     bodies = (body.replace("{}", str(number)).encode() for number in range(count))
-    while some := list(itertools.islice(bodies, IN_FLIGHT_MAX)):
-        yield some
+    while chunk := list(itertools.islice(bodies, IN_FLIGHT_MAX)):
+        yield chunk
 
 
-def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
-    """`k=v` texts as a mapping. Raises OptionError for one without `=`."""
-    found: dict[str, str] = {}
+def parse_property_options(pairs: Iterable[str]) -> dict[str, str]:
+    """Parse texts of the form NAME=VALUE to a dict. Raises OptionError for any other text."""
+    properties: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise OptionError(
                 f"--property {pair!r} is not NAME=VALUE.", fix="For example: -p origin=JFK."
             )
-        found[name] = value
-    return found
+        properties[name] = value
+    return properties
 
 
-def _lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, None]:
-    """Yield the lines of a stream as soon as they can be read, at most IN_FLIGHT_MAX at a time: a
-    pipe may be written slowly. The stream is opened by the first `next`, and closed at the end."""
+def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, None]:
+    """Yield the lines of a stream that are not empty, in lists of at most IN_FLIGHT_MAX.
+
+    Lines are yielded as soon as they can be read, because a pipe may be written slowly. They have
+    no line end. The first `next` opens the stream, and it is closed when the iterator ends.
+    """
     rest = b""
     with open_stream() as stream:
-        for data in itertools.chain(iter(partial(stream.read1, BLOCK_BYTES), b""), (b"\n",)):
-            *found, rest = (rest + data).split(b"\n")
-            lines = [line for one in found if (line := one.rstrip(b"\r"))]
-            for begin in range(0, len(lines), IN_FLIGHT_MAX):
-                yield lines[begin : begin + IN_FLIGHT_MAX]
+        # The last line may have no line end, so one is appended to the data.
+        for data in itertools.chain(iter(partial(stream.read1, READ_BYTES), b""), (b"\n",)):
+            *complete, rest = (rest + data).split(b"\n")
+            lines = [line for text in complete if (line := text.rstrip(b"\r"))]
+            for start in range(0, len(lines), IN_FLIGHT_MAX):
+                yield lines[start : start + IN_FLIGHT_MAX]
 
 
-def _arrived(chunks: Iterator[list[bytes]]) -> list[bytes]:
-    """Return the next bodies, or none at the end. Blocks the loop until they have come.
+def _next_chunk(chunks: Iterator[list[bytes]]) -> list[bytes]:
+    """Return the next list of bodies, or an empty one at the end. Block the loop until it arrives.
 
-    Ctrl-C ends the wait: the handler of asyncio, which only cancels the task at its next await, is
-    replaced meanwhile. Raises CancelledError if that handler was called before it was replaced.
+    Raises KeyboardInterrupt at Ctrl-C: asyncio's handler, which would only cancel the task at its
+    next await, is replaced during the wait. Raises CancelledError if that handler was called
+    before it was replaced.
     """
     handler = signal.getsignal(signal.SIGINT)
     with contextlib.suppress(ValueError):  # not the main thread
@@ -210,22 +259,44 @@ def _arrived(chunks: Iterator[list[bytes]]) -> list[bytes]:
 
 # -------------------------------------------------------------------------------- consume
 
+start_option = click.option(
+    "--from",
+    "start",
+    default="first",
+    show_default=True,
+    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
+)
+"""The option whose value `parse_start` parses."""
+
 
 @click.command()
 @click.argument("topic")
-@click.option("-g", "--group", help="Consumer group; without it nothing is committed.")
-@click.option("--tags", help='Tags: "A||B".')
-@click.option("--where", help="SQL92 filter: \"origin = 'JFK' AND dep_delay > 60\".")
 @click.option(
-    "--from", "start", default="first", show_default=True,
-    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
-)  # fmt: skip
+    "-g",
+    "--group",
+    help="Consumer group to join. Without it, all messages are read and nothing is committed.",
+)
+@click.option("--tags", help='Receive only messages with one of these tags, such as "A||B".')
 @click.option(
-    "--max", "count_max", type=click.IntRange(1), metavar="N", help="Stop after so many messages."
+    "--where",
+    help="Receive only messages that match this SQL92 filter, such as \"origin = 'JFK' AND "
+    'dep_delay > 60".',
+)
+@start_option
+@click.option(
+    "--max",
+    "count_max",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Stop after N messages. Default: no limit.",
 )
 @click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Stop when none came for so long."
-)  # fmt: skip
+    "--timeout",
+    "timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Stop if no message arrives for this time, in seconds. Default: never.",
+)
 @client_options
 @json_option
 def consume(
@@ -239,40 +310,44 @@ def consume(
     timeout_s: float | None,
     as_json: bool,
 ) -> None:
-    """Print the messages of TOPIC until --max, --timeout or Ctrl-C; exit code 0 in each case."""
-    begin = parse_start(start)
-    printed = 0
+    """Print the messages of TOPIC until --max, --timeout or Ctrl-C. The exit code is 0 for each."""
+    start_at = parse_start(start)
+    printed_count = 0
 
     async def run() -> None:
-        nonlocal printed
+        nonlocal printed_count
         fetch: Callable[..., Awaitable[list[ReceivedMessage]]]
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             if group is not None:
-                stream = mq.subscribe(topic, group=group, start=begin, tags=tags, where=where)
+                stream = mq.subscribe(topic, group=group, start=start_at, tags=tags, where=where)
                 fetch = stream.receive_many
-            else:  # only looks; a bad filter is said before a missing topic
+            else:
+                # An invalid filter is reported even if the topic does not exist.
                 make_subscription(topic, tags=tags, where=where)
-                reader = mq.lite_pull(TOOLS_GROUP, start=begin, auto_commit=False)
+                reader = mq.lite_pull(TOOLS_GROUP, start=start_at, auto_commit=False)
                 await reader.assign(await mq.queues(topic), tags=tags, where=where)
                 fetch = reader.poll
-            while count_max is None or printed < count_max:
-                wanted = 100 if count_max is None else min(100, count_max - printed)
-                messages = await fetch(count_max=wanted, timeout_s=timeout_s)
+            while count_max is None or printed_count < count_max:
+                remaining = RECEIVED_MAX if count_max is None else count_max - printed_count
+                messages = await fetch(count_max=min(RECEIVED_MAX, remaining), timeout_s=timeout_s)
                 if not messages:
                     break
                 for message in messages:
                     _print_message(message, as_json)
-                    printed += 1
+                    printed_count += 1
                     await message.ack()
                 sys.stdout.flush()
 
-    asyncio.run(until_interrupted(run()))
+    asyncio.run(run_until_interrupted(run()))
     if not as_json:
-        click.echo(f"{printed:,} messages.", err=True)
+        click.echo(f"{printed_count:,} messages.", err=True)
 
 
-async def until_interrupted(work: Coroutine[None, None, None]) -> None:
-    """Ctrl-C and SIGTERM end the work in order: offsets are committed, the group is left."""
+async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
+    """Run `work` until it ends, or until Ctrl-C or SIGTERM cancels it; then return normally.
+
+    A cancelled client closes in order: it commits its offsets and leaves its group.
+    """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -283,21 +358,24 @@ async def until_interrupted(work: Coroutine[None, None, None]) -> None:
 
 
 def parse_start(text: str) -> Start:
-    """`first`, `last`, milliseconds or an ISO date. Raises OptionError."""
+    """Parse the value of `--from`: first, last, or a time as for `parse_time`.
+
+    Raises OptionError for other texts.
+    """
     try:
         return _STARTS[text] if text in _STARTS else parse_time(text)
     except OptionError:
         raise OptionError(
-            f"--from {text!r} is no place to begin.",
-            fix="Use first, last, milliseconds since 1970, or a date: 2013-01-01T00:00.",
+            f"--from {text!r} is neither first, last, nor a time.",
+            fix="Write first, last, milliseconds since 1970, or a date such as 2013-01-01T00:00.",
         ) from None
 
 
 def _print_message(message: ReceivedMessage, as_json: bool) -> None:
     if as_json:
-        print_json(_received(message) | body_record(message))
+        print_json(_received_record(message) | body_record(message))
         return
-    place = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
-    marks = " ".join(filter(None, [message.tag or "", " ".join(message.keys)]))
-    body = show_body(message, TEXT_BYTES_MAX)
-    sys.stdout.write(f"{show_time(message.store_time_ms)}  {place}  [{marks}]  {body}\n")
+    location = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
+    labels = " ".join(filter(None, [message.tag or "", " ".join(message.keys)]))
+    body = format_body(message, BODY_SHOWN_BYTES)
+    sys.stdout.write(f"{format_time(message.store_time_ms)}  {location}  [{labels}]  {body}\n")

@@ -212,6 +212,9 @@ _REASONS: Final = {
     "clients get the address and port by which they have connected": """
         useEndpointPortFromRequest
     """,
+    "a registration waits for 3 s at most, so that tools that change a topic do not time out": """
+        registerBrokerTimeoutMills
+    """,
     "SluiceMQ does not need it": """
         asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
         channelNotActiveInterval cleanOfflineBrokerInterval clusterTest compatibleWithOldNameSrv

@@ -266,8 +266,6 @@ class BrokerConfig(ReplicaConfig):
         "Interval at which the broker registers with its name servers, in ms. Values outside of "
         "10000 to 60000 are taken as the nearest of these.",
         minimum=1)
-    register_timeout_ms: int = setting("registerBrokerTimeoutMills", 24_000,
-        "Timeout of a registration with a name server, in ms.", minimum=100)
     client_expiry_ms: int = setting("channelExpiredTimeout", 120_000,
         "Time after which a client without a heartbeat is removed, in ms.", minimum=1000)
     pending_bytes_max: int = setting("sluicePendingBytesMax", 256 * 1024 * 1024,

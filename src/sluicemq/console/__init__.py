@@ -1,1 +1,1 @@
-"""The console: a cluster in the browser (design/0025)."""
+"""The web console: a cluster in the browser (design/0025)."""

@@ -1,7 +1,7 @@
-"""Who may sign in: accounts of the console, in one file that only its owner reads.
+"""The accounts of the console, in one file that only its owner can read.
 
-A secret is kept as its scrypt hash with a salt of its own. The file is read again when it has
-changed, so that an account that is removed, or has another role, counts at the next request.
+A secret is stored as its scrypt hash with a salt of its own. The file is read again when it has
+changed. So the removal of an account, or another role, takes effect with the next request.
 """
 
 import hashlib
@@ -18,33 +18,35 @@ from sluicemq.files import SYSTEM_FILES, Files, overwrite_text, read_text
 
 SECRET_LENGTH_MIN: Final = 12
 LOOPBACKS: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+"""The addresses that only this machine can reach."""
 NAME_LENGTH_MAX: Final = 128
-"""No account has a longer name: it needs neither be checked nor noted."""
+"""The longest name of an account, in characters. Longer names are neither checked nor logged."""
 _COST: Final = {"n": 2**15, "r": 8, "p": 1}
 _MEMORY_MAX: Final = 64 << 20
-_NOBODY: Final = "0" * 32
+_DUMMY_SALT: Final = "0" * 32
+"""The salt for names without an account."""
 
 
 class Role(IntEnum):
-    """What somebody may do; each may do what those below it may."""
+    """What an account may do. A role includes what the lower ones may do."""
 
     READ = 1
     OPERATE = 2
     ADMIN = 3
 
     @classmethod
-    def of(cls, name: str) -> "Role":
-        """Raises ConfigurationError for another word."""
+    def parse(cls, name: str) -> "Role":
+        """Return the role of this name, in any case. Raises ConfigurationError for another name."""
         try:
             return cls[name.upper()]
         except KeyError:
             names = ", ".join(role.name.lower() for role in cls)
-            raise ConfigurationError(f"there is no role {name!r}.", fix=f"Use {names}.") from None
+            raise ConfigurationError(f"There is no role {name!r}.", fix=f"Use {names}.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Salt and hash are hexadecimal."""
+    """An account of the console. The salt and the hash of its secret are hexadecimal."""
 
     name: str
     role: Role
@@ -53,88 +55,104 @@ class Account:
 
 
 class Accounts:
-    """The file at `path`; none there means no accounts."""
+    """The accounts in the file at `path`. If the file does not exist, there are none."""
 
     def __init__(self, path: str, files: Files = SYSTEM_FILES) -> None:
         self.path, self._files = path, files
         self._read_ms = -1
         self._known: dict[str, Account] = {}
 
-    def all(self) -> dict[str, Account]:
-        """By name. Raises ConfigurationError for a file that is none of accounts."""
+    def load(self) -> dict[str, Account]:
+        """Return the accounts by name. The file is only read if it has changed.
+
+        Raises ConfigurationError if the file is invalid.
+        """
         if not self._files.exists(self.path):
             return {}
         modified_ms = self._files.modified_ms(self.path)
         if modified_ms != self._read_ms:
             try:
-                told: dict[str, dict[str, Any]] = orjson.loads(
+                values: dict[str, dict[str, Any]] = orjson.loads(
                     read_text(self._files, self.path) or "{}"
                 )
                 self._known = {
-                    name: Account(name, Role.of(own["role"]), own["salt"], own["hash"])
-                    for name, own in told.items()
+                    name: Account(name, Role.parse(one["role"]), one["salt"], one["hash"])
+                    for name, one in values.items()
                 }
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(
-                    f"{self.path} is no file of accounts: {error!r}.",
-                    fix="Make it again with `sluice console account add`.",
+                    f"{self.path} is not a valid file of accounts: {error!r}.",
+                    fix="Remove it and create the accounts again with `sluice console account"
+                    " add`.",
                 ) from error
             self._read_ms = modified_ms
         return self._known
 
     def add(self, name: str, secret: str, role: Role) -> None:
-        """Adds an account, or changes one. Raises ConfigurationError."""
+        """Add an account, or replace the one of this name.
+
+        Raises ConfigurationError if the name is invalid or the secret too short.
+        """
         if not name or not name.isprintable() or name != name.strip():
-            raise ConfigurationError(f"{name!r} is no name of an account.", fix="Use one word.")
+            raise ConfigurationError(f"The account name {name!r} is invalid.", fix="Use one word.")
         if len(name) > NAME_LENGTH_MAX:
             raise ConfigurationError(
-                f"the name has {len(name)} characters.",
-                fix=f"It may have {NAME_LENGTH_MAX} at most.",
+                f"The name has {len(name)} characters, the limit is {NAME_LENGTH_MAX}.",
+                fix="Use a shorter name.",
             )
         if len(secret) < SECRET_LENGTH_MIN:
             raise ConfigurationError(
-                f"the secret has {len(secret)} characters.",
-                fix=f"It needs {SECRET_LENGTH_MIN} or more.",
+                f"The secret has {len(secret)} characters.",
+                fix=f"Use {SECRET_LENGTH_MIN} or more.",
             )
         salt = secrets.token_hex(16)
-        self._write(self.all() | {name: Account(name, role, salt, _hash(secret, salt))})
+        self._write(self.load() | {name: Account(name, role, salt, _hash(secret, salt))})
 
     def remove(self, name: str) -> None:
-        """Raises ConfigurationError when it is not there."""
-        known = dict(self.all())
+        """Remove an account. Raises ConfigurationError if it does not exist."""
+        known = dict(self.load())
         if known.pop(name, None) is None:
             raise ConfigurationError(
-                f"there is no account {name!r}.", fix=f"There are: {', '.join(known) or 'none'}."
+                f"There is no account {name!r}.",
+                fix=f"The accounts are: {', '.join(known) or 'none'}.",
             )
         self._write(known)
 
     def _write(self, accounts: dict[str, Account]) -> None:
-        told = {
+        values = {
             one.name: {"role": one.role.name.lower(), "salt": one.salt, "hash": one.hash}
             for one in accounts.values()
         }
-        text = orjson.dumps(told, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
+        text = orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
         overwrite_text(self._files, self.path, text)
         self._read_ms = -1
 
-    def check(self, name: str, secret: str) -> Account | None:
-        """The account, if that is its secret. Takes a tenth of a second, for nobody as well."""
-        account = self.all().get(name)
-        made = _hash(secret, account.salt if account else _NOBODY)
+    def authenticate(self, name: str, secret: str) -> Account | None:
+        """Return the account of this name if the secret is correct, else None.
+
+        The call takes about a tenth of a second, also for an unknown name, so that the time does
+        not reveal which names exist.
+        """
+        account = self.load().get(name)
+        made = _hash(secret, account.salt if account else _DUMMY_SALT)
         is_right = hmac.compare_digest(made, account.hash if account else "")
         return account if is_right else None
 
 
 def _hash(secret: str, salt: str) -> str:
+    """Return the scrypt hash of a secret. Salt and hash are hexadecimal."""
     return hashlib.scrypt(
         secret.encode(), salt=bytes.fromhex(salt), maxmem=_MEMORY_MAX, **_COST
     ).hex()
 
 
-def check_listening(accounts: Accounts, host: str, what: str) -> None:
-    """Raises ConfigurationError for an address that everybody reaches when there is no account."""
-    if host not in LOOPBACKS and not accounts.all():
+def require_accounts(accounts: Accounts, host: str, server: str) -> None:
+    """Raise ConfigurationError if other machines can reach `host` and there are no accounts.
+
+    `server` names the server in the text.
+    """
+    if host not in LOOPBACKS and not accounts.load():
         raise ConfigurationError(
-            f"{what} would listen at {host} without accounts.",
+            f"{server} would listen at {host} without accounts.",
             fix="Add one with `sluice console account add`, or listen at 127.0.0.1.",
         )

@@ -1,8 +1,9 @@
-"""The web application: from a request to a page, by the declared table.
+"""The web application: from a request to a page, by the declared table of pages.
 
-Each request goes one way: who is it, may it, is it ours (CSRF), then the page's coroutine, then its
-template. What fails is a sentence with its cure; an unexpected error is logged and shown as such.
-Headers let a browser load nothing that is not served here, and run nothing that stands in a page.
+All requests for pages take the same steps: find the session, check its role, check the form's token
+(CSRF), call the page's coroutine, and render its template. A SluiceError becomes a page with its
+text and its fix. Any other exception is logged, and the page says so. Response headers make
+browsers load nothing from other sites, and run no script that is written into a page.
 """
 
 import contextlib
@@ -30,10 +31,10 @@ from sluicemq.client.tasks import Tasks
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.console import shown
 from sluicemq.console.accounts import Accounts, Role
-from sluicemq.console.audit import Audit
-from sluicemq.console.context import Answer, Cached, Context, Page
+from sluicemq.console.audit import AuditLog
+from sluicemq.console.context import Answer, Cache, Context, Page
 from sluicemq.console.history import History
-from sluicemq.console.sentences import LANGUAGES, language_of, noted, translator
+from sluicemq.console.sentences import LANGUAGES, choose_language, notice_key, translator
 from sluicemq.console.sessions import Credentials, Session, Sessions, Throttle
 from sluicemq.errors import (
     ClientError,
@@ -53,9 +54,10 @@ log = logging.getLogger("sluicemq.console")
 HERE: Final = Path(__file__).parent
 SIGN_IN: Final = "/sign-in"
 FORM_BYTES_MAX: Final = 6 << 20
-"""A message of RocketMQ's largest size, as a form writes it."""
+"""The largest form: a message of RocketMQ's maximum size, in the encoding of forms."""
 THEMES: Final = ("auto", "light", "dark")
 CHOICES: Final = {"language": LANGUAGES, "theme": THEMES}
+"""The values of each preference."""
 YEAR_S: Final = 365 * 86_400
 HEADERS: Final = {
     "content-security-policy": (
@@ -70,52 +72,63 @@ HEADERS: Final = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
 _STATUS: Final[dict[type[SluiceError], int]] = {
-    TopicNotFoundError: 404, GroupNotFoundError: 404, MessageNotFoundError: 404,
-    RouteNotFoundError: 404, PermissionDeniedError: 403, ConfigurationError: 400,
-    FilterError: 400, ClientError: 502, SluiceError: 502,
-}  # fmt: skip
+    TopicNotFoundError: 404,
+    GroupNotFoundError: 404,
+    MessageNotFoundError: 404,
+    RouteNotFoundError: 404,
+    PermissionDeniedError: 403,
+    ConfigurationError: 400,
+    FilterError: 400,
+    ClientError: 502,
+    SluiceError: 502,
+}
 
 Connect = Callable[[Credentials | None], Sluice]
+"""Returns a client that signs with the credentials; None means those of the console."""
 
 
 class Console:
-    """What all requests share. `connect` makes a client that signs with credentials (None: with
-    those of the console itself). `is_open`: without accounts, who has the link is admin."""
+    """The state that all requests share: clients, accounts, sessions, caches and history."""
 
     def __init__(
         self,
         connect: Connect,
         accounts: Accounts,
         *,
-        audit: Audit | None = None,
+        audit: AuditLog | None = None,
         is_read_only: bool = False,
         pipelines: tuple[str, ...] = (),
         proxies: tuple[str, ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Create a console whose clients are created by `connect`.
+
+        If `is_read_only` is True, pages that change something are refused for all roles.
+        `pipelines` and `proxies` are those of `Context`.
+        """
         self.accounts, self.is_read_only, self.clock = accounts, is_read_only, clock
-        self.audit = audit or Audit(clock)
+        self.audit = audit or AuditLog(clock)
         self.sessions, self.throttle = Sessions(clock), Throttle(clock)
-        self.cached, self.history = Cached(clock), History(clock)
+        self.cache, self.history = Cache(clock), History(clock)
         self.connect, self.pipelines, self.proxies = connect, pipelines, proxies
         self._clients: dict[Credentials | None, Sluice] = {}
-        self._templates = made_templates()
+        self._templates = create_templates()
 
     def client(self, credentials: Credentials | None) -> Sluice:
-        """One a pair of credentials, made when it is needed."""
+        """Return the client that signs with the credentials; it is created on first use."""
         if credentials not in self._clients:
             self._clients[credentials] = self.connect(credentials)
         return self._clients[credentials]
 
     async def close(self) -> None:
-        """Closes all connections and the audit log."""
+        """Close all clients and the audit log."""
         for client in self._clients.values():
             await client.close()
         self.audit.close()
 
     @contextlib.asynccontextmanager
-    async def living(self, _app: Starlette) -> AsyncIterator[None]:
-        """Looks at the cluster while it serves."""
+    async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Return a context manager that measures the history, and closes the console at its end."""
         tasks = Tasks()
         admin = self.client(None).admin
         tasks.supervise(lambda: self.history.run(admin), "console history")
@@ -125,39 +138,52 @@ class Console:
             await tasks.close()
             await self.close()
 
-    def app(self, pages: tuple[Page, ...], entries: Sequence[Route]) -> Starlette:
-        """The application that serves pages to who came in by one of the entries."""
+    def build_app(self, pages: tuple[Page, ...], entries: Sequence[Route]) -> Starlette:
+        """Return the application that serves the pages.
+
+        `entries` are the routes that need no session, such as those for signing in.
+        """
         self.pages = pages
         static = Mount("/static", StaticFiles(directory=HERE / "static"))
         routes = [
-            Route(page.path, endpoint_of(self, page), methods=[page.method]) for page in pages
+            Route(page.path, build_endpoint(self, page), methods=[page.method]) for page in pages
         ]
         return Starlette(
             routes=[static, *entries, *routes],
-            middleware=[Middleware(Headers)],
-            exception_handlers={HTTPException: self.not_found, Exception: self.unexpected},
-            lifespan=self.living,
+            middleware=[Middleware(SecurityHeaders)],
+            exception_handlers={
+                HTTPException: self.handle_not_found,
+                Exception: self.handle_unexpected,
+            },
+            lifespan=self.lifespan,
         )
 
-    # ------------------------------------------------------------------------ who it is
+    # ---- sessions
 
-    def session(self, request: Request) -> Session | None:
-        """Who asks; of an account of the console what its file says now."""
+    def find_session(self, request: Request) -> Session | None:
+        """Return the session of a request, or None if there is none.
+
+        The role of an account is the present one of the file. The session is invalid if the account
+        has been removed, or its secret changed.
+        """
         token = request.cookies.get(cookie_name(request), "")
         session = self.sessions.find(token, renews=not is_live_part(request))
         if session is not None and session.is_local:
-            account = self.accounts.all().get(session.account)
+            account = self.accounts.load().get(session.account)
             is_same = account is not None and account.hash == session.secret_hash
             return replace(session, role=account.role) if account and is_same else None
         return session
 
-    # ---------------------------------------------------------------------------- answers
+    # ---- responses
 
     def render(
         self, request: Request, template: str, status: int = 200, **values: Any
     ) -> HTMLResponse:
-        """A page; or of a page its live part, when that is what was asked for."""
-        language = chosen(request, "language") or language_of(
+        """Return the page of a template with these values, or only its live part if requested.
+
+        The templates get further values, such as the language, and which roles the user has.
+        """
+        language = read_preference(request, "language") or choose_language(
             request.headers.get("accept-language", "")
         )
         is_live = is_live_part(request)
@@ -167,13 +193,13 @@ class Console:
             t=translator(language),
             language=language,
             languages=LANGUAGES,
-            theme=chosen(request, "theme") or THEMES[0],
+            theme=read_preference(request, "theme") or THEMES[0],
             themes=THEMES,
             pages=[
                 page for page in self.pages if page.entry and session and session.role >= page.role
             ],
-            here=path_of(request),
-            notice=noted(request.query_params.get("done", "")),
+            here=page_path(request),
+            notice=notice_key(request.query_params.get("done", "")),
             query=dict(request.query_params),
             with_query=lambda **changes: with_query(request, changes),
             version=__version__,
@@ -187,60 +213,69 @@ class Console:
         )
         return HTMLResponse(text, status, {"cache-control": "no-store"})
 
-    def refuse(
+    def render_refusal(
         self, request: Request, status: int, sentence: str, session: Session | None = None
     ) -> Response:
-        """A page that says in a sentence of the table why not."""
+        """Return a page with the text of the key `sentence`, which says why it was refused."""
         return self.render(request, "error.html", status, sentence=sentence, session=session)
 
-    def failed(self, request: Request, error: SluiceError, session: Session | None) -> Response:
-        """A page with the error's sentence and cure."""
+    def render_error(
+        self, request: Request, error: SluiceError, session: Session | None
+    ) -> Response:
+        """Return a page with the text and the fix of an error."""
         status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
         fact = error.fact
         return self.render(request, "error.html", status, fact=fact, fix=error.fix, session=session)
 
-    async def not_found(self, request: Request, error: Exception) -> Response:
-        """No page has that address."""
+    async def handle_not_found(self, request: Request, error: Exception) -> Response:
+        """Return the page for an address that does not exist."""
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return self.refuse(request, status, "error.not_found", self.session(request))
+        return self.render_refusal(request, status, "error.not_found", self.find_session(request))
 
-    async def unexpected(self, request: Request, error: Exception) -> Response:
-        """An error of ours: logged."""
+    async def handle_unexpected(self, request: Request, error: Exception) -> Response:
+        """Log an exception that is not a SluiceError, and return a page that says so."""
         log.error("%s %s", request.method, request.url.path, exc_info=error)
-        return self.refuse(request, 500, "error.unexpected", self.session(request))
+        return self.render_refusal(request, 500, "error.unexpected", self.find_session(request))
 
 
-# -------------------------------------------------------------------------------- requests
+# ---- requests
 
 
-def endpoint_of(console: Console, page: Page) -> Callable[[Request], Any]:
-    """The one way of all requests for a page."""
+def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
+    """Return the endpoint of a page, which checks session, role and form before the handler."""
 
     async def endpoint(request: Request) -> Response:
-        if preference := preferred(request):
+        if preference := save_preferences(request):
             return preference
-        session = console.session(request)
+        session = console.find_session(request)
         if session is None:
-            return to_sign_in(request)
-        if session.role < page.role or (page.event and console.is_read_only):
-            why = "error.read_only" if console.is_read_only else "error.role"
-            return console.refuse(request, 403, why, session)
+            return redirect_to_sign_in(request)
+        if session.role < page.role or (page.audit_event and console.is_read_only):
+            reason = "error.read_only" if console.is_read_only else "error.role"
+            return console.render_refusal(request, 403, reason, session)
         form: dict[str, str] = {}
-        if page.event:
+        if page.audit_event:
             read = await read_form(request)
-            if read is None or not is_ours(request, session, read):
-                return console.refuse(request, 403, "error.form", session)
+            if read is None or not has_form_token(request, session, read):
+                return console.render_refusal(request, 403, "error.form", session)
             form = read
         context = Context(
-            console.client(session.credentials), session, console.cached, console.history,
-            console.clock, {name: str(text) for name, text in request.path_params.items()},
-            dict(request.query_params), form, is_live_part(request),
-            console.pipelines, console.proxies,
-        )  # fmt: skip
+            mq=console.client(session.credentials),
+            session=session,
+            cache=console.cache,
+            history=console.history,
+            clock=console.clock,
+            path={name: str(text) for name, text in request.path_params.items()},
+            query=dict(request.query_params),
+            form=form,
+            is_live=is_live_part(request),
+            pipelines=console.pipelines,
+            proxies=console.proxies,
+        )
         try:
-            answer = await noted_answer(console, page, context, request)
+            answer = await run_handler(console, page, context, request)
         except SluiceError as error:
-            return console.failed(request, error, session)
+            return console.render_error(request, error, session)
         if answer.redirect:
             return RedirectResponse(answer.redirect, 303)
         return console.render(
@@ -250,48 +285,55 @@ def endpoint_of(console: Console, page: Page) -> Callable[[Request], Any]:
     return endpoint
 
 
-async def noted_answer(console: Console, page: Page, context: Context, request: Request) -> Answer:
-    """The page's answer; what changes something is noted before and after."""
-    if not page.event:
+async def run_handler(console: Console, page: Page, context: Context, request: Request) -> Answer:
+    """Return the answer of a page. Changes are written to the audit log before and after."""
+    if not page.audit_event:
         return await page.handler(context)
-    said = {
+    logged = {
         "account": context.session.account,
         "role": context.session.role.name.lower(),
-        "address": address_of(request),
+        "address": client_address(request),
         "path": request.url.path,
     }
-    console.audit.write(page.event, context.form, state="begun", **said)
+    console.audit.write(page.audit_event, context.form, state="begun", **logged)
     try:
         answer = await page.handler(context)
     except BaseException as error:
-        console.audit.write(page.event, context.form, state="failed", why=str(error), **said)
+        console.audit.write(
+            page.audit_event, context.form, state="failed", why=str(error), **logged
+        )
         raise
-    console.audit.write(page.event, context.form, state="done", **said, **answer.noted)
-    console.cached.forget()
+    console.audit.write(
+        page.audit_event, context.form, state="done", **logged, **answer.audit_values
+    )
+    console.cache.clear()
     return answer
 
 
 def is_live_part(request: Request) -> bool:
-    """Does htmx ask for the part of a page that changes?"""
+    """Return whether htmx requests only the live part of a page."""
     return request.headers.get("hx-request") == "true"
 
 
 def is_same_site(request: Request) -> bool:
-    """Does a browser say that another site sends this? Programs say nothing."""
+    """Return whether a page of this console sent the request, or a program that is not a browser.
+
+    Only browsers send the headers that are checked.
+    """
     origin = request.headers.get("origin")
     if origin is not None:
         return origin.partition("://")[2] == request.headers.get("host")
     return request.headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
-def is_ours(request: Request, session: Session, form: Mapping[str, str]) -> bool:
-    """Was this form in a page of this session?"""
+def has_form_token(request: Request, session: Session, form: Mapping[str, str]) -> bool:
+    """Return whether the form was in a page of this session, and not in one of another site."""
     given = form.get("form_token", "").encode()
     return is_same_site(request) and hmac.compare_digest(given, session.form_token.encode())
 
 
 async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[str, str] | None:
-    """Its texts; None for one that is too large."""
+    """Return the texts of a form by name, or None if it is too large or has no length."""
     length = request.headers.get("content-length", "")
     if natural(length, bytes_max) is None:
         return None
@@ -299,35 +341,43 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
         return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
-def to_sign_in(request: Request) -> Response:
-    """And back again, when only something was to be shown."""
+def redirect_to_sign_in(request: Request) -> Response:
+    """Return a redirect to the sign-in page, which leads back to this page if it is a GET."""
     is_shown = request.method == "GET" and request.url.path != "/"
-    back = f"{path_of(request)}?{request.url.query}".rstrip("?")
+    back = f"{page_path(request)}?{request.url.query}".rstrip("?")
     address = f"{SIGN_IN}?{urlencode({'next': back})}" if is_shown else SIGN_IN
     if is_live_part(request):
         return Response(status_code=204, headers={"hx-redirect": SIGN_IN})
     return RedirectResponse(address, 303)
 
 
-def path_of(request: Request) -> str:
-    """Of this page, to ask for it again: quoted as it was, and with one slash in front, for two
-    begin the name of another site."""
+def page_path(request: Request) -> str:
+    """Return the quoted path of the request, for links to the same page.
+
+    It begins with exactly one slash, because two begin the address of another site.
+    """
     return quote(f"/{request.scope['path'].lstrip('/')}")
 
 
-def address_of(request: Request) -> str:
-    """Of who asks."""
+def client_address(request: Request) -> str:
+    """Return the IP address of the client, or "" if it is unknown."""
     return request.client.host if request.client else ""
 
 
 def cookie_name(request: Request) -> str:
-    """Cookies do not know ports: two consoles of one machine have two names."""
+    """Return the name of the session's cookie.
+
+    It contains the port, because browsers share cookies between the ports of a host.
+    """
     return f"sluice_console_{request.url.port or 443}"
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, age_s: int) -> None:
-    """One that no script reads and no other site sends along with a form. Behind a proxy with TLS
-    it is the browser's own word that says so: headers of proxies anybody may write."""
+    """Set a cookie that scripts cannot read, and that other sites cannot send with a form.
+
+    It is marked secure if the browser uses TLS. Behind a proxy with TLS, the Origin header of the
+    browser shows that; headers of proxies are not used, because any client can write them.
+    """
     origin = request.headers.get("origin", "")
     is_secure = request.url.scheme == "https" or origin.startswith("https://")
     response.set_cookie(
@@ -335,17 +385,20 @@ def set_cookie(request: Request, response: Response, name: str, value: str, age_
     )
 
 
-# ---------------------------------------------------------------------------- preferences
+# ---- preferences
 
 
-def chosen(request: Request, name: str) -> str | None:
-    """A preference as its cookie says."""
+def read_preference(request: Request, name: str) -> str | None:
+    """Return the preference in the request's cookie, or None if there is no valid one."""
     value = request.cookies.get(f"sluice_console_{name}")
     return value if value in CHOICES[name] else None
 
 
-def preferred(request: Request) -> Response | None:
-    """`?language=` and `?theme=` of any page: kept, and on to the page without them."""
+def save_preferences(request: Request) -> Response | None:
+    """Save the preferences `?language=` and `?theme=` of any page in cookies.
+
+    Return a redirect to the page without them, or None if the request has none.
+    """
     wanted = {name: request.query_params.get(name) for name in CHOICES}
     given = {name: value for name, value in wanted.items() if value in CHOICES[name]}
     if request.method != "GET" or not given:
@@ -358,42 +411,45 @@ def preferred(request: Request) -> Response | None:
 
 
 def with_query(request: Request, changes: Mapping[str, object]) -> str:
-    """This page's address with other values in its query; None takes one away."""
+    """Return the address of this page with changed values in its query; None removes one."""
     query = dict(request.query_params) | dict(changes)
     text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    return f"{path_of(request)}{'?' if text else ''}{text}"
+    return f"{page_path(request)}{'?' if text else ''}{text}"
 
 
-# -------------------------------------------------------------------------------- headers
+# ---- headers and templates
 
 
-class Headers:
-    """Adds the headers of safety to every answer."""
+class SecurityHeaders:
+    """Middleware that adds the security headers `HEADERS` to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 path = scope.get("path", "")
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 if path.startswith("/static/"):
-                    own.append((b"cache-control", b"public, max-age=86400"))
-                message["headers"] = [*message.get("headers", ()), *own]
+                    added.append((b"cache-control", b"public, max-age=86400"))
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        await self._app(scope, receive, send_with if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-def made_templates() -> jinja2.Environment:
-    """They escape whatever they are given, and know what is not."""
-    made = jinja2.Environment(
+def create_templates() -> jinja2.Environment:
+    """Return the environment of the templates.
+
+    Values are escaped, and a value that is not defined is an error.
+    """
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= shown.FILTERS | {"segment": lambda text: quote(str(text), safe="")}
-    return made
+    environment.filters |= shown.FILTERS | {"segment": lambda text: quote(str(text), safe="")}
+    return environment

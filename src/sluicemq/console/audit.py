@@ -1,7 +1,7 @@
-"""What was changed by whom, as lines of JSON: one before it is done and one after.
+"""The audit log: who changed what, as lines of JSON, one before each change and one after it.
 
-Without a file they go to the log (`sluicemq.console.audit`). Secrets and bodies of messages are not
-in them.
+Without a file the lines go to the logger `sluicemq.console.audit`. Secrets and bodies of messages
+are left out.
 """
 
 import logging
@@ -15,17 +15,18 @@ from sluicemq.files import OWNER_ONLY, SYSTEM_FILES, Files
 
 _log = logging.getLogger("sluicemq.console.audit")
 _HIDDEN: Final = frozenset({"form_token", "secret", "secret_key", "body", "token", "find", "put"})
+"""The fields of forms that are left out."""
 
 
-class Audit:
-    """Appends to the file at `path`; "" is the log."""
+class AuditLog:
+    """Appends lines to the file at `path`, or to the logger if `path` is empty."""
 
     def __init__(self, clock: Clock, path: str = "", files: Files = SYSTEM_FILES) -> None:
         self._clock = clock
         self._file = files.open(path, create=True, access=OWNER_ONLY) if path else None
 
     def write(self, event: str, form: Mapping[str, str], **values: Any) -> None:
-        """One line; what is secret of the form is left out."""
+        """Append a line with the time, the event, the values, and the form without its secrets."""
         line = {"time_ms": self._clock.now_ms(), "event": event, **values}
         line |= {"form": {name: text for name, text in form.items() if name not in _HIDDEN}}
         data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
@@ -35,6 +36,6 @@ class Audit:
         self._file.pwrite(data, self._file.size())
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()

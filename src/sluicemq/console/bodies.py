@@ -1,8 +1,8 @@
-"""Bodies of messages as they can be read: text, JSON, hexadecimal, Protocol Buffers.
+"""Show bodies of messages as text, JSON, Protocol Buffers or hexadecimal.
 
-A schema is not known, so Protocol Buffers are shown as what is on the wire: field numbers, and
-values by their form. Bytes of a field are a message if they can be one to their end, else text,
-else hexadecimal.
+The schema of Protocol Buffers is unknown. So a body is shown as it is on the wire: field numbers,
+and values by their wire type. The bytes of a field are shown as text if they are UTF-8, else as a
+message if all of them can be decoded as one, else in hexadecimal.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,53 +12,64 @@ import orjson
 
 SHOWN_BYTES_MAX: Final = 64 << 10
 DEPTH_MAX: Final = 16
-"""Of what is nested; deeper it is shown as text and bytes."""
+"""The deepest nesting of JSON and Protocol Buffers that is shown as such."""
 FIELD_MAX: Final = (1 << 29) - 1
-_ROW: Final = 16
+"""The largest field number of Protocol Buffers."""
+_HEX_ROW_BYTES: Final = 16
+_FIELD_BYTES_SHOWN: Final = 64
 
 
-def forms(body: bytes) -> dict[str, Callable[[], str]]:
-    """Name of the form -> what makes its text, of the forms that it has; what is likely meant comes
-    first. Of a body above `SHOWN_BYTES_MAX` its begin is shown, as text or hexadecimal."""
+def find_forms(body: bytes) -> dict[str, Callable[[], str]]:
+    """Return the forms in which a body can be shown, each with a function that returns its text.
+
+    The most likely form comes first. Of a body larger than `SHOWN_BYTES_MAX` only the beginning is
+    shown, as text or hexadecimal.
+    """
     shown = body[:SHOWN_BYTES_MAX]
     is_cut = len(shown) < len(body)
     found: dict[str, Callable[[], str]] = {}
-    if not is_cut and (value := as_json(body)) is not None:
-        found["json"] = lambda: indented(value)[:SHOWN_BYTES_MAX]
-    if (text := as_text(shown, is_cut=is_cut)) is not None:
+    if not is_cut and (value := parse_json(body)) is not None:
+        found["json"] = lambda: format_json(value)[:SHOWN_BYTES_MAX]
+    if (text := decode_text(shown, is_cut=is_cut)) is not None:
         found["text"] = lambda: text
-    if not is_cut and (lines := as_protobuf(body)) is not None:
+    if not is_cut and (lines := format_protobuf(body)) is not None:
         found["protobuf"] = lambda: "\n".join(lines)[:SHOWN_BYTES_MAX]
-    return found | {"hex": lambda: as_hex(shown[: SHOWN_BYTES_MAX // 4])}
+    return found | {"hex": lambda: format_hex(shown[: SHOWN_BYTES_MAX // 4])}
 
 
-def as_json(body: bytes) -> Any:
-    """Its value; None for what is no JSON object or list, or one nested deeper than `DEPTH_MAX`:
-    each line of it would begin with its depth in spaces."""
+def parse_json(body: bytes) -> Any:
+    """Return the JSON object or list in a body; None if it is anything else.
+
+    Values that are nested deeper than `DEPTH_MAX` are None too, because the indentation would make
+    each line long.
+    """
     if body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         value = orjson.loads(body)
     except ValueError:
         return None
-    return value if is_flat(value, DEPTH_MAX) else None
+    return value if is_nested_within(value, DEPTH_MAX) else None
 
 
-def is_flat(value: Any, depth: int) -> bool:
-    """Is a value of JSON nested no deeper?"""
+def is_nested_within(value: Any, depth: int) -> bool:
+    """Return whether a JSON value has at most `depth` levels of objects and lists."""
     if not isinstance(value, dict | list):
         return True
     items = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(is_flat(item, depth - 1) for item in items)
+    return depth > 0 and all(is_nested_within(item, depth - 1) for item in items)
 
 
-def indented(value: Any) -> str:
-    """Two spaces a level."""
+def format_json(value: Any) -> str:
+    """Return a JSON value with an indentation of two spaces for each level."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
-def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
-    """UTF-8; None for other bytes and for control characters."""
+def decode_text(body: bytes, *, is_cut: bool = False) -> str | None:
+    """Return a body as text, or None if it is not UTF-8 or contains control characters.
+
+    If `is_cut` is True, an incomplete character at the end is left out.
+    """
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -69,76 +80,80 @@ def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
     return text if is_readable else None
 
 
-def as_hex(body: bytes) -> str:
-    """Sixteen bytes a line, with the place before and the text behind."""
+def format_hex(body: bytes) -> str:
+    """Return lines of sixteen bytes each: the position, the bytes, and their ASCII characters."""
     lines = []
-    for at in range(0, len(body), _ROW):
-        row = body[at : at + _ROW]
+    for position in range(0, len(body), _HEX_ROW_BYTES):
+        row = body[position : position + _HEX_ROW_BYTES]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        lines.append(f"{at:08x}  {row.hex(' '):<{_ROW * 3}} {text}")
+        lines.append(f"{position:08x}  {row.hex(' '):<{_HEX_ROW_BYTES * 3}} {text}")
     return "\n".join(lines)
 
 
-def as_protobuf(body: bytes) -> list[str] | None:
-    """A line a field; None for bytes that are no message."""
+def format_protobuf(body: bytes) -> list[str] | None:
+    """Return a line for each field of a message, or None if the body cannot be one."""
     try:
-        return list(_fields(body, 0)) if body else None
+        return list(_format_fields(body, 0)) if body else None
     except ValueError:
         return None
 
 
-def _fields(body: bytes, depth: int) -> Iterator[str]:
-    """Raises ValueError."""
+def _format_fields(body: bytes, depth: int) -> Iterator[str]:
+    """Yield the lines of a message at this depth. Raises ValueError if the bytes cannot be one."""
     if depth > DEPTH_MAX:
-        raise ValueError("too deep")
-    at, indent = 0, "  " * depth
-    while at < len(body):
-        tag, at = _varint(body, at)
-        field, kind = tag >> 3, tag & 7
+        raise ValueError("nested too deeply")
+    position, indent = 0, "  " * depth
+    while position < len(body):
+        tag, position = _read_varint(body, position)
+        field, wire_type = tag >> 3, tag & 7
         if not 0 < field <= FIELD_MAX:
-            raise ValueError("no field")
-        if kind == 0:
-            value, at = _varint(body, at)
+            raise ValueError("invalid field number")
+        if wire_type == 0:
+            value, position = _read_varint(body, position)
             yield f"{indent}{field}: {value}"
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-            yield f"{indent}{field}: 0x{_taken(body, at, size)[::-1].hex()}"
-            at += size
-        elif kind == 2:
-            size, at = _varint(body, at)
-            yield from _bytes(field, _taken(body, at, size), depth)
-            at += size
+        elif wire_type in (1, 5):
+            size = 8 if wire_type == 1 else 4
+            yield f"{indent}{field}: 0x{_read_bytes(body, position, size)[::-1].hex()}"
+            position += size
+        elif wire_type == 2:
+            size, position = _read_varint(body, position)
+            yield from _format_bytes(field, _read_bytes(body, position, size), depth)
+            position += size
         else:
-            raise ValueError("a form that is not in use")
+            raise ValueError("unknown wire type")
 
 
-def _bytes(field: int, value: bytes, depth: int) -> Iterator[str]:
+def _format_bytes(field: int, value: bytes, depth: int) -> Iterator[str]:
+    """Yield the lines of a length-delimited field: a text, a message, or bytes."""
     indent = "  " * depth
-    if (text := as_text(value)) is not None:
+    if (text := decode_text(value)) is not None:
         yield f"{indent}{field}: {orjson.dumps(text).decode()}"
         return
     try:
-        inner = list(_fields(value, depth + 1))
+        inner = list(_format_fields(value, depth + 1))
     except ValueError:
-        yield f"{indent}{field}: {value[:64].hex(' ')}{' …' if len(value) > 64 else ''}"
+        shown = value[:_FIELD_BYTES_SHOWN].hex(" ")
+        yield f"{indent}{field}: {shown}{' …' if len(value) > _FIELD_BYTES_SHOWN else ''}"
         return
     yield f"{indent}{field} {{"
     yield from inner
     yield f"{indent}}}"
 
 
-def _taken(body: bytes, at: int, size: int) -> bytes:
-    if at + size > len(body):
-        raise ValueError("cut off")
-    return body[at : at + size]
+def _read_bytes(body: bytes, position: int, size: int) -> bytes:
+    """Return `size` bytes at a position. Raises ValueError if there are fewer."""
+    if position + size > len(body):
+        raise ValueError("too few bytes")
+    return body[position : position + size]
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
+def _read_varint(body: bytes, position: int) -> tuple[int, int]:
+    """Return the varint at a position, and the position after it. Raises ValueError."""
     value = 0
     for shift in range(0, 64, 7):
-        byte = _taken(body, at, 1)[0]
-        at += 1
+        byte = _read_bytes(body, position, 1)[0]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
-    raise ValueError("a number of more than ten bytes")
+            return value, position
+    raise ValueError("a varint of more than ten bytes")

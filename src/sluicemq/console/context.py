@@ -1,7 +1,8 @@
-"""What a page is given and what it gives: `Context` and `Answer`.
+"""The input and the output of a page: `Context` and `Answer`.
 
-A page is a coroutine `(Context) -> Answer`, without a word about HTTP. It reaches the cluster
-through `context.admin` (or `context.mq`, to send), which signs as whoever is signed in.
+A page is a coroutine `(Context) -> Answer` and does not depend on HTTP. It reaches the cluster
+through `context.admin`, or through `context.mq` to send. Both sign with the credentials of the
+signed-in user.
 """
 
 import asyncio
@@ -22,34 +23,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PAGE_ROWS: Final = 50
+"""The number of rows on one page of a list."""
 LISTING_S: Final = 10.0
+"""The age up to which a cached result is used."""
 
 
-class Cached:
-    """Answers that may be `LISTING_S` old; who asks meanwhile waits for the same one."""
+class Cache:
+    """Results of requests, which are used again for `LISTING_S` seconds.
+
+    Callers of the same key wait for the same request.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[Hashable, tuple[float, Any]] = {}
         self._locks: dict[Hashable, asyncio.Lock] = {}
 
-    async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """What is known under the key, else what `ask` brings."""
+    async def get(self, key: Hashable, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the cached result of the key, or else await `request()` and cache its result."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             known = self._known.get(key)
             if known is None or self._clock.monotonic_s() - known[0] > LISTING_S:
-                self._known[key] = known = self._clock.monotonic_s(), await ask()
+                self._known[key] = known = self._clock.monotonic_s(), await request()
             value: T = known[1]
             return value
 
-    def forget(self) -> None:
-        """After a change."""
+    def clear(self) -> None:
+        """Forget all results, after a change."""
         self._known.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Paged(Generic[T]):
-    """One page of a list; pages count from 1."""
+    """One page of a list of `count` rows. `number` is counted from 1, and `pages` is the total."""
 
     rows: list[T]
     number: int
@@ -59,13 +65,16 @@ class Paged(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One request. `path`, `query` and `form` are texts by name; `is_live`: only the part of the
-    page that is fetched again and again is wanted. `pipelines`: directories where runs of pipelines
-    leave how far they are; `proxies`: those that tell which members came to them."""
+    """One request for a page.
+
+    `path`, `query` and `form` have the texts of the request by name. If `is_live` is True, only the
+    part of the page that is fetched repeatedly is needed. `pipelines` are the directories of
+    progress files of pipelines. `proxies` are the addresses of proxies that report their clients.
+    """
 
     mq: "Sluice"
     session: Session
-    cached: Cached
+    cache: Cache
     history: History
     clock: Clock
     path: Mapping[str, str] = field(default_factory=dict)
@@ -77,66 +86,85 @@ class Context:
 
     @property
     def admin(self) -> "Admin":
+        """The admin interface of the client, which signs with the user's credentials."""
         return self.mq.admin
 
-    async def listed(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """A listing of the cluster, as this account may see it."""
-        return await self.cached.get((self.session.credentials, name), ask)
+    async def get_cached(self, name: str, request: Callable[[], Awaitable[T]]) -> T:
+        """Return the cached result of a request, or await it.
 
-    def number(self, name: str, default: int) -> int:
-        """Of the query or form. Raises ConfigurationError for another text."""
+        Results are cached for each user separately, because access control may hide parts.
+        """
+        return await self.cache.get((self.session.credentials, name), request)
+
+    def parse_number(self, name: str, default: int) -> int:
+        """Return the integer in the field `name` of the form or query, or `default` if it is empty.
+
+        Raises ConfigurationError for any other text.
+        """
         text = self.form.get(name) or self.query.get(name) or ""
         try:
             return int(text) if text else default
         except ValueError:
-            raise ConfigurationError(f"{name} is {text!r}.", fix="Give a number.") from None
+            raise ConfigurationError(
+                f"{name} must be a number, got {text!r}.", fix="Enter a number."
+            ) from None
 
-    def time(self, name: str, default_ms: int) -> int:
-        """Of the query or form: UTC, as browsers write it (2026-11-23T20:04). ms since 1970.
-        Raises ConfigurationError."""
+    def parse_time(self, name: str, default_ms: int) -> int:
+        """Return the time in the field `name` in milliseconds since 1970, or `default_ms` if empty.
+
+        The text is in ISO 8601, as browsers write it (2026-11-23T20:04), and in UTC unless it has a
+        time zone. Raises ConfigurationError for any other text.
+        """
         text = self.form.get(name) or self.query.get(name) or ""
         try:
-            told = datetime.fromisoformat(text) if text else None
+            found = datetime.fromisoformat(text) if text else None
         except ValueError:
             raise ConfigurationError(
-                f"{name} is {text!r}.", fix="Write a time as 2026-11-23T20:04."
+                f"{name} must be a time, got {text!r}.", fix="Write it as 2026-11-23T20:04."
             ) from None
-        if told is None:
+        if found is None:
             return default_ms
-        return round((told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp() * 1000)
+        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
-    def paged(self, rows: list[T]) -> Paged[T]:
-        """The page that `page` of the query says, or the nearest one."""
+    def paginate(self, rows: list[T]) -> Paged[T]:
+        """Return the page of the rows that the query field `page` names, or the nearest one."""
         pages = max(1, -(-len(rows) // PAGE_ROWS))
-        number = min(max(1, self.number("page", 1)), pages)
+        number = min(max(1, self.parse_number("page", 1)), pages)
         return Paged(rows[(number - 1) * PAGE_ROWS :][:PAGE_ROWS], number, pages, len(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Values of the template, or the address to go on at. `noted`: what the audit log says besides
-    of a change that is done."""
+    """The result of a page: the values of its template, or the address to redirect to.
+
+    `audit_values` are added to the line of the audit log about a change that is done.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
     redirect: str = ""
-    noted: Mapping[str, Any] = field(default_factory=dict)
+    audit_values: Mapping[str, Any] = field(default_factory=dict)
 
 
 Handler = Callable[[Context], Coroutine[Any, Any, Answer]]
 
 
 class Page(NamedTuple):
-    """A row of `console.table`. `entry`: the sentence it stands under in the navigation, "" for
-    none; `event`: of what changes something, its name in the audit log."""
+    """A row of `console.table`.
+
+    `role` is the lowest role that may use the page. `entry` is the key of its text in the
+    navigation, or "" if it is not there. `audit_event` is the name of a change in the audit log, or
+    "" for a page that changes nothing.
+    """
 
     path: str
     handler: Handler
     role: Role
     template: str
     entry: str = ""
-    event: str = ""
+    audit_event: str = ""
 
     @property
     def method(self) -> str:
-        return "POST" if self.event else "GET"
+        """The HTTP method of the page."""
+        return "POST" if self.audit_event else "GET"

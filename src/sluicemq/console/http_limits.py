@@ -17,69 +17,79 @@ from sluicemq.numbers import natural
 
 CONNECTIONS_MAX: Final = 512
 HEAD_S: Final = 10.0
-"""A request's head has to be complete this long after the connection was made, or after the last
-answer."""
+"""The time in which the head of a request must be complete.
+
+It is counted from the start of the connection, or from the last response.
+"""
 BODY_S: Final = 60.0
-"""A request's body has to be complete this long after its head."""
+"""The time in which the body of a request must be complete, counted from its head."""
 BODY_BYTES_MAX: Final = 1024 * 1024
 
 
 class BoundedProtocol(H11Protocol):
-    """An HTTP connection that is closed if a head or a body takes too long, or if there are more
-    than CONNECTIONS_MAX. It is checked every HEAD_S seconds."""
+    """An HTTP connection that is closed if a head or a body takes too long.
 
-    _alarm: asyncio.TimerHandle | None = None
-    _seen: tuple[object, bool] = (None, True)
+    A connection is also closed if there are more than `CONNECTIONS_MAX`. It is checked every
+    `HEAD_S` seconds.
+    """
+
+    _check_timer: asyncio.TimerHandle | None = None
+    _last_state: tuple[object, bool] = (None, True)
     """The request that was current at the last check, and whether it was answered by then."""
-    _seen_s = 0.0
+    _last_state_s = 0.0
+    """The time of the check that found `_last_state` first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
             return
-        self._seen_s = self.loop.time()
-        self._alarm = self.loop.call_later(HEAD_S, self._look)
+        self._last_state_s = self.loop.time()
+        self._check_timer = self.loop.call_later(HEAD_S, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         super().connection_lost(exc)
 
-    def _look(self) -> None:
-        """Close the connection if its head or body has been incomplete for too long, counted from
-        the check that saw the present state first; else schedule the next check."""
+    def _check(self) -> None:
+        """Close the connection if its head or body is overdue, else schedule the next check.
+
+        The time is counted from the check that found the present state first.
+        """
         cycle = self.cycle
         is_between = cycle is None or cycle.response_complete
-        if (cycle, is_between) != self._seen:
-            self._seen, self._seen_s = (cycle, is_between), self.loop.time()
+        if (cycle, is_between) != self._last_state:
+            self._last_state, self._last_state_s = (cycle, is_between), self.loop.time()
         has_body_left = not is_between and cycle.more_body
         limit_s = HEAD_S if is_between else BODY_S
-        if (is_between or has_body_left) and self.loop.time() - self._seen_s >= limit_s:
+        if (is_between or has_body_left) and self.loop.time() - self._last_state_s >= limit_s:
             self.transport.abort()
             return
-        self._alarm = self.loop.call_later(HEAD_S, self._look)
+        self._check_timer = self.loop.call_later(HEAD_S, self._check)
 
 
 class BoundedBody:
-    """An ASGI application that passes requests on to `app` and refuses those whose body has more
-    than `bytes_max` bytes."""
+    """An ASGI application that passes requests on to another, and refuses large bodies."""
 
     def __init__(self, app: ASGIApp, bytes_max: int = BODY_BYTES_MAX) -> None:
+        """Pass requests on to `app` if their body has at most `bytes_max` bytes."""
         self._app, self._bytes_max = app, bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application. Answer 413 if its body is too large or its
-        Content-Length is not a number. If the application has begun to answer, send nothing more.
+        """Pass a request on to the application.
+
+        The response is 413 if the body is too large or its Content-Length is not a number. If the
+        application has started its response by then, nothing more is sent.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         length = dict(scope["headers"]).get(b"content-length", b"0")
         left = self._bytes_max
-        has_answered = False
+        has_responded = False
 
-        async def bounded() -> Message:
+        async def receive_bounded() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -87,23 +97,23 @@ class BoundedBody:
                 raise TooLargeError
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal has_answered
-            has_answered = True
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_responded
+            has_responded = True
             await send(message)
 
         try:
             if natural(length, self._bytes_max) is None:
-                raise TooLargeError  # noqa: TRY301 - as for one that does not say its length
-            await self._app(scope, bounded, noted)
+                raise TooLargeError  # noqa: TRY301 - handled like a body without a length
+            await self._app(scope, receive_bounded, send_and_note)
         except TooLargeError:
-            if not has_answered:
+            if not has_responded:
                 text = f"The request body is too large: the limit is {self._bytes_max} bytes.\n"
                 await PlainTextResponse(text, 413)(scope, receive, send)
 
 
 class TooLargeError(Exception):
-    """The body of a request is above its limit."""
+    """The body of a request is larger than its limit."""
 
 
 def uvicorn_options() -> dict[str, Any]:

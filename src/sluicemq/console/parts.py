@@ -1,5 +1,7 @@
-"""A part of a page: what a broker cannot answer is a part without a value, which the template greys
-with the reason.
+"""Parts of a page that may be missing.
+
+If a broker cannot answer a request, the part of the page has no value, and the template shows the
+reason instead.
 """
 
 import asyncio
@@ -10,33 +12,33 @@ from typing import Any, Final, Generic, TypeVar
 from sluicemq.errors import SluiceError
 
 T = TypeVar("T")
-TOGETHER_MAX: Final = 16
-"""So many questions of one page are on their way at once."""
+REQUESTS_MAX: Final = 16
+"""The number of requests of one page that are in progress at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[T]):
-    """A part of a page: its value, or why there is none."""
+    """A part of a page: its value, or None and the reason."""
 
     value: T | None
     reason: str = ""
 
 
-async def part(question: Awaitable[T]) -> Part[T]:
-    """The answer, or the sentence of the error."""
+async def fetch_part(request: Awaitable[T]) -> Part[T]:
+    """Await a request and return its result, or the text of its SluiceError."""
     try:
-        return Part(await question)
+        return Part(await request)
     except SluiceError as error:
         return Part(None, str(error))
 
 
-async def parts(questions: Mapping[Hashable, Awaitable[T]]) -> dict[Any, Part[T]]:
-    """The same of several, together."""
-    turn = asyncio.Semaphore(TOGETHER_MAX)
+async def fetch_parts(requests: Mapping[Hashable, Awaitable[T]]) -> dict[Any, Part[T]]:
+    """Await several requests, up to `REQUESTS_MAX` at once, and return their parts by name."""
+    semaphore = asyncio.Semaphore(REQUESTS_MAX)
 
-    async def ask(question: Awaitable[T]) -> Part[T]:
-        async with turn:
-            return await part(question)
+    async def fetch(request: Awaitable[T]) -> Part[T]:
+        async with semaphore:
+            return await fetch_part(request)
 
-    found = await asyncio.gather(*(ask(question) for question in questions.values()))
-    return dict(zip(questions, found, strict=True))
+    found = await asyncio.gather(*(fetch(request) for request in requests.values()))
+    return dict(zip(requests, found, strict=True))

@@ -1,7 +1,7 @@
-"""What the pages say, in each language: `sentences.toml`, one row a sentence.
+"""The texts of the pages in each language, from `sentences.toml`.
 
-A row has its English and its Chinese text; `{name}` in them is filled in. What servers say (errors,
-names) is shown as they say it.
+A row there has an English and a Chinese text; `{name}` in them is a placeholder. Texts of servers
+(errors, names) are shown unchanged.
 """
 
 import tomllib
@@ -15,17 +15,17 @@ LANGUAGES: Final = {"en": "English", "zh": "中文"}
 
 @cache
 def sentences() -> dict[str, dict[str, str]]:
-    """Key -> language -> text."""
+    """Return all texts: key, such as "nav.topics" -> language -> text."""
     text = Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8")
     return {
-        f"{part}.{key}": dict(zip(LANGUAGES, texts, strict=True))
-        for part, rows in tomllib.loads(text).items()
+        f"{section}.{key}": dict(zip(LANGUAGES, texts, strict=True))
+        for section, rows in tomllib.loads(text).items()
         for key, texts in rows.items()
     }
 
 
-def language_of(accepted: str) -> str:
-    """The first language of Accept-Language that is there, else English."""
+def choose_language(accepted: str) -> str:
+    """Return the first language of an Accept-Language header that is available, else English."""
     for one in accepted.lower().split(","):
         name = one.partition(";")[0].strip().partition("-")[0]
         if name in LANGUAGES:
@@ -33,14 +33,17 @@ def language_of(accepted: str) -> str:
     return next(iter(LANGUAGES))
 
 
-def noted(what: str) -> str:
-    """The key of the sentence that says it is done; "" for a word that is none of them."""
-    key = f"done.{what}"
+def notice_key(action: str) -> str:
+    """Return the key of the text that says an action is done, or "" for an unknown action."""
+    key = f"done.{action}"
     return key if key in sentences() else ""
 
 
 def translator(language: str) -> Callable[..., str]:
-    """(key, values) -> the sentence. Raises KeyError for one that is not in the table."""
+    """Return a function that returns the text of a key, with keyword arguments filled in.
+
+    The function raises KeyError for an unknown key.
+    """
 
     def translate(key: str, **values: Any) -> str:
         text = sentences()[key][language]

@@ -1,7 +1,7 @@
-"""Serving the console: where it listens, and who is let in.
+"""Serve the console: its socket, and who may use it.
 
-It listens at the loopback, where a link with a token lets in whoever started it. At another address
-everybody on the network can ask, so there it wants accounts.
+On the loopback interface without accounts, a link with a token admits the user who started the
+console. At other addresses everyone on the network can connect, so accounts are required there.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import uvicorn
 
 from sluicemq.client.tasks import Tasks
 from sluicemq.console import sign_in
-from sluicemq.console.accounts import LOOPBACKS, check_listening
+from sluicemq.console.accounts import LOOPBACKS, require_accounts
 from sluicemq.console.app import Console
 from sluicemq.console.http_limits import uvicorn_options
 from sluicemq.console.table import PAGES
@@ -22,42 +22,55 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.model.addresses import format_address
 
 CLOSE_S: Final = 5
+"""The time that requests have to finish when the server closes."""
 
 
 @contextlib.asynccontextmanager
-async def serving(console: Console, host: str, port: int) -> AsyncIterator[str]:
-    """Serves for the time of the block; gives the address to open, with the link's token on the
-    loopback without accounts. Raises ConfigurationError."""
-    check_listening(console.accounts, host, "the console")
-    app = console.app(PAGES, sign_in.routes(console))
-    listening = listen(host, port)
+async def run_server(console: Console, host: str, port: int) -> AsyncIterator[str]:
+    """Return a context manager in which the console is served. Its value is the address to open.
+
+    On the loopback interface without accounts, the address contains the token of a link. Raises
+    ConfigurationError if accounts are required, or the address cannot be bound.
+    """
+    require_accounts(console.accounts, host, "The console")
+    app = console.build_app(PAGES, sign_in.routes(console))
+    listening = open_socket(host, port)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, lifespan="on",
-        proxy_headers=False,  # who asks is who connects: what a header says anybody may write
-        timeout_graceful_shutdown=CLOSE_S, **uvicorn_options(),
-    )  # fmt: skip
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        # The address of a client is that of its connection: any client can write a header.
+        proxy_headers=False,
+        timeout_graceful_shutdown=CLOSE_S,
+        **uvicorn_options(),
+    )
     server = uvicorn.Server(config)
-    listening.listen()  # who comes before it serves waits
+    listening.listen()  # from now on, early connections wait until the server accepts them
     tasks = Tasks()
-    # Not `serve`, which takes the signals of the process.
+    # `serve` would take over the signals of the process.
     task = tasks.spawn(server._serve([listening]), "console")
     try:
-        yield address_of(console, host, listening.getsockname()[1])
+        yield browser_address(console, host, listening.getsockname()[1])
     finally:
         server.should_exit = True
         await asyncio.wait({task})
 
 
-def address_of(console: Console, host: str, port: int) -> str:
-    """What to open in a browser."""
+def browser_address(console: Console, host: str, port: int) -> str:
+    """Return the address to open in a browser, with a new link if there are no accounts."""
     base = f"http://{format_address(host, port)}/"
-    if host in LOOPBACKS and not console.accounts.all():
-        return f"{base[:-1]}{sign_in.LINK}?token={console.sessions.new_link()}"
+    if host in LOOPBACKS and not console.accounts.load():
+        return f"{base[:-1]}{sign_in.LINK}?token={console.sessions.create_link()}"
     return base
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket of this address. Raises ConfigurationError."""
+def open_socket(host: str, port: int) -> socket.socket:
+    """Return a TCP socket that is bound to the address. Raises ConfigurationError.
+
+    Port 0 takes a free port.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -67,7 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
         made.bind(address)
     except OSError as error:
         raise ConfigurationError(
-            f"the console cannot listen at {host}:{port}: {error.strerror or error}.",
+            f"The console cannot listen at {host}:{port}: {error.strerror or error}.",
             fix="Choose another port with --port, or 0 for a free one.",
         ) from error
     return made

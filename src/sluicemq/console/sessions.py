@@ -1,8 +1,8 @@
-"""Who is signed in, and for how long; who has tried too often.
+"""Sessions of signed-in users, and the throttle for wrong secrets.
 
-A session is known by a token that only its browser has; here its hash is the key. A new one is made
-at each sign-in, so that nobody can know it before. What changes something has to bear the session's
-second token (`form_token`), which other sites cannot read.
+A session is identified by a token that only its browser has. The console stores the token's hash. A
+new token is made at each sign-in, so that no other party can know it before. Requests that change
+something must contain the session's second token (`form_token`), which other sites cannot read.
 """
 
 import hashlib
@@ -14,22 +14,33 @@ from sluicemq.clock import Clock
 from sluicemq.console.accounts import Role
 
 IDLE_S: Final = 8 * 3600.0
+"""A session ends after this time without a request."""
 LIFE_S: Final = 24 * 3600.0
+"""A session ends this long after the sign-in."""
 SESSIONS_MAX: Final = 1000
+"""The number of sessions; a further one ends the oldest."""
 FAILURES_FREE: Final = 5
-"""So many wrong secrets are answered at once; each one more doubles the wait."""
-OF_ADDRESS: Final = 4
-"""As many times more from one address, whatever the names."""
+"""The number of wrong secrets without a wait. The wait doubles with each further one."""
+ADDRESS_FACTOR: Final = 4
+"""One address may send this many times `FAILURES_FREE` wrong secrets, for all names together."""
 WAIT_MAX_S: Final = 300.0
+"""The longest wait after a wrong secret."""
 REMEMBERED_MAX: Final = 10_000
+"""The number of names and addresses with wrong secrets that are remembered."""
 
 Credentials = tuple[str, str]
+"""An access key and its secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`credentials` are those of a cluster's access key, None: the console's own. `is_local`: of an
-    account of the console, whose secret had the hash `secret_hash`: with another one it ends."""
+    """A signed-in user.
+
+    `credentials` are the access key of the cluster with which the user signed in; None means that
+    requests are signed with the credentials of the console. `is_local` is True for an account of
+    the console. `secret_hash` is the hash that its secret had, so that the session ends if the
+    secret is changed. Times are those of the monotonic clock.
+    """
 
     account: str
     role: Role
@@ -37,81 +48,85 @@ class Session:
     is_local: bool = False
     secret_hash: str = field(default="", repr=False)
     form_token: str = field(default="", repr=False)
-    begun_s: float = 0.0
-    seen_s: float = 0.0
+    started_s: float = 0.0
+    used_s: float = 0.0
 
 
-def _key(token: str) -> str:
+def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class Sessions:
-    """Of one console, in memory: with the console they end."""
+    """The sessions of one console. They are kept in memory and end with the process."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._link = ""
 
-    def begin(self, session: Session) -> str:
-        """The token of a new session."""
+    def start(self, session: Session) -> str:
+        """Start a session and return its token."""
         now_s, token = self._clock.monotonic_s(), secrets.token_urlsafe(32)
-        made = replace(session, form_token=secrets.token_urlsafe(32), begun_s=now_s, seen_s=now_s)
+        form_token = secrets.token_urlsafe(32)
+        made = replace(session, form_token=form_token, started_s=now_s, used_s=now_s)
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[_key(token)] = made
+        self._sessions[_hash(token)] = made
         return token
 
     def find(self, token: str, *, renews: bool = True) -> Session | None:
-        """None when there is none, or no more. `renews`: somebody is there, and no page that asks
-        by itself: idle time begins anew."""
-        key, now_s = _key(token), self._clock.monotonic_s()
+        """Return the session of a token, or None if there is none or it has ended.
+
+        If `renews` is True, the idle time begins again. Use False for requests that a page sends
+        without the user.
+        """
+        key, now_s = _hash(token), self._clock.monotonic_s()
         session = self._sessions.get(key)
         if session is None:
             return None
-        if now_s - session.begun_s > LIFE_S or now_s - session.seen_s > IDLE_S:
+        if now_s - session.started_s > LIFE_S or now_s - session.used_s > IDLE_S:
             del self._sessions[key]
             return None
         if renews:
-            self._sessions[key] = session = replace(session, seen_s=now_s)
+            self._sessions[key] = session = replace(session, used_s=now_s)
         return session
 
     def end(self, token: str) -> None:
-        """Whether it was there or not."""
-        self._sessions.pop(_key(token), None)
+        """End the session of a token, if there is one."""
+        self._sessions.pop(_hash(token), None)
 
-    def new_link(self) -> str:
-        """A token that begins one session, once."""
+    def create_link(self) -> str:
+        """Return a new token for a link, which can start one session. An earlier link ends."""
         token = secrets.token_urlsafe(32)
-        self._link = _key(token)
+        self._link = _hash(token)
         return token
 
     def take_link(self, token: str) -> bool:
-        """Was it the link's? It is none any more."""
-        is_it = bool(self._link) and secrets.compare_digest(self._link, _key(token))
-        self._link = "" if is_it else self._link
-        return is_it
+        """Return whether the token is that of the link, and end the link if it is."""
+        is_link = bool(self._link) and secrets.compare_digest(self._link, _hash(token))
+        self._link = "" if is_link else self._link
+        return is_link
 
 
 class Throttle:
-    """Wrong secrets by name and address: the more there were, the longer the next one waits."""
+    """Counts wrong secrets by name and address, and makes further attempts wait."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failures: dict[tuple[str, str], tuple[int, float]] = {}
 
     def wait_s(self, name: str, address: str) -> float:
-        """How long this one has to wait; 0.0: try."""
+        """Return the seconds that this name at this address has to wait; 0.0 means none."""
         now_s = self._clock.monotonic_s()
         ends = (self._failures.get(key, (0, 0.0))[1] for key in ((name, address), ("", address)))
         return max(0.0, *(end - now_s for end in ends))
 
-    def failed(self, name: str, address: str) -> None:
-        """One more."""
+    def add_failure(self, name: str, address: str) -> None:
+        """Count a wrong secret, both for the name and for the address."""
         now_s = self._clock.monotonic_s()
         for key, free in (
             ((name, address), FAILURES_FREE),
-            (("", address), FAILURES_FREE * OF_ADDRESS),
+            (("", address), FAILURES_FREE * ADDRESS_FACTOR),
         ):
             count = self._failures.pop(key, (0, 0.0))[0] + 1
             wait_s = min(2.0 ** min(count - free, 20), WAIT_MAX_S) if count >= free else 0.0
@@ -119,8 +134,8 @@ class Throttle:
                 del self._failures[next(iter(self._failures))]
             self._failures[key] = count, now_s + wait_s
 
-    def succeeded(self, name: str, address: str) -> None:
-        """The last one was none; the name's others are forgotten."""
+    def add_success(self, name: str, address: str) -> None:
+        """Forget the failures of the name, and undo the last `add_failure` for the address."""
         self._failures.pop((name, address), None)
         count, end_s = self._failures.pop(("", address), (0, 0.0))
         if count > 1:

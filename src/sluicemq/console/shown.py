@@ -1,4 +1,7 @@
-"""Values as they are read: numbers, sizes, times and spans as text, for the templates."""
+"""Format values as text for the templates: numbers, sizes, times and durations.
+
+A value that is missing is shown as `NONE`.
+"""
 
 from collections.abc import Collection
 from datetime import UTC, datetime
@@ -13,30 +16,33 @@ from sluicemq.model.system_names import (
 from sluicemq.model.topic import PERM_READ, PERM_WRITE
 from sluicemq.numbers import format_duration
 
-_SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NONE: Final = "–"
 
 
-def number(value: float | None) -> str:
-    """With commas; of fractions one digit."""
+def format_number(value: float | None) -> str:
+    """Return a number with commas, and one decimal place if it is a float."""
     if value is None:
         return NONE
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
-def size(count_bytes: float | None) -> str:
-    """In the largest unit that leaves a number above 1."""
+def format_size(count_bytes: float | None) -> str:
+    """Return a number of bytes in the largest unit of which it has at least one."""
     if count_bytes is None:
         return NONE
-    for unit in _SIZES:
-        if abs(count_bytes) < 1024 or unit == _SIZES[-1]:
+    for unit in _SIZE_UNITS:
+        if abs(count_bytes) < 1024 or unit == _SIZE_UNITS[-1]:
             return f"{count_bytes:.0f} B" if unit == "B" else f"{count_bytes:.1f} {unit}"
         count_bytes /= 1024
     return NONE
 
 
-def time(time_ms: int | None) -> str:
-    """UTC, to the second; nothing for 0, -1 and None."""
+def format_time(time_ms: int | None) -> str:
+    """Return a time in milliseconds since 1970 as UTC, to the second.
+
+    Return `NONE` for None, for values below 1, and for years beyond 9999.
+    """
     if time_ms is None or time_ms <= 0:
         return NONE
     try:
@@ -45,23 +51,26 @@ def time(time_ms: int | None) -> str:
         return NONE
 
 
-def field_time(time_ms: int) -> str:
-    """As a browser's field for a time has it."""
-    return time(time_ms).replace(" ", "T")
+def format_field_time(time_ms: int) -> str:
+    """Return a time as the value of a `datetime-local` field."""
+    return format_time(time_ms).replace(" ", "T")
 
 
-def span(span_ms: float | None) -> str:
+def format_span(span_ms: float | None) -> str:
     """Return a duration in its two largest units."""
     return NONE if span_ms is None else format_duration(span_ms)
 
 
-def permission(bits: int) -> str:
-    """RocketMQ's bits as letters: RW, R–, –W."""
+def format_permission(bits: int) -> str:
+    """Return RocketMQ's permission bits as letters: RW, R–, –W or ––."""
     return ("R" if bits & PERM_READ else NONE) + ("W" if bits & PERM_WRITE else NONE)
 
 
 def topic_kind(name: str, own_names: Collection[str] = ()) -> str:
-    """Return "retry", "dead", "system" or "normal". `own_names`: the clusters and brokers."""
+    """Return "retry", "dead", "system" or "normal".
+
+    `own_names` are the names of the clusters and brokers, which have system topics.
+    """
     if is_retry_topic(name):
         return "retry"
     if is_dead_letter_topic(name):
@@ -75,6 +84,11 @@ def group_kind(name: str) -> str:
 
 
 FILTERS: Final = {
-    "number": number, "size": size, "time": time, "span": span, "permission": permission,
-    "field_time": field_time,
-}  # fmt: skip
+    "number": format_number,
+    "size": format_size,
+    "time": format_time,
+    "span": format_span,
+    "permission": format_permission,
+    "field_time": format_field_time,
+}
+"""The filters of the templates by name."""

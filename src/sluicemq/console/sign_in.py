@@ -1,8 +1,9 @@
-"""Signing in and out: an account of the console, an access key of the cluster, or the link.
+"""Sign in and out: with an account of the console, an access key of the cluster, or the link.
 
-An access key is right when the cluster takes what it signs, and refuses what the same key signs
-with another secret: a cluster that checks nothing lets nobody in. Who may see how access rules
-stand is admin there; all others operate, within what the cluster lets them do.
+An access key is accepted if the cluster accepts what it signs, and refuses what the same key signs
+with another secret. So a cluster that does not check signatures admits no key. A user who may read
+the state of the access rules has the role ADMIN. All others have the role OPERATE, within what the
+cluster allows them.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ from sluicemq.console.accounts import NAME_LENGTH_MAX, Role
 from sluicemq.console.app import (
     SIGN_IN,
     Console,
-    address_of,
+    client_address,
     cookie_name,
-    is_ours,
+    has_form_token,
     is_same_site,
-    preferred,
     read_form,
+    save_preferences,
     set_cookie,
 )
 from sluicemq.console.sessions import LIFE_S, Session
@@ -34,15 +35,17 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
 LINK: Final = "/enter"
+"""The path of the link."""
 FORM_BYTES_MAX: Final = 4096
-"""Of who is not known yet; a name and a secret need less."""
+"""The largest form from a client that has not signed in."""
 OWNER: Final = "owner"
+"""The account name of a user who signed in by the link."""
 
 
 def routes(console: Console) -> list[Route]:
-    """Of all that is asked before somebody is known."""
+    """Return the routes of requests that need no session."""
 
-    def bound(method: Callable[[Console, Request], Any]) -> Callable[[Request], Any]:
+    def bind(method: Callable[[Console, Request], Any]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             response: Response = await method(console, request)
             return response
@@ -50,59 +53,66 @@ def routes(console: Console) -> list[Route]:
         return endpoint
 
     return [
-        Route(SIGN_IN, bound(show), methods=["GET"]),
-        Route(SIGN_IN, bound(sign_in), methods=["POST"]),
-        Route("/sign-out", bound(sign_out), methods=["POST"]),
-        Route(LINK, bound(enter), methods=["GET"]),
+        Route(SIGN_IN, bind(show), methods=["GET"]),
+        Route(SIGN_IN, bind(sign_in), methods=["POST"]),
+        Route("/sign-out", bind(sign_out), methods=["POST"]),
+        Route(LINK, bind(sign_in_by_link), methods=["GET"]),
     ]
 
 
 async def show(console: Console, request: Request) -> Response:
-    """The form."""
-    return preferred(request) or console.render(request, "sign_in.html", failure="", name="")
+    """Return the page with the form."""
+    return save_preferences(request) or console.render(request, "sign_in.html", failure="", name="")
 
 
 async def sign_in(console: Console, request: Request) -> Response:
-    """By the form; each try is noted."""
+    """Sign in with the form. Each attempt is written to the audit log."""
     form = await read_form(request, FORM_BYTES_MAX)
     if form is None or not is_same_site(request):
-        return console.refuse(request, 403, "error.form")
-    name, secret, address = form.get("name", ""), form.get("secret", ""), address_of(request)
+        return console.render_refusal(request, 403, "error.form")
+    name, secret, address = form.get("name", ""), form.get("secret", ""), client_address(request)
     kind = form.get("kind", "")
-    if len(name) > NAME_LENGTH_MAX:  # nobody's: neither counted nor noted
+    if len(name) > NAME_LENGTH_MAX:  # no account has such a name: it is neither counted nor logged
         return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name="")
-    said = {"account": name, "address": address}
+
+    logged = {"account": name, "address": address}
     if console.throttle.wait_s(name, address) > 0:
-        console.audit.write("sign-in", {}, state="throttled", **said)
+        console.audit.write("sign-in", {}, state="throttled", **logged)
         return console.render(request, "sign_in.html", 429, failure="sign_in.wait", name=name)
-    console.throttle.failed(name, address)  # before it is known: tries may come side by side
+    # The attempt counts as a failure until it has succeeded, because a client may send several
+    # attempts at the same time.
+    console.throttle.add_failure(name, address)
     try:
-        check = by_key if kind == "key" else by_account
+        check = check_access_key if kind == "key" else check_account
         session = await check(console, name, secret)
     except SluiceError as error:
-        console.audit.write("sign-in", {}, state="failed", why=str(error), **said)
-        return console.failed(request, error, None)
+        console.audit.write("sign-in", {}, state="failed", why=str(error), **logged)
+        return console.render_error(request, error, None)
     if session is None:
-        console.audit.write("sign-in", {}, state="refused", **said)
+        console.audit.write("sign-in", {}, state="refused", **logged)
         return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name=name)
-    console.throttle.succeeded(name, address)
-    console.audit.write("sign-in", {}, state="done", role=session.role.name.lower(), **said)
-    return _begin(console, request, session, local_path(request.query_params.get("next", "")))
+    console.throttle.add_success(name, address)
+    console.audit.write("sign-in", {}, state="done", role=session.role.name.lower(), **logged)
+    next_path = local_path(request.query_params.get("next", ""))
+    return _start_session(console, request, session, next_path)
 
 
-async def by_account(console: Console, name: str, secret: str) -> Session | None:
-    """None for a wrong secret."""
-    account = await asyncio.to_thread(console.accounts.check, name, secret)
+async def check_account(console: Console, name: str, secret: str) -> Session | None:
+    """Return a session for an account of the console, or None if the secret is wrong."""
+    account = await asyncio.to_thread(console.accounts.authenticate, name, secret)
     if account is None:
         return None
     return Session(account.name, account.role, is_local=True, secret_hash=account.hash)
 
 
-async def by_key(console: Console, key: str, secret: str) -> Session | None:
-    """None for a secret that the cluster does not take. Raises SluiceError when it does not say."""
-    if not key or not secret or await _is_taken(console, key, secrets.token_urlsafe()):
+async def check_access_key(console: Console, key: str, secret: str) -> Session | None:
+    """Return a session for an access key, or None if the cluster does not accept the secret.
+
+    Raises SluiceError if the cluster cannot be asked.
+    """
+    if not key or not secret or await _is_accepted(console, key, secrets.token_urlsafe()):
         return None
-    if not await _is_taken(console, key, secret):
+    if not await _is_accepted(console, key, secret):
         return None
     role = Role.OPERATE
     with contextlib.suppress(RequestError):
@@ -111,53 +121,57 @@ async def by_key(console: Console, key: str, secret: str) -> Session | None:
     return Session(key, role, (key, secret))
 
 
-async def _is_taken(console: Console, key: str, secret: str) -> bool:
-    """Does a broker take what is signed so? False is its refusal of rights alone: another error
-    says nothing of the secret, and is raised."""
+async def _is_accepted(console: Console, key: str, secret: str) -> bool:
+    """Return whether a broker accepts a request that is signed with these credentials.
+
+    Only a refusal for lack of permission is False. Other errors say nothing about the secret, and
+    are raised.
+    """
     client = console.connect((key, secret))
     try:
         for address in (await client.admin.masters()).values():
-            command = Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)  # asks for no right
+            # This request needs no permission, only a valid signature.
+            command = Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
             expect_success(await client.cluster.call(address, command), address)
             return True
     except PermissionDeniedError:
         return False
     finally:
         await client.close()
-    raise ClientError("no broker is there to check the access key.", fix="Start one.")
+    raise ClientError("There is no broker to check the access key.", fix="Start one.")
 
 
-async def enter(console: Console, request: Request) -> Response:
-    """By the link, once, while there are no accounts."""
-    is_it = console.sessions.take_link(request.query_params.get("token", ""))
-    is_it = is_it and not console.accounts.all()
-    state = "done" if is_it else "refused"
-    console.audit.write("link", {}, state=state, address=address_of(request))
-    if not is_it:
-        return console.refuse(request, 403, "error.link")
-    return _begin(console, request, Session(OWNER, Role.ADMIN), "/")
+async def sign_in_by_link(console: Console, request: Request) -> Response:
+    """Sign in by the link, which works once and only while there are no accounts."""
+    is_valid = console.sessions.take_link(request.query_params.get("token", ""))
+    is_valid = is_valid and not console.accounts.load()
+    state = "done" if is_valid else "refused"
+    console.audit.write("link", {}, state=state, address=client_address(request))
+    if not is_valid:
+        return console.render_refusal(request, 403, "error.link")
+    return _start_session(console, request, Session(OWNER, Role.ADMIN), "/")
 
 
 async def sign_out(console: Console, request: Request) -> Response:
-    """Ends the session."""
-    session, form = console.session(request), await read_form(request)
-    if session is not None and form is not None and is_ours(request, session, form):
+    """End the session, if the form is one of its pages, and go to the sign-in page."""
+    session, form = console.find_session(request), await read_form(request)
+    if session is not None and form is not None and has_form_token(request, session, form):
         console.sessions.end(request.cookies.get(cookie_name(request), ""))
     response = RedirectResponse(SIGN_IN, 303)
     response.delete_cookie(cookie_name(request))
     return response
 
 
-def _begin(console: Console, request: Request, session: Session, address: str) -> Response:
-    """With a token that nobody has had before."""
+def _start_session(console: Console, request: Request, session: Session, path: str) -> Response:
+    """End the present session of the browser, start another with a new token, and go to `path`."""
     console.sessions.end(request.cookies.get(cookie_name(request), ""))
-    response = RedirectResponse(address, 303)
-    token = console.sessions.begin(session)
+    response = RedirectResponse(path, 303)
+    token = console.sessions.start(session)
     set_cookie(request, response, cookie_name(request), token, int(LIFE_S))
     return response
 
 
 def local_path(text: str) -> str:
-    """Of this console; "/" for an address elsewhere."""
+    """Return `text` if it is a path of this console, else "/"."""
     is_local = text.startswith("/") and not text.startswith("//") and "\\" not in text
     return text if is_local and text.isprintable() else "/"

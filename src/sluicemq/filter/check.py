@@ -1,32 +1,35 @@
-"""What a consumer is told before it starts: errors that refuse the expression, and warnings.
+"""Checks of an expression before a consumer starts: errors that refuse it, and warnings.
 
-An error does not compile (spec/filter.md §6). A warning compiles in RocketMQ and does something
-else than it seems to: text after a complete expression is ignored (so it is refused where somebody
-writes an expression for us, see `subscriptions.compile_whole`), NOT binds to one word, a bare
-property is never true. Some need the whole expression: a property is a string, and the literal
-beside it decides as what it is read (Integer.valueOf, above 2,147,483,647 Long.valueOf, beside a
-float Double.valueOf). A value that cannot be converted ends the evaluation, also where another
-comparison would take the message (§7).
+An expression with an error does not compile (spec/filter.md §6). An expression with a warning
+compiles in RocketMQ, but does something other than it seems to: NOT applies to one word only, and
+a bare property is never true. Text after a complete expression is ignored by RocketMQ; SluiceMQ
+refuses it where an expression is written for SluiceMQ (`subscriptions.compile_complete`).
 
-Look-alike characters of other alphabets are mended in place and the check goes on, so that one run
-names all of them and what lies behind them.
+Some warnings need the whole expression. A property is a string, and the literal that it is compared
+with decides how it is converted: by Integer.valueOf, above 2,147,483,647 by Long.valueOf, and for a
+float by Double.valueOf. A value that cannot be converted ends the evaluation, even if another
+comparison would accept the message (§7).
+
+The check replaces typographic look-alikes by plain characters and continues, so that one run
+reports all of them and also the faults behind them.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from sluicemq.filter.evaluate import NUMBER_OR_NONE, constant_of, double_or_none
+from sluicemq.filter.evaluate import TRY_PARSE_NUMBER, constant_number, try_parse_double
 from sluicemq.filter.findings import (
     LOOK_ALIKE_CODE,
     LOOK_ALIKES,
     Finding,
     Rejected,
     Severity,
-    rest_warning,
+    ignored_text_warning,
     syntax_error,
 )
 from sluicemq.filter.nodes import (
     INTEGER_MAX,
+    BareProperty,
     Between,
     Equal,
     In,
@@ -40,24 +43,27 @@ from sluicemq.filter.nodes import (
     Or,
     Order,
     Property,
-    Truth,
     is_boolean,
     java_class,
     walk,
 )
 from sluicemq.filter.subscriptions import (
     SEPARATOR,
-    compile_whole,
+    compile_complete,
     is_tag_kind,
     parse_tags,
-    unknown_kind,
+    unknown_kind_error,
 )
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 
 
-class Use(NamedTuple):
-    """A property beside something: `node` is the comparison, `other` what it is compared with, in
-    `read_as` as which class. `text` and `position` are those of the other side."""
+class PropertyUse(NamedTuple):
+    """A comparison of a property.
+
+    `name` is the property, `node` the comparison, and `read_as` the Java class to which the
+    property is converted. `text` and `position` describe the operand that the property is compared
+    with, and `text` is the operator with its string for CONTAINS, STARTSWITH and ENDSWITH.
+    """
 
     name: str
     read_as: JavaClass
@@ -67,11 +73,18 @@ class Use(NamedTuple):
 
     @property
     def length(self) -> int:
+        """The number of characters to mark in the expression, at least 1."""
         return max(1, len(self.text))
 
 
 class TypeNote(NamedTuple):
-    """What a user should know of a property: as what it is read and which values are errors."""
+    """How one property is read, and which of its values are errors.
+
+    `name` is the property, `read_as` the Java class ("Integer"), `because` the comparison that
+    decides this. `accepts` describes the values that can be converted. `errors` lists examples of
+    values that are errors, and `instead` says what to write to accept fractions; both may be "".
+    The fields are the keys of the JSON output of `sluice filter check`.
+    """
 
     name: str
     read_as: str
@@ -81,11 +94,12 @@ class TypeNote(NamedTuple):
     instead: str
 
 
-# 0.0 itself is refused (spec/filter.md §6), so its neighbours stand for it.
+# RocketMQ refuses 0.0 (spec/filter.md §6), so the neighbouring floats replace it.
 _ZERO = (
     "There is no 0.0: write > 0 as >= 4.9e-324, >= 0 as > -4.9e-324, "
     "< 0 as <= -4.9e-324, <= 0 as < 4.9e-324."
 )
+# For each class, the values that can be converted, and examples of values that are errors.
 _NOTES: dict[JavaClass, tuple[str, str]] = {
     JavaClass.INTEGER: (
         "whole numbers from -2147483648 to 2147483647",
@@ -104,35 +118,40 @@ _NOTES: dict[JavaClass, tuple[str, str]] = {
 }
 
 
-def property_uses(tree: Node) -> list[Use]:
-    """Every comparison of a property, in the order of their places."""
-    found: list[Use] = []
+def find_property_uses(tree: Node) -> list[PropertyUse]:
+    """Return every comparison of a property in a tree, in the order of their positions."""
+    found: list[PropertyUse] = []
     for node in walk(tree):
         match node:
             case Equal(left=left, right=right) | Order(left=left, right=right):
-                found += (*_beside(node, left, right), *_beside(node, right, left))
+                found += (*_uses_with(node, left, right), *_uses_with(node, right, left))
             case Between(value=value, low=low, high=high):
                 for bound in (low, high):
-                    found += (*_beside(node, value, bound), *_beside(node, bound, value))
+                    found += (*_uses_with(node, value, bound), *_uses_with(node, bound, value))
             case In(operand=operand, values=values):
                 shown = f"'{values[0]}'"
-                found.append(Use(operand.name, JavaClass.STRING, node, shown, node.position))
+                found.append(
+                    PropertyUse(operand.name, JavaClass.STRING, node, shown, node.position)
+                )
             case Match(operand=Property(name=name), operator=operator, search=search):
                 shown = f"{operator} '{search}'"
-                found.append(Use(name, JavaClass.STRING, node, shown, node.position))
+                found.append(PropertyUse(name, JavaClass.STRING, node, shown, node.position))
             case _:
                 pass
     return sorted(found, key=lambda use: use.position)
 
 
 def float_fix(text: str) -> str:
-    """What to write for a whole number to compare as floats."""
+    """Return the advice how to write a whole number so that values are compared as floats."""
     digits = text.rstrip("lL")
     return _ZERO if digits.lstrip("-") == "0" else f"Write {digits}.0."
 
 
 def literal_text(node: Node) -> str:
-    """A constant as it was written, with its sign."""
+    """Return a constant as it was written, with its sign.
+
+    Return the name of a property, and "a condition" for any other node.
+    """
     if isinstance(node, Negate):
         return f"-{literal_text(node.operand)}"
     if isinstance(node, Literal):
@@ -140,135 +159,172 @@ def literal_text(node: Node) -> str:
     return node.name if isinstance(node, Property) else "a condition"
 
 
-def _beside(node: Node, subject: Node, other: Node) -> Iterator[Use]:
+def _uses_with(node: Node, subject: Node, other: Node) -> Iterator[PropertyUse]:
+    """Yield the use of `subject`, if it is a property, in its comparison with `other`."""
     if not isinstance(subject, Property):
         return
     if isinstance(other, Property):
         read_as = JavaClass.STRING if isinstance(node, Equal) else JavaClass.DOUBLE
-    elif constant_of(other) is not None or isinstance(other, Literal) or is_boolean(other):
+    elif constant_number(other) is not None or isinstance(other, Literal) or is_boolean(other):
         read_as = java_class(other)
     else:
         return
-    yield Use(subject.name, read_as, node, literal_text(other), other.position)
+    yield PropertyUse(subject.name, read_as, node, literal_text(other), other.position)
 
 
-def node_warnings(tree: Node) -> Iterator[Finding]:
-    """The warnings about single nodes."""
+def find_node_warnings(tree: Node) -> Iterator[Finding]:
+    """Yield the warnings that concern a single node of a tree."""
     nodes = list(walk(tree))
-    # What stands under a misplaced NOT has its warning already.
-    told = {id(found.operand) for node in nodes if (found := _misplaced_not(node))}
+    # The warning about a misplaced NOT covers its operand.
+    covered = {id(found.operand) for node in nodes if (found := _misplaced_not(node))}
     for node in nodes:
         for rule in _RULES:
-            if id(node) in told or not isinstance(node, rule.kind) or not rule.applies(node):
+            if id(node) in covered or not isinstance(node, rule.kind) or not rule.applies(node):
                 continue
             token = rule.token.format(n=node)
-            what, instead = rule.what.format(n=node), rule.instead.format(n=node)
-            yield _warning(rule.at(node).position, len(token), rule.code, what, instead)
+            what, fix = rule.what.format(n=node), rule.fix.format(n=node)
+            yield _warning(rule.marked(node).position, len(token), rule.code, what, fix)
 
 
 def _first_operand(node: Any) -> Node:
+    """Return the left or the only operand of a comparison."""
     found: Node = node.left if isinstance(node, Equal) else node.operand
     return found
 
 
 def _misplaced_not(node: Node) -> Not | None:
+    """Return the NOT that a comparison has as its first operand, None if it has none."""
     left = _first_operand(node) if isinstance(node, Equal | IsNull | Match) else None
     return left if isinstance(left, Not) else None
 
 
 class _Rule(NamedTuple):
-    """A warning about one node. `token` is what the carets stand under; texts may name `{n}`."""
+    """A warning about single nodes.
+
+    It concerns nodes of the type `kind` for which `applies` returns True. `token` is the text that
+    is marked, at the position of the node that `marked` returns. `token`, `what` and `fix` are
+    format strings, in which `{n}` is the node.
+    """
 
     kind: type | tuple[type, ...]
     applies: Callable[[Any], bool]
     token: str
     code: str
     what: str
-    instead: str
-    at: Callable[[Any], Node] = lambda node: node
+    fix: str
+    marked: Callable[[Any], Node] = lambda node: node
 
 
 _RULES = (
     _Rule(
-        Truth, lambda n: isinstance(n.operand, Property), "{n.operand.name}", "bare-property",
-        "The bare property {n.operand.name} is never TRUE: a property is a string.",
-        "Write {n.operand.name} = TRUE or {n.operand.name} IS NOT NULL.",
+        kind=BareProperty,
+        applies=lambda n: isinstance(n.operand, Property),
+        token="{n.operand.name}",
+        code="bare-property",
+        what="The bare property {n.operand.name} is never TRUE: a property is a string.",
+        fix="Write {n.operand.name} = TRUE or {n.operand.name} IS NOT NULL.",
     ),
     _Rule(
-        (Equal, IsNull, Match), lambda n: _misplaced_not(n) is not None, "NOT", "not-binds-tight",
-        "NOT belongs to the one word after it, not to the whole comparison.",
-        "Put the comparison in parentheses, for example NOT (a = 5).",
-        _first_operand,
+        kind=(Equal, IsNull, Match),
+        applies=lambda n: _misplaced_not(n) is not None,
+        token="NOT",
+        code="not-binds-tight",
+        what="NOT applies to the next word only, not to the whole comparison.",
+        fix="Put the comparison in parentheses, for example NOT (a = 5).",
+        marked=_first_operand,
     ),
     _Rule(
-        Equal,
-        lambda n: (
+        kind=Equal,
+        applies=lambda n: (
             is_boolean(n.left)
             and not isinstance(n.left, Not)
             and java_class(n.right) is JavaClass.STRING
         ),
-        "=", "boolean-on-left",
-        "A condition on the left of a string cannot be evaluated: no message matches.",
-        "Write it the other way: a = TRUE.",
+        token="=",
+        code="boolean-on-left",
+        what="A condition on the left of a string cannot be evaluated: no message matches.",
+        fix="Exchange the operands: a = TRUE.",
     ),
     _Rule(
-        Equal,
-        lambda n: (
+        kind=Equal,
+        applies=lambda n: (
             not isinstance(n.left, Not)
             and (is_boolean(n.left) or is_boolean(n.right))
             and (java_class(n.left).is_number or java_class(n.right).is_number)
         ),
-        "=", "boolean-and-number", "A condition never equals a number.",
-        "Write = TRUE or = FALSE.",
+        token="=",
+        code="boolean-and-number",
+        what="A condition never equals a number.",
+        fix="Write = TRUE or = FALSE.",
     ),
     _Rule(
-        (Equal, Order), lambda n: isinstance(n.left, Literal) and isinstance(n.right, Literal),
-        "=", "constant", "This compares two constants: it is the same for every message.",
-        "Compare with a property.",
+        kind=(Equal, Order),
+        applies=lambda n: isinstance(n.left, Literal) and isinstance(n.right, Literal),
+        token="=",
+        code="constant",
+        what="This compares two constants: the result is the same for every message.",
+        fix="Compare with a property.",
     ),
     _Rule(
-        Equal,
-        lambda n: n.negated and isinstance(n.left, Literal) and isinstance(n.right, Property),
-        "{n.left.text}", "constant-on-left",
-        "With the constant on the left <> matches messages without {n.right.name} too.",
-        "Write {n.right.name} <> {n.left.text}.", _first_operand,
+        kind=Equal,
+        applies=lambda n: (
+            n.negated and isinstance(n.left, Literal) and isinstance(n.right, Property)
+        ),
+        token="{n.left.text}",
+        code="constant-on-left",
+        what="With the constant on the left, <> also matches messages without {n.right.name}.",
+        fix="Write {n.right.name} <> {n.left.text}.",
+        marked=_first_operand,
     ),
     _Rule(
-        Negate, lambda n: java_class(n) is JavaClass.NULL, "-", "minus",
-        "Minus works on numbers only; of anything else the result is always null.",
-        "Write the minus before the number.",
+        kind=Negate,
+        applies=lambda n: java_class(n) is JavaClass.NULL,
+        token="-",
+        code="minus",
+        what="Minus works on numbers only; for any other operand the result is always null.",
+        fix="Write the minus before the number.",
     ),
     _Rule(
-        Literal,
-        lambda n: isinstance(n.value, int) and n.text[-1:] in ("l", "L") and n.value <= INTEGER_MAX,
-        "{n.text}", "long-suffix",
-        f"The suffix of {{n.text}} changes nothing: values above {INTEGER_MAX} do not match.",
-        "For larger values compare with a float: {n.value}.0.",
+        kind=Literal,
+        applies=lambda n: (
+            isinstance(n.value, int) and n.text[-1:] in ("l", "L") and n.value <= INTEGER_MAX
+        ),
+        token="{n.text}",
+        code="long-suffix",
+        what=f"The suffix of {{n.text}} has no effect: values above {INTEGER_MAX} do not match.",
+        fix="For larger values compare with a float: {n.value}.0.",
     ),
     _Rule(
-        Match, lambda n: not n.search, "{n.operator}", "empty-search",
-        "{n.operator} with an empty string is FALSE for every message, with NOT too.",
-        "Write a IS NOT NULL.",
+        kind=Match,
+        applies=lambda n: not n.search,
+        token="{n.operator}",
+        code="empty-search",
+        what="{n.operator} with an empty string is FALSE for every message, also with NOT.",
+        fix="Write a IS NOT NULL.",
     ),
     _Rule(
-        Property, lambda n: n.name != "TAGS" and n.name.upper() in ("TAGS", "TAG"), "{n.name}",
-        "tag-name", "A message's tag is the property TAGS; {n.name} is another property.",
-        "Write TAGS for the tag.",
+        kind=Property,
+        applies=lambda n: n.name != "TAGS" and n.name.upper() in ("TAGS", "TAG"),
+        token="{n.name}",
+        code="tag-name",
+        what="The tag of a message is the property TAGS; {n.name} is another property.",
+        fix="Write TAGS for the tag.",
     ),
-)  # fmt: skip
+)
 
 
-def _warning(position: int, length: int, code: str, what: str, instead: str) -> Finding:
-    return Finding(position, length, code, what, instead, Severity.WARNING)
+def _warning(position: int, length: int, code: str, what: str, fix: str) -> Finding:
+    return Finding(position, length, code, what, fix, Severity.WARNING)
 
 
+# The classes of numbers, from the narrowest to the widest.
 _WIDTH = [JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE]
 
 
-def mixed_warnings(tree: Node) -> Iterator[Finding]:
-    """The warnings about a property's several uses."""
-    by_name: dict[str, list[Use]] = {}
-    for use in property_uses(tree):
+def find_mixed_type_warnings(tree: Node) -> Iterator[Finding]:
+    """Yield the warnings about properties that are compared in several ways in one expression."""
+    by_name: dict[str, list[PropertyUse]] = {}
+    for use in find_property_uses(tree):
         by_name.setdefault(use.name, []).append(use)
     for uses in by_name.values():
         numbers = [use for use in uses if use.read_as in _WIDTH]
@@ -276,20 +332,20 @@ def mixed_warnings(tree: Node) -> Iterator[Finding]:
             continue
         widest = max((use.read_as for use in numbers), key=_WIDTH.index)
         other = next(use for use in numbers if use.read_as is widest)
-        lost = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
+        failing_value = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
         for use in uses:
             text = use.text[1:-1]
             is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
             if use in numbers and use.read_as is not widest:
                 # `price > 30 AND price < 99.5`: 30.5 is an error for the first.
                 what = (
-                    f"{use.name} is read as {use.read_as.value} beside {use.text} and as"
-                    f" {widest.value} beside {other.text}: a value such as {lost} is an error for"
-                    " the first, and the message does not match."
+                    f"{use.name} is read as {use.read_as.value} for {use.text} and as"
+                    f" {widest.value} for {other.text}: a value such as {failing_value} is an"
+                    " error in the first comparison, and the message does not match."
                 )
-                fix = f"{float_fix(use.text)} A float takes whole numbers too."
+                fix = f"{float_fix(use.text)} A float accepts whole numbers too."
                 yield _warning(use.position, use.length, "mixed-numbers", what, fix)
-            elif is_text and use.text[:1] == "'" and double_or_none(text) is not None:
+            elif is_text and use.text[:1] == "'" and try_parse_double(text) is not None:
                 # `a = '5' OR a > 7`: the first compares characters.
                 what = (
                     f"{use.text} is a string: {use.name} is compared with it character by character"
@@ -299,14 +355,19 @@ def mixed_warnings(tree: Node) -> Iterator[Finding]:
                 yield _warning(use.position, use.length, "number-in-quotes", what, fix)
     for node in walk(tree):
         if isinstance(node, Or):
-            yield from _text_behind_number(node)
+            yield from _unreachable_strings(node)
 
 
-def _text_behind_number(node: Or) -> Iterator[Finding]:
-    """`a > 5 OR a = 'n/a'`: 'n/a' ends the evaluation in the first part."""
-    numbers: dict[str, Use] = {}
+def _unreachable_strings(node: Or) -> Iterator[Finding]:
+    """Yield a warning for each string of an OR that an earlier number comparison cannot convert.
+
+    In `a > 5 OR a = 'n/a'`, the value 'n/a' ends the evaluation with an error in the first part.
+    """
+    numbers: dict[str, PropertyUse] = {}  # for each property, its first comparison with a number
     for part in node.parts:
-        wanted: list[tuple[str, str, int]] = []  # strings that it would accept for a property
+        wanted: list[
+            tuple[str, str, int]
+        ] = []  # (property, string that the part accepts, position)
         match part:
             case Equal(left=Property(name=name), right=Literal(value=str(text)) as right):
                 wanted += [] if part.negated else [(name, text, right.position)]
@@ -316,56 +377,67 @@ def _text_behind_number(node: Or) -> Iterator[Finding]:
                 pass
         for name, text, position in wanted:
             use = numbers.get(name)
-            if use is not None and NUMBER_OR_NONE[use.read_as](text) is None:
+            if use is not None and TRY_PARSE_NUMBER[use.read_as](text) is None:
                 what = (
                     f"{name} = '{text}' is never reached: the comparison of {name} with "
-                    f"{use.text} stands before it, and '{text}' is an error there."
+                    f"{use.text} comes before it, and '{text}' is an error there."
                 )
                 fix = f"Put {name} = '{text}' first; OR ends at the first TRUE."
                 yield _warning(position, len(text) + 2, "string-behind-number", what, fix)
-        for use in property_uses(part):
+        for use in find_property_uses(part):
             if use.read_as in _WIDTH:
                 numbers.setdefault(use.name, use)
 
 
 FINDINGS_MAX = 50
+"""The maximum number of findings about look-alikes that one check reports."""
 
 
-def check(text: str) -> list[Finding]:
-    """All findings about a SQL92 expression, in the order of their places; [] when it is fine."""
+def check_sql92(text: str) -> list[Finding]:
+    """Return all findings about a SQL92 expression, in the order of their positions.
+
+    The list is empty if the expression has no errors and nothing to warn of.
+    """
     findings: list[Finding] = []
     while len(findings) < FINDINGS_MAX:
         try:
-            tree, rest = _parse(text)
+            tree, ignored_start = _parse(text)
         except Rejected as rejected:
             found = rejected.finding
             findings.append(found)
             if found.code != LOOK_ALIKE_CODE:
                 break
-            # Only the marks at the ends: a quoted text keeps what stands between its quotes.
-            marks = list(text)
-            for at in (found.position, found.position + found.length - 1):
-                marks[at] = marks[at].translate(LOOK_ALIKES)
-            text = "".join(marks)
+            # Replace only the first and the last marked character: they are the quotes of a string,
+            # whose content stays as it is.
+            characters = list(text)
+            for index in (found.position, found.position + found.length - 1):
+                characters[index] = characters[index].translate(LOOK_ALIKES)
+            text = "".join(characters)
             continue
-        findings += node_warnings(tree)
-        findings += mixed_warnings(tree)
-        if rest is not None:
-            # The last bare property is what remains of a condition that RocketMQ could not read on.
-            read = len(text[:rest].rstrip())
+        findings += find_node_warnings(tree)
+        findings += find_mixed_type_warnings(tree)
+        if ignored_start is not None:
+            # A bare property at the end is what remains of a condition that RocketMQ did not read
+            # completely. The warning about the ignored text covers it.
+            read_end = len(text[:ignored_start].rstrip())
             findings = [
-                one for one in findings
-                if one.code != "bare-property" or one.position + one.length < read
-            ] + [rest_warning(text, rest)]  # fmt: skip
+                finding
+                for finding in findings
+                if finding.code != "bare-property" or finding.position + finding.length < read_end
+            ]
+            findings.append(ignored_text_warning(text, ignored_start))
         break
     return sorted(findings, key=lambda finding: finding.position)
 
 
-def check_types(text: str) -> tuple[TypeNote, ...]:
-    """As what each property of a SQL92 expression is read: a note for each property and class, in
-    the order of their places; () when it does not compile."""
+def describe_types(text: str) -> tuple[TypeNote, ...]:
+    """Return a note for each property of a SQL92 expression and each class that it is read as.
+
+    The notes are in the order of their positions. The tuple is empty if the expression does not
+    compile.
+    """
     try:
-        uses = property_uses(_parse(text)[0])
+        uses = find_property_uses(_parse(text)[0])
     except Rejected:
         return ()
     notes: dict[tuple[str, JavaClass], TypeNote] = {}
@@ -383,44 +455,48 @@ def check_types(text: str) -> tuple[TypeNote, ...]:
 
 
 def check_tags(expression: str | None) -> list[Finding]:
-    """Warnings about a tag expression. Raises FilterSyntaxError when it does not parse."""
+    """Return the warnings about a tag expression; None or "" means all messages.
+
+    Raises FilterSyntaxError if the expression cannot be parsed.
+    """
     text, tags, _ = parse_tags(expression)
     if text == ALL:
         return []
     if not tags:
-        what = "There is no tag in it: it matches no message."
+        what = "The expression contains no tag: it matches no message."
         return [_warning(0, len(text), "no-tag", what, "Write TagA || TagB, or *.")]
     findings = []
     if ALL in tags:
-        what = "Among other tags * is a tag of that name; it does not mean everything."
+        what = "Among other tags, * is a tag of that name; it does not match all messages."
         findings.append(_warning(text.index(ALL), 1, "star-tag", what, "Write * alone."))
     for tag in sorted(tags):
         if "|" in tag:
-            what = f"A single | belongs to the tag: {tag!r} is one tag."
+            what = f"A single | is part of the tag: {tag!r} is one tag."
             fix = f"Tags are separated by {SEPARATOR}."
             findings.append(_warning(text.index(tag), len(tag), "single-bar", what, fix))
     return findings
 
 
 def check_subscription(subscription: Subscription) -> list[Finding]:
-    """At consumer start: the warnings of a subscription's expression.
+    """Return the warnings about the expression of a subscription. Clients call it at start.
 
-    Raises FilterSyntaxError, with place and cure, when the expression has errors or goes on with
-    text that RocketMQ ignores.
+    Raises FilterSyntaxError, with the position and the fix, if the expression has errors or
+    continues with text that RocketMQ ignores, or if the kind of the subscription is unknown.
     """
     if is_tag_kind(subscription.kind):
         return check_tags(subscription.expression)
     if subscription.kind != SQL92:
-        raise unknown_kind(subscription.kind)
-    findings = check(subscription.expression)
+        raise unknown_kind_error(subscription.kind)
+    findings = check_sql92(subscription.expression)
     for finding in findings:
         if finding.is_error:
             raise syntax_error(subscription.expression, finding)
-    compile_whole(subscription.expression)
+    compile_complete(subscription.expression)
     return findings
 
 
 def _parse(text: str) -> tuple[Node, int | None]:
-    from sluicemq.filter.syntax import parse  # noqa: PLC0415 - lark: only SQL92 users pay for it
+    """Return the tree of an expression and the index of the ignored text, as `syntax.parse`."""
+    from sluicemq.filter.syntax import parse  # noqa: PLC0415 - only users of SQL92 need lark
 
     return parse(text)

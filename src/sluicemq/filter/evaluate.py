@@ -1,18 +1,20 @@
-"""The scalar engine: a tree becomes nested closures over one message's properties.
+"""The scalar engine of SQL92: it compiles a tree to closures that evaluate one message.
 
-Three values: True, False and None for null. The classes of all operands are known from the tree
-(`nodes.java_class`), so each comparison is compiled to the one conversion it needs; the shapes that
-real filters consist of (property against a constant) have closures of their own.
+A condition evaluates to True, False or None, which stands for null. The Java classes of all
+operands are known from the tree (`nodes.java_class`), so each comparison is compiled to the one
+conversion that it needs. A property that is compared with a constant, the usual form of a filter,
+has specialised closures.
 
-Strings and numbers are exactly as Java sees them. A property is a string; RocketMQ turns it into
-the class of what it is compared with by Integer.valueOf, Long.valueOf, Double.valueOf or
-Boolean.valueOf (spec/filter.md §7), and the syntax those accept is not Python's: no blanks and no
-underscores in whole numbers but any Unicode decimal digit of one UTF-16 unit; in floats blanks
-around, `5d`, `0x1p3`, `NaN`, but ASCII digits.
+Strings and numbers behave exactly as in Java. RocketMQ converts a property, which is a string, to
+the class of the other operand by Integer.valueOf, Long.valueOf, Double.valueOf or Boolean.valueOf
+(spec/filter.md §7). Their syntax differs from Python's. Whole numbers may contain any Unicode
+decimal digit of one UTF-16 unit, but no spaces and no underscores. Floats may have spaces around
+them and may be written `5d`, `0x1p3` or `NaN`, but only with ASCII digits.
 
-An error of conversion ends the whole evaluation: it is raised, never turned into null, and only
-parts that are reached can raise. The functions named `..._of` raise FilterEvaluationError with the
-property's name and value, `..._or_none` are for whole columns.
+A value that cannot be converted ends the whole evaluation with FilterEvaluationError; it never
+becomes null. Only operands that are reached can raise it. The functions `parse_…` raise the error
+with the property's name and value. The functions `try_parse_…` return None instead; the block
+engine uses them.
 """
 
 import operator
@@ -24,9 +26,10 @@ from typing import Any, TypeAlias, cast
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.nodes import (
-    BLANKS,
     INTEGER_MAX,
+    JAVA_TRIM_CHARACTERS,
     And,
+    BareProperty,
     Between,
     Equal,
     In,
@@ -40,23 +43,29 @@ from sluicemq.filter.nodes import (
     Or,
     Order,
     Property,
-    Truth,
     java_class,
 )
 from sluicemq.numbers import LONG_MAX
 
 
 def has_surrogate(text: str) -> bool:
-    """Does it hold half a character (possible in Java strings and in JSON, not in UTF-8)?"""
+    """Return whether a text contains a surrogate, which is half of a character.
+
+    Java strings and JSON can contain a single surrogate, UTF-8 cannot.
+    """
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def utf16_units(text: str) -> str:
-    """One character a UTF-16 unit: what lies above U+FFFF becomes its two surrogates."""
+def to_utf16_units(text: str) -> str:
+    """Return a text with one character for each UTF-16 unit.
+
+    A character above U+FFFF becomes its two surrogates.
+    """
     data = text.encode("utf-16-be", "surrogatepass")
     return "".join(chr(data[at] << 8 | data[at + 1]) for at in range(0, len(data), 2))
 
 
+# What Double.valueOf accepts, without the spaces around it.
 _FLOAT = re.compile(
     r"""(?P<sign>[+-]?)(?:
         (?P<name>NaN|Infinity)
@@ -68,53 +77,67 @@ _FLOAT = re.compile(
 )
 
 
-def integer_of(text: str, name: str) -> int:
-    """Integer.valueOf: 32 bits."""
-    # Hot: the plain case first. Nine digits always fit.
+def parse_integer(text: str, name: str) -> int:
+    """Return a text as a whole number of 32 bits, as Java's Integer.valueOf.
+
+    `name` is the property that has the value, "" if the value is a literal. Raises
+    FilterEvaluationError if the text is not such a number.
+    """
+    # This is called for every message, so the plain case comes first. Nine digits always fit.
     if len(text) < 10 and text.isdigit() and text.isascii():
         return int(text)
-    value = integer_or_none(text)
+    value = try_parse_integer(text)
     if value is None:
-        raise _not_a("whole number of 32 bits (Integer)", text, name)
+        raise _conversion_error("whole number of 32 bits (Integer)", text, name)
     return value
 
 
-def long_of(text: str, name: str) -> int:
-    """Long.valueOf: 64 bits."""
+def parse_long(text: str, name: str) -> int:
+    """Return a text as a whole number of 64 bits, as Java's Long.valueOf.
+
+    `name` is the property that has the value, "" if the value is a literal. Raises
+    FilterEvaluationError if the text is not such a number.
+    """
     if len(text) < 19 and text.isdigit() and text.isascii():
         return int(text)
-    value = long_or_none(text)
+    value = try_parse_long(text)
     if value is None:
-        raise _not_a("whole number of 64 bits (Long)", text, name)
+        raise _conversion_error("whole number of 64 bits (Long)", text, name)
     return value
 
 
-def double_of(text: str, name: str) -> float:
-    """Double.valueOf: decimal, hexadecimal, NaN, Infinity; too large becomes Infinity."""
-    value = double_or_none(text)
+def parse_double(text: str, name: str) -> float:
+    """Return a text as a float, as Java's Double.valueOf.
+
+    The text may be decimal or hexadecimal, NaN or Infinity. A number that is too large becomes
+    Infinity. `name` is the property that has the value, "" if the value is a literal. Raises
+    FilterEvaluationError if the text is not a number.
+    """
+    value = try_parse_double(text)
     if value is None:
-        raise _not_a("number (Double)", text, name)
+        raise _conversion_error("number (Double)", text, name)
     return value
 
 
-def integer_or_none(text: str) -> int | None:
-    """Integer.valueOf, None where it throws."""
+def try_parse_integer(text: str) -> int | None:
+    """Return a text as a whole number of 32 bits, None where Integer.valueOf throws."""
     value = _whole_number(text)
     return value if value is None or -INTEGER_MAX - 1 <= value <= INTEGER_MAX else None
 
 
-def long_or_none(text: str) -> int | None:
-    """Long.valueOf, None where it throws."""
+def try_parse_long(text: str) -> int | None:
+    """Return a text as a whole number of 64 bits, None where Long.valueOf throws."""
     value = _whole_number(text)
     return value if value is None or -LONG_MAX - 1 <= value <= LONG_MAX else None
 
 
-def double_or_none(text: str) -> float | None:
-    """Double.valueOf, None where it throws."""
-    # Hot: digits with a dot or without, which Java and Python read alike.
+def try_parse_double(text: str) -> float | None:
+    """Return a text as a float, None where Double.valueOf throws."""
+    # This is called for every message, so the plain case comes first: Java and Python read ASCII
+    # digits with or without a dot alike.
     if text.isascii() and text.replace(".", "", 1).isdigit():
         return float(text)
-    found = _FLOAT.fullmatch(text.strip(BLANKS))
+    found = _FLOAT.fullmatch(text.strip(JAVA_TRIM_CHARACTERS))
     if found is None:
         return None
     if name := found["name"]:
@@ -129,18 +152,21 @@ def double_or_none(text: str) -> float | None:
     return -size if found["sign"] == "-" else size
 
 
-def boolean_of(text: str) -> bool:
-    """Boolean.valueOf: "true" in any case, everything else is FALSE."""
+def parse_boolean(text: str) -> bool:
+    """Return whether a text is "true" in any case, as Java's Boolean.valueOf."""
     return text.lower() == "true"
 
 
 def compare_whole_numbers(left: int, right: int) -> int:
-    """Integer.compareTo, Long.compareTo."""
+    """Return -1, 0 or 1 for less, equal or greater, as Java's Integer.compareTo."""
     return (left > right) - (left < right)
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """Double.compareTo: NaN is the greatest and equals itself, -0.0 is below 0.0."""
+    """Return a number below, equal to or above 0 for less, equal or greater, as Double.compareTo.
+
+    NaN equals itself and is greater than every other number. -0.0 is less than 0.0.
+    """
     if left < right:
         return -1
     if left > right:
@@ -151,18 +177,21 @@ def compare_doubles(left: float, right: float) -> int:
 
 
 def _rank(value: float) -> int:
-    """Orders what `<` and `>` cannot: -0.0, then 0.0 and all numbers, then NaN."""
+    """Return 0 for -0.0, 1 for other numbers, 2 for NaN: `<` and `>` do not order these."""
     if value != value:  # noqa: PLR0124 - NaN is the one number that differs from itself
         return 2
     return 0 if value == 0 and copysign(1, value) < 0 else 1
 
 
 def _whole_number(text: str) -> int | None:
+    """Return a text as a whole number of up to 20 significant digits, None if it is not one."""
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # isdecimal() is Java's Character.digit, but Java looks at UTF-16 units: no digit above U+FFFF.
+    # isdecimal() accepts what Character.digit of Java accepts. But Java examines UTF-16 units, so
+    # it accepts no digit above U+FFFF.
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None
-    if len(digits) > 20:  # leading zeros are fine at any length; Python refuses above 4,300 digits
+    # Java accepts any number of leading zeros. Python's int() refuses more than 4,300 digits.
+    if len(digits) > 20:
         if any(map(int, digits[:-20])):
             return None
         digits = digits[-20:]
@@ -170,105 +199,116 @@ def _whole_number(text: str) -> int | None:
     return -value if text[0] == "-" else value
 
 
-def _not_a(wanted: str, text: str, name: str) -> FilterEvaluationError:
+def _conversion_error(description: str, text: str, name: str) -> FilterEvaluationError:
+    """Return the error for a value of property `name` that is not a `description`."""
     shown = text if len(text) <= 60 else text[:57] + "..."
     owner = f"property {name} is" if name else "the string is"
     return FilterEvaluationError(
-        f"{owner} {shown!r}, which is no {wanted}.",
-        reason=f"{name or 'a string'} is no {wanted}",
+        f"{owner} {shown!r}, which is not a {description}.",
+        reason=f"{name or 'a string'} is not a {description}",
     )
 
 
 Properties: TypeAlias = Mapping[str, str]
-Verdict: TypeAlias = Callable[[Properties], bool | None]
-Value: TypeAlias = Callable[[Properties], Any]  # str, int, float, bool or None
+ConditionFunction: TypeAlias = Callable[[Properties], bool | None]
+"""A compiled condition: returns True, False or None (null), or raises FilterEvaluationError."""
+ValueFunction: TypeAlias = Callable[[Properties], Any]
+"""A compiled node: returns a str, int, float, bool or None, or raises FilterEvaluationError."""
 
-NUMBER_OR_NONE: dict[JavaClass, Callable[[str], Any]] = {
-    JavaClass.INTEGER: integer_or_none,
-    JavaClass.LONG: long_or_none,
-    JavaClass.DOUBLE: double_or_none,
+TRY_PARSE_NUMBER: dict[JavaClass, Callable[[str], Any]] = {
+    JavaClass.INTEGER: try_parse_integer,
+    JavaClass.LONG: try_parse_long,
+    JavaClass.DOUBLE: try_parse_double,
 }
-"""valueOf of a class of numbers, None where it throws."""
-_NUMBER_OF: dict[JavaClass, Callable[[str, str], Any]] = {
-    JavaClass.INTEGER: integer_of,
-    JavaClass.LONG: long_of,
-    JavaClass.DOUBLE: double_of,
+"""For each class of numbers, the function that converts a text, or returns None."""
+_PARSE_NUMBER: dict[JavaClass, Callable[[str, str], Any]] = {
+    JavaClass.INTEGER: parse_integer,
+    JavaClass.LONG: parse_long,
+    JavaClass.DOUBLE: parse_double,
 }
-# With the sign of a comparison (-1, 0, 1): does the operator hold?
-_HOLDS: dict[str, Callable[[int, int], bool]] = {
+# For each operator, the test of a comparison's sign (-1, 0 or 1) against 0.
+_SIGN_TESTS: dict[str, Callable[[int, int], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "<": operator.lt,
     "<=": operator.le,
 }
-# A comparison whose sides are exchanged.
-MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
+MIRRORED_OPERATORS = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
+"""For each operator, the operator with the same meaning when its operands are exchanged."""
 
 
 @singledispatch
-def compile_value(node: Node) -> Value:
-    """The closure of any node, of a condition its verdict. It raises FilterEvaluationError when it
-    is called on a value that cannot be converted."""
+def compile_node(node: Node) -> ValueFunction:
+    """Compile a node to a function from the properties of a message to the node's value.
+
+    The function of a condition is a `ConditionFunction`. It raises FilterEvaluationError if it
+    reaches a value that cannot be converted.
+    """
     raise TypeError(node)
 
 
-def constant_of(node: Node) -> int | float | None:
-    """The number that a node always is (a literal, negated or not); None when it is no number."""
+def constant_number(node: Node) -> int | float | None:
+    """Return the number that a node is in every message: a literal number, negated or not.
+
+    Return None for every other node.
+    """
     if isinstance(node, Negate):
-        inner = constant_of(node.operand)
+        inner = constant_number(node.operand)
         return None if inner is None else -inner
     if isinstance(node, Literal) and java_class(node).is_number:
         return node.value  # type: ignore[return-value]
     return None
 
 
-@compile_value.register
-def _(node: Property) -> Value:
+@compile_node.register
+def _(node: Property) -> ValueFunction:
     name = node.name
     return lambda properties: properties.get(name)
 
 
-@compile_value.register
-def _(node: Literal) -> Value:
+@compile_node.register
+def _(node: Literal) -> ValueFunction:
     value = node.value
     return lambda properties: value
 
 
-@compile_value.register
-def _(node: Negate) -> Value:
-    constant = constant_of(node)
+@compile_node.register
+def _(node: Negate) -> ValueFunction:
+    constant = constant_number(node)
     if constant is not None:
         return lambda properties: constant
-    operand = compile_value(node.operand)
+    operand = compile_node(node.operand)
 
     def null(properties: Properties) -> None:
-        operand(properties)  # its errors count
+        operand(properties)  # an error of the operand is an error of the node
 
     return null
 
 
-@compile_value.register
-def _(node: Truth) -> Verdict:
-    operand = compile_value(node.operand)
+@compile_node.register
+def _(node: BareProperty) -> ConditionFunction:
+    operand = compile_node(node.operand)
     return lambda properties: None if operand(properties) is None else False
 
 
-@compile_value.register
-def _(node: Not) -> Verdict:
-    return _negated(compile_value(node.operand))
+@compile_node.register
+def _(node: Not) -> ConditionFunction:
+    return _negate(compile_node(node.operand))
 
 
-def _negated(verdict: Verdict) -> Verdict:
+def _negate(condition: ConditionFunction) -> ConditionFunction:
+    """Return the NOT of a condition."""
+
     def negated(properties: Properties) -> bool | None:
-        result = verdict(properties)
+        result = condition(properties)
         return None if result is None else not result
 
     return negated
 
 
-@compile_value.register
-def _(node: And) -> Verdict:
-    parts = tuple(map(compile_value, node.parts))
+@compile_node.register
+def _(node: And) -> ConditionFunction:
+    parts = tuple(map(compile_node, node.parts))
     left, right = parts[0], parts[-1]
 
     def both(properties: Properties) -> bool | None:
@@ -291,9 +331,9 @@ def _(node: And) -> Verdict:
     return both if len(parts) == 2 else every
 
 
-@compile_value.register
-def _(node: Or) -> Verdict:
-    parts = tuple(map(compile_value, node.parts))
+@compile_node.register
+def _(node: Or) -> ConditionFunction:
+    parts = tuple(map(compile_node, node.parts))
 
     def some(properties: Properties) -> bool | None:
         result: bool | None = False
@@ -308,11 +348,11 @@ def _(node: Or) -> Verdict:
     return some
 
 
-@compile_value.register
-def _(node: Equal) -> Verdict:
+@compile_node.register
+def _(node: Equal) -> ConditionFunction:
     left, right = node.left, node.right
-    wanted = constant_of(right)
-    verdict: Verdict
+    number = constant_number(right)
+    condition: ConditionFunction
     if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
         name, text = left.name, right.value
 
@@ -320,131 +360,158 @@ def _(node: Equal) -> Verdict:
             found = properties.get(name)
             return None if found is None else found == text
 
-        verdict = equal
-    elif isinstance(left, Property) and wanted is not None:
-        # Constants are never NaN or zero as floats: Python's == is Double.compareTo == 0.
-        verdict = _number_test(left.name, java_class(right), lambda number: number == wanted)
+        condition = equal
+    elif isinstance(left, Property) and number is not None:
+        # A constant is never NaN and never 0.0, so == of Python agrees with Double.compareTo.
+        condition = _number_test(left.name, java_class(right), lambda value: value == number)
     else:
-        verdict = _equal_in_general(left, right)
-    return _negated(verdict) if node.negated else verdict
+        condition = _general_equal(left, right)
+    return _negate(condition) if node.negated else condition
 
 
-def _number_test(name: str, wanted: JavaClass, test: Callable[[Any], bool]) -> Verdict:
-    """A test of a property as a number of a class: null when absent."""
-    number_of = _NUMBER_OF[wanted]
+def _number_test(
+    name: str, number_class: JavaClass, test: Callable[[Any], bool]
+) -> ConditionFunction:
+    """Return a condition that tests a property as a number of class `number_class`.
 
-    def verdict(properties: Properties) -> bool | None:
+    The condition is null if the message does not have the property.
+    """
+    parse_number = _PARSE_NUMBER[number_class]
+
+    def condition(properties: Properties) -> bool | None:
         text = properties.get(name)
-        return None if text is None else test(number_of(text, name))
+        return None if text is None else test(parse_number(text, name))
 
-    return verdict
+    return condition
 
 
-def _equal_in_general(left_node: Node, right_node: Node) -> Verdict:
-    left, right = compile_value(left_node), compile_value(right_node)
-    classes = java_class(left_node), java_class(right_node)
-    same: Callable[[Any, Any], bool]
-    if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
-        same = operator.eq
-    elif classes == (JavaClass.STRING, JavaClass.BOOLEAN):
-        same = lambda text, flag: boolean_of(text) == flag  # noqa: E731
-    elif classes == (JavaClass.BOOLEAN, JavaClass.STRING):
-        same = _class_cast
-    elif JavaClass.BOOLEAN in classes:
-        same = lambda one, other: False  # noqa: E731 - Boolean and number: never equal
-    else:
-        compare = _comparison(left_node, right_node)
-        same = lambda one, other: compare(one, other) == 0  # noqa: E731
+def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
+    """Return the condition `left = right` for operands of any classes.
+
+    If the left operand is null, the result is TRUE if the right one is null too, else null. If only
+    the right operand is null, the result is FALSE.
+    """
+    left, right = compile_node(left_node), compile_node(right_node)
+    are_equal = _equality_test(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
         first, second = left(properties), right(properties)
         if first is None:
             return True if second is None else None
-        return False if second is None else same(first, second)
+        return False if second is None else are_equal(first, second)
 
     return equal
 
 
-def _class_cast(flag: bool, text: str) -> bool:
+def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
+    """Return a function that says whether two values of these operands are equal.
+
+    The values must not be null. The function raises FilterEvaluationError if a value cannot be
+    converted.
+    """
+    classes = java_class(left), java_class(right)
+    if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
+        return operator.eq
+    if classes == (JavaClass.STRING, JavaClass.BOOLEAN):
+        return lambda text, flag: parse_boolean(text) == flag
+    if classes == (JavaClass.BOOLEAN, JavaClass.STRING):
+        return _raise_class_cast
+    if JavaClass.BOOLEAN in classes:
+        return lambda one, other: False  # a Boolean never equals a number
+    compare = _comparison(left, right)
+    return lambda one, other: compare(one, other) == 0
+
+
+def _raise_class_cast(flag: bool, text: str) -> bool:
+    """Raise FilterEvaluationError for a Boolean on the left of a string: RocketMQ fails there."""
     raise FilterEvaluationError(
         f"a condition on the left cannot be compared with the string {text!r}.",
         fix="Put the property on the left: a = TRUE.",
-        reason="a condition stands on the left of a string",
+        reason="a condition is on the left of a string",
     )
 
 
-@compile_value.register
-def _(node: Order) -> Verdict:
-    if isinstance(node.left, Property) and constant_of(node.right) is not None:
+@compile_node.register
+def _(node: Order) -> ConditionFunction:
+    if isinstance(node.left, Property) and constant_number(node.right) is not None:
         return _order_to_number(node.left, node.operator, node.right)
-    if isinstance(node.right, Property) and constant_of(node.left) is not None:
-        return _order_to_number(node.right, MIRRORED[node.operator], node.left)
-    left, right = compile_value(node.left), compile_value(node.right)
-    compare, holds = _comparison(node.left, node.right), _HOLDS[node.operator]
+    if isinstance(node.right, Property) and constant_number(node.left) is not None:
+        return _order_to_number(node.right, MIRRORED_OPERATORS[node.operator], node.left)
+    left, right = compile_node(node.left), compile_node(node.right)
+    compare, is_true = _comparison(node.left, node.right), _SIGN_TESTS[node.operator]
 
     def order(properties: Properties) -> bool | None:
         first, second = left(properties), right(properties)
         if first is None or second is None:
             return None
-        return holds(compare(first, second), 0)
+        return is_true(compare(first, second), 0)
 
     return order
 
 
-def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> Verdict:
-    bound, wanted = constant_of(bound_node), java_class(bound_node)
-    # Only NaN differs from Python: greater than every constant.
+def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> ConditionFunction:
+    """Return the condition that compares a property with a constant number."""
+    bound, number_class = constant_number(bound_node), java_class(bound_node)
+    # Java differs from Python only for NaN, which is greater than every constant.
     tests: dict[str, Callable[[Any], bool]] = {
         ">": lambda number: not number <= bound,
         ">=": lambda number: not number < bound,
         "<": lambda number: number < bound,
         "<=": lambda number: number <= bound,
     }
-    return _number_test(subject.name, wanted, tests[symbol])
+    return _number_test(subject.name, number_class, tests[symbol])
 
 
 def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
-    """compareTo of two present values, none of them Boolean, after RocketMQ's conversions."""
+    """Return a function that compares two values, with the sign of Java's compareTo.
+
+    The function converts the values first, as RocketMQ does. They must not be null or Boolean.
+    """
     first, second = java_class(left), java_class(right)
-    # A string goes to the number's class, two strings to Double, numbers to the wider class.
+    # A string is converted to the class of the number, two strings to Double, and two numbers to
+    # the wider class.
     classes = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
-    wanted = next((one for one in classes if one in (first, second)), JavaClass.DOUBLE)
-    from_left = _conversion(left, first, wanted)
-    from_right = _conversion(right, second, wanted)
-    sign = compare_doubles if wanted is JavaClass.DOUBLE else compare_whole_numbers
+    target = next((one for one in classes if one in (first, second)), JavaClass.DOUBLE)
+    from_left = _conversion(left, first, target)
+    from_right = _conversion(right, second, target)
+    sign = compare_doubles if target is JavaClass.DOUBLE else compare_whole_numbers
     return lambda one, other: sign(from_left(one), from_right(other))
 
 
-def _conversion(node: Node, have: JavaClass, wanted: JavaClass) -> Callable[[Any], Any]:
-    if have is JavaClass.STRING:
-        number_of, name = _NUMBER_OF[wanted], node.name if isinstance(node, Property) else ""
-        return lambda text: number_of(text, name)
-    return float if wanted is JavaClass.DOUBLE else int
+def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[Any], Any]:
+    """Return the function that converts a value of `node` from class `source` to class `target`."""
+    if source is JavaClass.STRING:
+        parse_number, name = _PARSE_NUMBER[target], node.name if isinstance(node, Property) else ""
+        return lambda text: parse_number(text, name)
+    return float if target is JavaClass.DOUBLE else int
 
 
-@compile_value.register
-def _(node: Between) -> Verdict:
-    wanted, is_outside = java_class(node.low), node.negated
-    low, high = constant_of(node.low), constant_of(node.high)
-    is_plain = isinstance(node.value, Property) and java_class(node.high) is wanted
+@compile_node.register
+def _(node: Between) -> ConditionFunction:
+    number_class, is_outside = java_class(node.low), node.negated
+    low, high = constant_number(node.low), constant_number(node.high)
+    is_plain = isinstance(node.value, Property) and java_class(node.high) is number_class
     if low is None or high is None or not is_plain:
-        return compile_value(between_as_orders(node))
+        return compile_node(expand_between(node))
     name = cast("Property", node.value).name
     if is_outside:
-        return _number_test(name, wanted, lambda number: number < low or not number <= high)
-    return _number_test(name, wanted, lambda number: low <= number <= high)
+        return _number_test(name, number_class, lambda number: number < low or not number <= high)
+    return _number_test(name, number_class, lambda number: low <= number <= high)
 
 
-def between_as_orders(node: Between) -> Node:
-    """By its definition: each bound compares in its own class."""
-    value, where = node.value, node.position
+def expand_between(node: Between) -> Node:
+    """Return the two comparisons that a BETWEEN consists of, joined by AND, or OR if it is negated.
+
+    Each comparison converts the value to the class of its own bound.
+    """
+    value, position = node.value, node.position
     if node.negated:
-        return Or((Order("<", value, node.low, where), Order(">", value, node.high, where)))
-    return And((Order(">=", value, node.low, where), Order("<=", value, node.high, where)))
+        return Or((Order("<", value, node.low, position), Order(">", value, node.high, position)))
+    return And((Order(">=", value, node.low, position), Order("<=", value, node.high, position)))
 
 
-@compile_value.register
-def _(node: In) -> Verdict:
+@compile_node.register
+def _(node: In) -> ConditionFunction:
     name, values, negated = node.operand.name, frozenset(node.values), node.negated
 
     def contained(properties: Properties) -> bool | None:
@@ -454,20 +521,26 @@ def _(node: In) -> Verdict:
     return contained
 
 
-@compile_value.register
-def _(node: Match) -> Verdict:
-    operand, negated = compile_value(node.operand), node.negated
+@compile_node.register
+def _(node: Match) -> ConditionFunction:
+    operand, negated = compile_node(node.operand), node.negated
     if not (search := node.search):
         return lambda properties: False
-    plain = found = _SEARCHES[node.operator]
-    if has_surrogate(search):  # half a character: only Java's UTF-16 view can contain it
-        found = lambda text, wanted: plain(utf16_units(text), wanted)  # noqa: E731
+    is_found = _SEARCHES[node.operator]
+    # Java compares UTF-16 units, and only they can contain half of a character.
+    if has_surrogate(search):
+        is_found = _search_in_utf16_units(is_found)
 
     def match(properties: Properties) -> bool:
         text = operand(properties)
-        return found(text, search) is not negated if isinstance(text, str) else False
+        return is_found(text, search) is not negated if isinstance(text, str) else False
 
     return match
+
+
+def _search_in_utf16_units(is_found: Callable[[str, str], bool]) -> Callable[[str, str], bool]:
+    """Return a search in the UTF-16 units of a text instead of its characters."""
+    return lambda text, search: is_found(to_utf16_units(text), search)
 
 
 _SEARCHES: dict[str, Callable[[str, str], bool]] = {
@@ -477,7 +550,7 @@ _SEARCHES: dict[str, Callable[[str, str], bool]] = {
 }
 
 
-@compile_value.register
-def _(node: IsNull) -> Verdict:
-    operand, negated = compile_value(node.operand), node.negated
+@compile_node.register
+def _(node: IsNull) -> ConditionFunction:
+    operand, negated = compile_node(node.operand), node.negated
     return lambda properties: (operand(properties) is None) is not negated

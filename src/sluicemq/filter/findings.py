@@ -1,11 +1,13 @@
-"""What is wrong or surprising about an expression, where, and what to write instead.
+"""Findings: the errors and warnings of an expression, with their position and fix.
 
-A finding points at characters of the expression and says what they mean to RocketMQ. An error does
-not compile; a warning compiles, and does something else than it seems to.
+A finding marks characters of an expression and says what they mean to RocketMQ. An expression with
+an error does not compile. An expression with a warning compiles, but does something other than it
+seems to.
 
-A text fails in two ways: a character begins no token, or a token cannot stand where it stands. The
-first is mostly a habit of another language (`!=`, `&&`, `"x"`) or a character copied from an
-article: ‘ ’ “ ” and the full-width （ ） ， ＝ of Chinese typesetting.
+Compilation can fail in two ways: a character begins no token (`lexical_finding`), or a token cannot
+follow the tokens before it (`parse_finding`). The cause of the first is mostly a habit from another
+language (`!=`, `&&`, `"x"`), or a character that was copied from an article: ‘ ’ “ ” and the
+full-width （ ） ， ＝ of Chinese typesetting.
 """
 
 import re
@@ -17,14 +19,17 @@ from unicodedata import east_asian_width
 from sluicemq.errors import FilterSyntaxError
 
 LINE_LENGTH_MAX = 100
+"""The maximum characters of an expression's line that an error shows."""
 IGNORED_TEXT = "ignored-text"
+"""The code of the warning about text that RocketMQ ignores."""
 
 
-END = "$END"  # the terminal that lark's tables have for the end of the text
+END = "$END"
+"""The terminal for the end of the text in the tables of lark."""
 
 
 class Token(NamedTuple):
-    """A piece of the expression: the terminal's name in grammar.lark, its text and place."""
+    """A token of an expression: the name of its terminal in grammar.lark, its text and index."""
 
     kind: str
     text: str
@@ -32,14 +37,21 @@ class Token(NamedTuple):
 
 
 class Severity(Enum):
+    """Whether a finding prevents the expression from compiling."""
+
     ERROR = "error"
     WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`position` and `length` count characters of the expression; `code` is a stable short name
-    for scripts; `what` is the fact, `instead` the cure (may be empty)."""
+    """An error or a warning about a part of an expression.
+
+    The part begins at character `position`, counted from 0, and has `length` characters. `code` is
+    a short name that never changes, for scripts. `what` states the fact. `instead` is the fix: what
+    to write instead, "" if there is no general advice. The fields are the keys of the JSON output
+    of `sluice filter check`.
+    """
 
     position: int
     length: int
@@ -50,11 +62,12 @@ class Finding:
 
     @property
     def is_error(self) -> bool:
+        """Whether the expression does not compile because of this."""
         return self.severity is Severity.ERROR
 
 
-class Rejected(Exception):  # noqa: N818 - never leaves the package
-    """Carries a finding out of the parser."""
+class Rejected(Exception):  # noqa: N818 - it never leaves the package
+    """The parser rejected the expression: `finding` says where and why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.what)
@@ -62,10 +75,11 @@ class Rejected(Exception):  # noqa: N818 - never leaves the package
 
 
 def caret_lines(text: str, position: int, length: int) -> tuple[str, str]:
-    """The line of the expression that holds `position`, and a line of carets under the fault.
+    """Return the line of the expression that contains `position`, and a line of carets below it.
 
-    Control characters show as spaces, a long line is cut to what surrounds the fault, and
-    characters of double width (Chinese) get two columns.
+    The carets mark `length` characters from `position`, as far as they are on that line. Control
+    characters are replaced by spaces. A line of more than LINE_LENGTH_MAX characters is cut to a
+    part around `position`. A character of double width (Chinese) gets two carets.
     """
     start = max(text.rfind("\n", 0, position), text.rfind("\r", 0, position)) + 1
     line = text[start:].splitlines()[0] if text[start:].strip("\r\n") else text[start:]
@@ -79,8 +93,10 @@ def caret_lines(text: str, position: int, length: int) -> tuple[str, str]:
 
 
 def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
-    """The exception for an error, or for ignored text: the place, the carets, the fact and the
-    cure."""
+    """Return the exception for an error or for ignored text.
+
+    Its message shows the position, the line with carets, the fact and the fix.
+    """
     line, carets = caret_lines(text, finding.position, finding.length)
     wrong = "does not compile at" if finding.is_error else "ends before"
     return FilterSyntaxError(
@@ -92,41 +108,77 @@ def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
 
 
 def _columns(text: str) -> int:
+    """Return the width of a text on a terminal, in columns."""
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
-def rest_warning(text: str, rest: int) -> Finding:
-    """The warning about everything from index `rest` on, which RocketMQ ignores."""
-    before, ignored = text[:rest], text[rest:].rstrip()
-    what, instead = next(
-        (what.format(found[0]), instead)
-        for ends, begins, what, instead in _ENDS
-        if re.match(begins, text[rest:]) and (found := re.search(ends, before))
+def ignored_text_warning(text: str, ignored_start: int) -> Finding:
+    """Return the warning about the text from `ignored_start` on, which RocketMQ ignores."""
+    before, ignored = text[:ignored_start], text[ignored_start:].rstrip()
+    what, fix = next(
+        (reason.what.format(found[0]), reason.fix)
+        for reason in _IGNORED_REASONS
+        if re.match(reason.ignored_pattern, text[ignored_start:])
+        and (found := re.search(reason.before_pattern, before))
     )
     code = "open-comment" if ignored.startswith("--") else IGNORED_TEXT
-    return Finding(rest, len(ignored), code, what, instead, Severity.WARNING)
+    return Finding(ignored_start, len(ignored), code, what, fix, Severity.WARNING)
+
+
+class _IgnoredReason(NamedTuple):
+    """Why RocketMQ ignores text: it applies if both patterns match where the ignored text begins.
+
+    `{0}` in `what` stands for the match of `before_pattern`.
+    """
+
+    before_pattern: str
+    ignored_pattern: str
+    what: str
+    fix: str
 
 
 _NO_LIKE = "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards."
 _IGNORED = "Everything from here on is ignored"
-# How the text before ends, how the ignored text begins, why that is so, what to write instead.
-_ENDS: tuple[tuple[str, str, str, str], ...] = (
-    ("$", r"(?i:like)\b", f"{_IGNORED}: there is no LIKE.", _NO_LIKE),
-    ("$", "--", "A line comment needs its line's end; this one is text that is ignored.",
-     "Nothing is lost, but a line break after it makes it a comment."),
-    (r"[A-Za-z_$][A-Za-z0-9_$]*$", r"-[A-Za-z0-9_$]",
-     f"{_IGNORED}: a property name has no dashes.", "Rename the property, for example order_id."),
-    ("$", r"[+-]", f"{_IGNORED}: there is no arithmetic.", "Write the computed number."),
-    ("$", r"\)", f"{_IGNORED}: no parenthesis is open here.", "Leave it away, or open one."),
-    (r"(?<![A-Za-z0-9_$])[0-9.]+[lL]?$", r"[A-Za-z0-9_$.]",
-     f"{_IGNORED}: the number ends after {{0}}.",
-     "Numbers are written 10, 1.5 or 1e3: no 0x, no leading zero, no 1_000, no 5f."),
-    ("$", "", f"{_IGNORED}: a condition was complete before it.",
-     "Join conditions with AND or OR."),
-)  # fmt: skip
+# The first reason that applies is reported. The last one always applies.
+_IGNORED_REASONS = (
+    _IgnoredReason("$", r"(?i:like)\b", f"{_IGNORED}: there is no LIKE.", _NO_LIKE),
+    _IgnoredReason(
+        "$",
+        "--",
+        "A line comment needs a line end; this one has none and is ignored as text.",
+        "Add a line break behind it to make it a comment. The filter is the same without it.",
+    ),
+    _IgnoredReason(
+        r"[A-Za-z_$][A-Za-z0-9_$]*$",
+        r"-[A-Za-z0-9_$]",
+        f"{_IGNORED}: a property name has no dashes.",
+        "Rename the property, for example order_id.",
+    ),
+    _IgnoredReason(
+        "$", r"[+-]", f"{_IGNORED}: there is no arithmetic.", "Write the computed number."
+    ),
+    _IgnoredReason(
+        "$",
+        r"\)",
+        f"{_IGNORED}: no parenthesis is open here.",
+        "Remove the parenthesis, or open one.",
+    ),
+    _IgnoredReason(
+        r"(?<![A-Za-z0-9_$])[0-9.]+[lL]?$",
+        r"[A-Za-z0-9_$.]",
+        f"{_IGNORED}: the number ends after {{0}}.",
+        "Numbers are written 10, 1.5 or 1e3: no 0x, no leading zero, no 1_000, no 5f.",
+    ),
+    _IgnoredReason(
+        "$",
+        "",
+        f"{_IGNORED}: a condition was complete before it.",
+        "Join conditions with AND or OR.",
+    ),
+)
 
 
-# Typographic look-alikes, one character each, so that a repaired text keeps its positions.
+# Typographic look-alikes. Each is replaced by one character, so that positions stay the same.
 _QUOTES = "‘’‚‛′‵“”„‟″«»「」『』＇＂´`"
 _BLANKS = "".join(map(chr, (0xA0, 0x1680, *range(0x2000, 0x200C), 0x202F, 0x205F, 0x3000, 0xFEFF)))
 _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
@@ -139,11 +191,14 @@ LOOK_ALIKES: dict[int, str] = {
     ord("—"): "-",
     ord("−"): "-",
 }
+"""The plain ASCII character for each character that looks like it, as str.translate() takes it."""
 LOOK_ALIKE_CODE = "look-alike"
+"""The code of the error about a character in `LOOK_ALIKES`."""
 
 _QUOTED = re.compile(rf"[{_QUOTES}]([^{_QUOTES}']*)[{_QUOTES}]")
 
-# What stands there -> (code, what it means to RocketMQ, what to write instead); longest first.
+# Signs from other languages: code, meaning in RocketMQ, fix.
+# fmt: off
 _HABITS: dict[str, tuple[str, str, str]] = {
     "!=": ("operator", "!= is not an operator of SQL92.", "Write <>."),
     "≠": ("operator", "≠ is not an operator of SQL92.", "Write <>."),
@@ -160,28 +215,37 @@ _HABITS: dict[str, tuple[str, str, str]] = {
     "%": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
     ".": ("name", "A property name has no dots: only letters, digits, _ and $.",
           "Rename the property, for example order_id."),
-    ";": ("character", "An expression is not ended with a semicolon.", "Leave ; away."),
+    ";": ("character", "An expression does not end with a semicolon.", "Remove the semicolon."),
     "'": ("quote", "The string that begins here is not closed.",
           "Close it with '; a quote inside a string is written twice: 'it''s'."),
-    '"': ("quote", "Strings stand in single quotes.", "Write 'x'; property names have no quotes."),
+    '"': ("quote", "Strings need single quotes.", "Write 'x'; property names have no quotes."),
     "`": ("quote", "Property names have no quotes.", "Write the name bare, or a string as 'x'."),
     "\\": ("character", "There are no backslash escapes.",
            "A quote inside a string is written twice: 'it''s'."),
-}  # fmt: skip
+}
+# fmt: on
 
-_WORDS = {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "MATCH"}
+_RESERVED_WORDS = {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "MATCH"}
 _TOKEN_NAMES = {
-    "NAME": "a property", "DECIMAL": "a number", "STRING": "a string in single quotes",
-    "OPEN": "(", "CLOSE": ")", "COMMA": ",", "EQUAL": "=", "UNEQUAL": "<>", "ORDER": "> >= < <=",
-    "MATCH": "CONTAINS, STARTSWITH or ENDSWITH", END: "the end",
-}  # fmt: skip
+    "NAME": "a property",
+    "DECIMAL": "a number",
+    "STRING": "a string in single quotes",
+    "OPEN": "(",
+    "CLOSE": ")",
+    "COMMA": ",",
+    "EQUAL": "=",
+    "UNEQUAL": "<>",
+    "ORDER": "> >= < <=",
+    "MATCH": "CONTAINS, STARTSWITH or ENDSWITH",
+    END: "the end",
+}
 
 
 def lexical_finding(text: str, position: int) -> Finding:
-    """No token begins at `position`."""
+    """Return the error for the character at `position`, which begins no token."""
     character = text[position]
     if character != "`" and (quoted := _QUOTED.match(text, position)):
-        what = f"{quoted[0]} stands in typographic quotes; strings need the plain quote ' (U+0027)."
+        what = f"{quoted[0]} is in typographic quotes; strings need the plain quote ' (U+0027)."
         fix = f"Write '{quoted[1]}'."
         return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, fix)
     if ord(character) in LOOK_ALIKES and character != "`":
@@ -189,27 +253,28 @@ def lexical_finding(text: str, position: int) -> Finding:
         name = "space" if plain == " " else plain
         what = f"{_visible(character)} is not the plain {name}, it only looks like it."
         return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {name} instead.")
-    for sign in sorted(_HABITS, key=len, reverse=True):
+    for sign in sorted(_HABITS, key=len, reverse=True):  # `!=` before `!`
         if text.startswith(sign, position):
-            code, what, instead = _HABITS[sign]
+            code, what, fix = _HABITS[sign]
             length = len(text) - position if code in ("quote", "comment") else len(sign)
             if sign == '"':
                 end = text.find(sign, position + 1)
                 length = max(1, end + 1 - position)
                 if end > 0:
-                    instead = f"Write '{text[position + 1 : end]}'; property names have no quotes."
-            return Finding(position, length, code, what, instead)
+                    fix = f"Write '{text[position + 1 : end]}'; property names have no quotes."
+            return Finding(position, length, code, what, fix)
     if character.isalnum():
-        return Finding(
-            position, 1, "name",
-            f"{character!r} cannot be in a property name: only A-Z, a-z, 0-9, _ and $.",
-            "Rename the property; strings in quotes may hold any character.",
-        )  # fmt: skip
+        what = f"{character!r} cannot be in a property name: only A-Z, a-z, 0-9, _ and $."
+        fix = "Rename the property; strings in quotes may contain any character."
+        return Finding(position, 1, "name", what, fix)
     return Finding(position, 1, "character", f"{_visible(character)} means nothing in SQL92.", "")
 
 
 def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
-    """`token` cannot stand where it stands; `expected` are the token types that can."""
+    """Return the error for a token that cannot follow the tokens before it.
+
+    `expected` contains the terminals that can follow.
+    """
     position, shown, kind = token.position, token.text, token.kind
     if not text.strip():
         return Finding(0, 1, "empty", "The expression is empty.", "Write TRUE for all messages.")
@@ -218,7 +283,7 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
         if opened is not None:
             return Finding(opened, 1, "parenthesis", "This parenthesis is not closed.", "Add ).")
         what = "The expression ends too early."
-        return Finding(len(text), 1, "ends-early", what, _wanted(expected))
+        return Finding(len(text), 1, "ends-early", what, _expected_text(expected))
     before = text[max(0, position - 1) : position]
     meant = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}.get(before + shown[:1], "")
     if meant and kind in ("EQUAL", "ORDER", "UNEQUAL"):
@@ -228,25 +293,28 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     return Finding(position, len(shown), *found)
 
 
-def name_begins_with_digit(text: str, finding: Finding) -> Finding:
-    """`1a = 5` is the number 1 and then a name: say what the user meant, not what was parsed."""
+def explain_name_with_digit(text: str, finding: Finding) -> Finding:
+    """Return a finding about a name that begins with a digit, if `finding` was caused by one.
+
+    `1a = 5` is parsed as the number 1, followed by a name, so the finding is about the number.
+    Every other finding is returned unchanged.
+    """
     end = finding.position + finding.length
     name = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*").match(text, end)
     if finding.code != "not-a-condition" or name is None or not text[finding.position].isdigit():
         return finding
-    return Finding(
-        finding.position, name.end() - finding.position, "name",
-        f"A property name cannot begin with a digit: {text[finding.position:name.end()]}.",
-        "Rename the property.",
-    )  # fmt: skip
+    what = f"A property name cannot begin with a digit: {text[finding.position : name.end()]}."
+    length = name.end() - finding.position
+    return Finding(finding.position, length, "name", what, "Rename the property.")
 
 
 def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str, str, str] | None:
+    """Return (code, what, fix) for a wrong token after IN, BETWEEN or a search; None elsewhere."""
     if expected == {"OPEN"}:
         return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
     if token.kind == "COMMA" and "AND" in expected:
         fix = "The bounds are joined by AND: BETWEEN 1 AND 9."
-        return "between", "A comma cannot stand here.", fix
+        return "between", "A comma is not allowed here.", fix
     if expected != {"STRING"}:
         return None
     before = text[: token.position].rstrip(" \t\r\n\f")
@@ -256,27 +324,34 @@ def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str,
         return "match-operand", what, f"Write {operator} 'x'."
     if token.kind == "CLOSE":
         return "in-list", "IN needs strings, and here one is missing.", "Write IN ('x', 'y')."
-    what = f"IN takes strings only, and {token.text} is none."
+    what = f"IN takes strings only, and {token.text} is not a string in quotes."
     return "in-list", what, f"Write '{token.text}' in quotes."
 
 
 def _wrong_word(token: Token, expected: frozenset[str], opened: int | None) -> tuple[str, str, str]:
+    """Return (code, what, fix) for a token that is wrong at its position.
+
+    `opened` is the index of an open parenthesis, None if there is none.
+    """
     shown = token.text
     if token.kind == "NAME" and shown.upper() == "LIKE":
         return "like", "There is no LIKE.", _NO_LIKE
     if "NULL" in expected and "NAME" not in expected:
         return "is", "IS is followed by NULL or NOT NULL.", "For values write = and <>."
-    if token.kind in _WORDS and "NAME" in expected:
-        what = f"{shown} is a word of the language and cannot stand here, nor name a property."
-        return "word", what, "Rename the property if it is one. " + _wanted(expected)
+    if token.kind in _RESERVED_WORDS and "NAME" in expected:
+        what = f"{shown} is a reserved word. It is not allowed here, and not as a property name."
+        return "word", what, "Rename the property if it is one. " + _expected_text(expected)
     if opened is not None:
         what = f"{shown} cannot follow here: the parenthesis at character {opened + 1} is open."
         return "parenthesis", what, "Write ) or an operator before it."
-    return "unexpected", f"{shown} cannot stand here.", _wanted(expected)
+    return "unexpected", f"{shown} is not allowed here.", _expected_text(expected)
 
 
 def _open_parenthesis(text: str) -> int | None:
-    """The last parenthesis without its partner; strings do not count."""
+    """Return the index of the last open parenthesis, None if there is none.
+
+    Parentheses in strings are ignored.
+    """
     opened = []
     for found in re.finditer(r"'[^']*'|[()]", text):
         if found[0] == "(":
@@ -286,13 +361,15 @@ def _open_parenthesis(text: str) -> int | None:
     return opened[-1] if opened else None
 
 
-def _wanted(expected: frozenset[str]) -> str:
+def _expected_text(expected: frozenset[str]) -> str:
+    """Return a sentence that lists the expected terminals, "" if there are none."""
     if "NAME" in expected:
-        return "A property, a number, a string in single quotes or ( must follow."
+        return "Write a property, a number, a string in single quotes or ( here."
     names = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected})
     return f"Expected: {', '.join(names)}." if names else ""
 
 
 def _visible(character: str) -> str:
+    """Return a character with its code point, or the code point alone if it is not printable."""
     shown = f"{character} " if character.isprintable() and not character.isspace() else ""
     return f"{shown}(U+{ord(character):04X})"

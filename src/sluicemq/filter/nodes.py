@@ -1,17 +1,21 @@
-"""The tree of a compiled SQL92 selector: frozen nodes, read by every engine; and back to text.
+"""The nodes of a compiled SQL92 expression, and functions that traverse and render them.
 
-A node holds what was written, in the shape RocketMQ's parser gives it (spec/filter.md §6), and no
-behaviour:
+The parser (`syntax`) makes a tree of frozen nodes in the shape that RocketMQ's parser gives it
+(spec/filter.md §6). The scalar engine (`evaluate`), the block engine (`plan`, `blocks`) and the
+checks (`check`) read the tree. Nodes contain no behaviour.
 
-    value    Property  Literal  Negate
-    verdict  Literal (TRUE FALSE NULL)  Truth  Not  And  Or  Equal  Order  Between  In
-             Match  IsNull
+A node is either a value or a condition:
 
-`position` is the index in the expression of the token that stands for the node: the word itself
-for a property or literal, the operator for everything else. It does not count in comparisons.
+    value      Property  Literal  Negate
+    condition  Literal (TRUE FALSE NULL)  BareProperty  Not  And  Or  Equal  Order  Between
+               In  Match  IsNull
 
-A property is always a string and a number comes only from a literal, so the Java class of every
-operand is known before any message is seen: `java_class`.
+A condition evaluates to TRUE, FALSE or null (three-valued logic). `position` is the index in the
+expression of the token that represents the node: the word itself for a property or literal, the
+operator for every other node. Comparisons of nodes ignore `position`.
+
+A property is always a string, and a number comes only from a literal. Therefore the Java class of
+every operand is known before any message is seen (`java_class`).
 """
 
 from collections.abc import Iterator
@@ -21,15 +25,15 @@ from typing import Literal as OneOf
 from typing import TypeAlias
 
 INTEGER_MAX = (1 << 31) - 1
-BLANKS = "".join(map(chr, range(0x21)))
-"""What String.trim() of Java removes: everything up to the space."""
+JAVA_TRIM_CHARACTERS = "".join(map(chr, range(0x21)))
+"""The characters that Java's String.trim() removes: all control characters up to the space."""
 
 OrderOperator: TypeAlias = OneOf[">", ">=", "<", "<="]
 MatchOperator: TypeAlias = OneOf["CONTAINS", "STARTSWITH", "ENDSWITH"]
 
 
 class JavaClass(Enum):
-    """What an operand is for RocketMQ. NULL: it never has a value (a negated property)."""
+    """The class that an operand has in RocketMQ. NULL means that it never has a value."""
 
     STRING = "String"
     INTEGER = "Integer"
@@ -40,12 +44,13 @@ class JavaClass(Enum):
 
     @property
     def is_number(self) -> bool:
+        """Whether the class is Integer, Long or Double."""
         return self in (JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """The value of a message property: a string, or null when the message has none."""
+    """The value of a message property: a string, or null if the message does not have it."""
 
     name: str
     position: int = field(default=0, compare=False)
@@ -53,7 +58,11 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant: whole number, float, string, TRUE, FALSE or NULL; `text` as it was written."""
+    """A constant: whole number, float, string, TRUE, FALSE or NULL.
+
+    `value` is None for NULL. `text` is the literal as it was written in the expression, "" if the
+    node was not made by the parser.
+    """
 
     value: int | float | str | bool | None
     position: int = field(default=0, compare=False)
@@ -62,15 +71,19 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Negate:
-    """Minus: a number's negative; of anything that is no number always null."""
+    """A minus sign: the negative of a number. The minus of any other operand is always null."""
 
     operand: "Node"
     position: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
-    """A bare property as a verdict: null when absent, else FALSE (a string is never Boolean)."""
+class BareProperty:
+    """A property that is used as a condition, without a comparison.
+
+    It is null if the message does not have the property, else FALSE, because a string is never a
+    Boolean for RocketMQ. `operand` is the `Property`.
+    """
 
     operand: "Node"
     position: int = field(default=0, compare=False)
@@ -78,7 +91,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """NOT: null stays null."""
+    """NOT: exchanges TRUE and FALSE. The NOT of null is null."""
 
     operand: "Node"
     position: int = field(default=0, compare=False)
@@ -86,7 +99,11 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """Parts from left to right: the first FALSE ends it, otherwise any null makes it null."""
+    """A chain of two or more conditions that are joined by AND.
+
+    The parts are evaluated from left to right. The first FALSE ends the evaluation with FALSE. If
+    no part is FALSE, the result is null if any part is null, else TRUE.
+    """
 
     parts: tuple["Node", ...]
     position: int = field(default=0, compare=False)
@@ -94,7 +111,11 @@ class And:
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """Parts from left to right: the first TRUE ends it, otherwise any null makes it null."""
+    """A chain of two or more conditions that are joined by OR.
+
+    The parts are evaluated from left to right. The first TRUE ends the evaluation with TRUE. If no
+    part is TRUE, the result is null if any part is null, else FALSE.
+    """
 
     parts: tuple["Node", ...]
     position: int = field(default=0, compare=False)
@@ -102,7 +123,7 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """`=`, or `<>` when negated."""
+    """A comparison with `=`, or with `<>` if `negated`."""
 
     left: "Node"
     right: "Node"
@@ -112,7 +133,7 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`>`, `>=`, `<`, `<=` on numbers."""
+    """A comparison of numbers with `>`, `>=`, `<` or `<=`."""
 
     operator: OrderOperator
     left: "Node"
@@ -122,7 +143,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """`value >= low AND value <= high`; negated: `value < low OR value > high`."""
+    """BETWEEN: `value >= low AND value <= high`. If `negated`: `value < low OR value > high`."""
 
     value: "Node"
     low: "Node"
@@ -133,7 +154,10 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """Is the property one of these strings? Null when it is absent, negated too."""
+    """IN, or NOT IN if `negated`: whether the property is one of the strings in `values`.
+
+    Both forms are null if the message does not have the property.
+    """
 
     operand: Property
     values: tuple[str, ...]
@@ -143,7 +167,10 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """CONTAINS, STARTSWITH, ENDSWITH. FALSE when there is nothing to search, negated too."""
+    """CONTAINS, STARTSWITH or ENDSWITH, or NOT with one of them if `negated`.
+
+    Both forms are FALSE if the operand is not a string (for example null) or `search` is empty.
+    """
 
     operator: MatchOperator
     operand: "Node"
@@ -154,7 +181,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """IS NULL, IS NOT NULL: never null itself."""
+    """IS NULL, or IS NOT NULL if `negated`. The result is never null."""
 
     operand: "Node"
     negated: bool = False
@@ -165,7 +192,7 @@ Node: TypeAlias = (
     Property
     | Literal
     | Negate
-    | Truth
+    | BareProperty
     | Not
     | And
     | Or
@@ -179,8 +206,12 @@ Node: TypeAlias = (
 
 
 def java_class(node: Node) -> JavaClass:
-    """The class of the values that this node can have. A whole number is Integer when 32 bits hold
-    it; the suffix L does not widen it, and minus keeps the class (spec/filter.md §7)."""
+    """Return the Java class of the values that a node can have (spec/filter.md §7).
+
+    A whole number is an Integer if it fits in 32 bits, else a Long. The suffix L does not widen it,
+    and a minus keeps the class. The minus of an operand that is not a number has the class NULL.
+    Conditions and the constants TRUE, FALSE and NULL are Boolean.
+    """
     match node:
         case Property() | Literal(value=str()):
             return JavaClass.STRING
@@ -191,17 +222,20 @@ def java_class(node: Node) -> JavaClass:
         case Negate(operand=operand):
             inner = java_class(operand)
             return inner if inner.is_number else JavaClass.NULL
-        case _:  # NULL is a constant of the Boolean kind
+        case _:  # the constant NULL counts as a Boolean
             return JavaClass.BOOLEAN
 
 
 def is_boolean(node: Node) -> bool:
-    """Is it a condition (TRUE, FALSE and NULL are)? Anything else is a value."""
+    """Return whether a node is a condition, not a value.
+
+    The constants TRUE, FALSE and NULL are conditions.
+    """
     return java_class(node) is JavaClass.BOOLEAN
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes directly below, in the order in which they are evaluated."""
+    """Return the direct operands of a node, in the order in which they are evaluated."""
     match node:
         case Property() | Literal():
             return ()
@@ -216,7 +250,10 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def levels(root: Node) -> list[tuple[Node, ...]]:
-    """All nodes by depth, the root first. Not recursive: safe on a tree of any depth."""
+    """Return the nodes of a tree grouped by depth. The first group contains only `root`.
+
+    The function is not recursive, so a tree of any depth cannot exhaust Python's stack.
+    """
     found: list[tuple[Node, ...]] = [(root,)]
     while below := tuple(child for node in found[-1] for child in children(node)):
         found.append(below)
@@ -224,17 +261,18 @@ def levels(root: Node) -> list[tuple[Node, ...]]:
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """All nodes, level by level."""
+    """Yield all nodes of a tree, level by level, the root first."""
     for level in levels(root):
         yield from level
 
 
 def property_names(root: Node) -> frozenset[str]:
-    """The properties that the expression reads."""
+    """Return the names of the properties that an expression reads."""
     return frozenset(node.name for node in walk(root) if isinstance(node, Property))
 
 
-# How tightly a node binds (grammar.lark): an operand that binds looser goes into parentheses.
+# The binding strength of a node (grammar.lark). An operand that binds more loosely than its place
+# requires is put into parentheses.
 _OR, _AND, _EQUALITY, _COMPARISON, _OPERAND, _PRIMARY = range(6)
 _BINDING: dict[type, int] = {
     Or: _OR,
@@ -253,50 +291,58 @@ _BINDING: dict[type, int] = {
 
 
 def render(node: Node) -> str:
-    """The node as SQL92, with only the parentheses it needs; literals as they were written."""
+    """Return a node as SQL92 text, with only the parentheses that it needs.
+
+    Literals that the parser made appear as they were written in the expression.
+    """
     match node:
         case Property(name=name):
             return name
         case Literal(value=value, text=text):
-            return text or _written(value)
-        case Truth(operand=operand):
+            return text or _literal_text(value)
+        case BareProperty(operand=operand):
             return render(operand)
         case Negate(operand=operand):
-            return f"- {_inside(operand, _OPERAND)}"  # the blank: two signs would be a comment
+            # Without the space, two minus signs would begin a comment.
+            return f"- {_operand_text(operand, _OPERAND)}"
         case Not(operand=operand):
-            return f"NOT {_inside(operand, _OPERAND)}"
+            return f"NOT {_operand_text(operand, _OPERAND)}"
         case Or(parts=parts):
-            return " OR ".join(_inside(part, _AND) for part in parts)
+            return " OR ".join(_operand_text(part, _AND) for part in parts)
         case And(parts=parts):
-            return " AND ".join(_inside(part, _EQUALITY) for part in parts)
+            return " AND ".join(_operand_text(part, _EQUALITY) for part in parts)
         case _:
-            return _comparison(node)
+            return _comparison_text(node)
 
 
-def _comparison(node: Equal | Order | Between | In | Match | IsNull) -> str:
+def _comparison_text(node: Equal | Order | Between | In | Match | IsNull) -> str:
+    """Return a comparison as SQL92 text."""
     match node:
         case Equal(left=left, right=right, negated=negated):
             sign = "<>" if negated else "="
-            return f"{_inside(left, _EQUALITY)} {sign} {_inside(right, _COMPARISON)}"
+            return f"{_operand_text(left, _EQUALITY)} {sign} {_operand_text(right, _COMPARISON)}"
         case IsNull(operand=operand, negated=negated):
-            return f"{_inside(operand, _EQUALITY)} IS {'NOT ' * negated}NULL"
+            return f"{_operand_text(operand, _EQUALITY)} IS {'NOT ' * negated}NULL"
         case Order(operator=operator, left=left, right=right):
-            return f"{_inside(left, _COMPARISON)} {operator} {_inside(right, _OPERAND)}"
+            return f"{_operand_text(left, _COMPARISON)} {operator} {_operand_text(right, _OPERAND)}"
         case Between(value=value, low=low, high=high, negated=negated):
-            bounds = f"{_inside(low, _OPERAND)} AND {_inside(high, _OPERAND)}"
-            return f"{_inside(value, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
+            bounds = f"{_operand_text(low, _OPERAND)} AND {_operand_text(high, _OPERAND)}"
+            return f"{_operand_text(value, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
         case In(operand=operand, values=values, negated=negated):
-            return f"{operand.name} {'NOT ' * negated}IN ({', '.join(map(_written, values))})"
+            return f"{operand.name} {'NOT ' * negated}IN ({', '.join(map(_literal_text, values))})"
         case Match(operator=word, operand=operand, search=search, negated=negated):
-            return f"{_inside(operand, _COMPARISON)} {'NOT ' * negated}{word} {_written(search)}"
+            wanted = _literal_text(search)
+            return f"{_operand_text(operand, _COMPARISON)} {'NOT ' * negated}{word} {wanted}"
 
 
-def _inside(node: Node, binding: int) -> str:
-    inner = node.operand if isinstance(node, Truth) else node
+def _operand_text(node: Node, binding: int) -> str:
+    """Return a node as text, in parentheses if it binds more loosely than `binding`."""
+    inner = node.operand if isinstance(node, BareProperty) else node
     return render(inner) if _BINDING[type(inner)] >= binding else f"({render(inner)})"
 
 
-def _written(value: object) -> str:
+def _literal_text(value: object) -> str:
+    """Return a constant as SQL92 writes it."""
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     return "NULL" if value is None else str(value).upper()

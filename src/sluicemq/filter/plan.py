@@ -1,24 +1,30 @@
-"""How an expression is evaluated on columns: the tree cut where it reads one property only.
+"""The plan by which the block engine evaluates an expression on columns.
 
-    Constant   reads nothing
-    Single     reads one property: evaluated for each distinct value, once, then gathered
-    Several    a comparison that reads more: evaluated for each combination that occurs
-    Join       AND, OR, NOT and comparisons of conditions: a look-up in a table of outcomes
+A plan is a tree that is cut where the expression reads only one property:
 
-A verdict is FALSE, TRUE, NULL or ERROR. Where a property is not known (it is no column, or only the
-range of its values is), the outcome is the *set* of verdicts that are possible: four bits, 1 to 15.
-A join is then one look-up: `table[left << 4 | right]`, or `table[operand]`. The tables are not
-written down: they are asked of the scalar engine, with a comparison that comes out as wanted in the
-place of each operand. So short circuit and errors are what they are there.
+    ConstantPlan            reads no property
+    SinglePropertyPlan      reads one property: evaluated once for each distinct value, then the
+                            results are gathered over the rows
+    SeveralPropertiesPlan   compares several properties: evaluated for each combination of values
+                            that occurs
+    JoinPlan                AND, OR, NOT and comparisons of conditions: a look-up in a table
 
-Within a Single the tree is cut further, to its atoms, for columns of thousands of values: an atom
-that compares with a number does it for all of them at once, and the same joins hold. AND and OR are
-associative, errors included (a test holds it), so neighbours that read the same property are one
-Single.
+A verdict is FALSE, TRUE, NULL or ERROR. A property may be unknown, because it is not a column or
+because only the range of its values is known. Therefore plans compute with the *set* of verdicts
+that are possible: a verdict set of four bits, from 1 to 15. A join is then one look-up,
+`table[left << 4 | right]`, or `table[operand]` for a single operand. The tables are not written by
+hand: they are computed with the scalar engine, with operands that evaluate to each combination of
+verdicts. Therefore short circuits and errors behave as in the scalar engine.
 
-`can_match` evaluates the plan once for a whole block, from figures of its columns: each leaf gives
-the set of what can come of it for the values there are, as if the properties had nothing to do with
-each other. So the answer may be yes for nothing, but never no for a block with a match.
+A SinglePropertyPlan also contains a plan down to its atoms, for columns of thousands of values. An
+atom that compares with a number does so for all values at once, and the same tables join the atoms.
+AND and OR are associative, errors included (a test checks that), so neighbouring conditions on the
+same property become one SinglePropertyPlan.
+
+`can_match` evaluates a plan once for a whole block, from the statistics of its columns. Each leaf
+gives the set of verdicts that its values can have, as if the properties were independent of each
+other. Therefore the result may be True for a block without a match, but it is never False for a
+block with one.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,14 +35,15 @@ from typing import Any, TypeAlias, cast
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import (
-    MIRRORED,
-    Verdict,
-    between_as_orders,
-    compile_value,
-    constant_of,
+    MIRRORED_OPERATORS,
+    ConditionFunction,
+    compile_node,
+    constant_number,
+    expand_between,
 )
 from sluicemq.filter.nodes import (
     And,
+    BareProperty,
     Between,
     Equal,
     In,
@@ -49,7 +56,6 @@ from sluicemq.filter.nodes import (
     Or,
     Order,
     Property,
-    Truth,
     children,
     is_boolean,
     java_class,
@@ -58,232 +64,286 @@ from sluicemq.filter.nodes import (
 from sluicemq.record.columns import BlockStats, ColumnStats
 
 FALSE, TRUE, NULL, ERROR, NEEDS_RECORD = range(5)
-ALL = 0b1111
-IS_TRUE = 1 << TRUE
+"""The verdicts. NEEDS_RECORD means that the columns do not decide."""
+ANY_VERDICT = 0b1111
+"""The verdict set of all four verdicts."""
+ONLY_TRUE = 1 << TRUE
+"""The verdict set that contains only TRUE."""
+VERDICT_OF_SET = bytes(
+    [
+        NEEDS_RECORD,
+        *(
+            members.bit_length() - 1 if members.bit_count() == 1 else NEEDS_RECORD
+            for members in range(1, 16)
+        ),
+    ]
+)
+"""For each verdict set, its verdict if it has exactly one, else NEEDS_RECORD."""
 
-# A verdict where the set has one member, NEEDS_RECORD where it has more.
-VERDICT_OF = bytes([NEEDS_RECORD, *(
-    members.bit_length() - 1 if members.bit_count() == 1 else NEEDS_RECORD
-    for members in range(1, 16)
-)])  # fmt: skip
-
-# `stub = 1` comes out as each verdict with these values of the stub.
+# The values of a property `stub` for which `stub = 1` has each verdict. Without a value it is NULL.
 _STUB_VALUES: dict[int, str] = {FALSE: "0", TRUE: "1", ERROR: "x"}
 
 
-def verdict_of(verdict: Verdict, properties: Mapping[str, str]) -> int:
-    """The scalar engine's verdict on one message as a number. Never raises."""
+def evaluate_verdict(condition: ConditionFunction, properties: Mapping[str, str]) -> int:
+    """Return FALSE, TRUE, NULL or ERROR for one message, as the scalar engine evaluates it."""
     try:
-        result = verdict(properties)
+        result = condition(properties)
     except FilterEvaluationError:
         return ERROR
     return NULL if result is None else int(result)
 
 
-def stub(number: int) -> Node:
-    """An operand that can come out as each of the four verdicts."""
+def stub_condition(number: int) -> Node:
+    """Return a condition that can have each of the four verdicts, on a property of its own."""
     return Equal(Property(f"stub{number}"), Literal(1))
 
 
-def lookup_table(node: Node, operands: int) -> bytes:
-    """The outcomes of a node whose conditions are `stub(0)` (and `stub(1)`), for all their sets."""
-    verdict = compile_value(node)
-    single = {}
-    for chosen in product(range(4), repeat=operands):
-        numbered = enumerate(chosen)
-        properties = {f"stub{n}": _STUB_VALUES[one] for n, one in numbered if one != NULL}
-        single[chosen] = 1 << verdict_of(verdict, properties)
+def build_join_table(node: Node, operands: int) -> bytes:
+    """Return the table of a join: for each verdict set of its operands, the set of its verdicts.
+
+    The operands of `node` must be `stub_condition(0)` and, if there are two operands,
+    `stub_condition(1)`. The index into the table is the verdict set of the operand, or
+    `left << 4 | right`.
+    """
+    condition = compile_node(node)
+    set_of_verdicts = {}
+    for verdicts in product(range(4), repeat=operands):
+        properties = {
+            f"stub{number}": _STUB_VALUES[verdict]
+            for number, verdict in enumerate(verdicts)
+            if verdict != NULL
+        }
+        set_of_verdicts[verdicts] = 1 << evaluate_verdict(condition, properties)
     table = bytearray()
     for sets in product(range(16), repeat=operands):
         united = 0
-        for chosen, outcome in single.items():
-            if all(members >> one & 1 for members, one in zip(sets, chosen, strict=True)):
-                united |= outcome
+        for verdicts, result in set_of_verdicts.items():
+            pairs = zip(sets, verdicts, strict=True)
+            if all(members >> verdict & 1 for members, verdict in pairs):
+                united |= result
         table.append(united)
     return bytes(table)
 
 
 @cache
-def join_tables() -> dict[type[Node], bytes]:
-    """Those of AND, OR and NOT."""
-    stubs = (stub(0), stub(1))
+def boolean_join_tables() -> dict[type[Node], bytes]:
+    """Return the tables of AND, OR and NOT, by the type of their nodes."""
+    stubs = (stub_condition(0), stub_condition(1))
     return {
-        And: lookup_table(And(stubs), 2),
-        Or: lookup_table(Or(stubs), 2),
-        Not: lookup_table(Not(stubs[0]), 1),
+        And: build_join_table(And(stubs), 2),
+        Or: build_join_table(Or(stubs), 2),
+        Not: build_join_table(Not(stubs[0]), 1),
     }
 
 
 @cache
-def settled(table: bytes) -> frozenset[int]:
-    """The left sets of a join that no right side changes: short circuit, and errors."""
+def settled_sets(table: bytes) -> frozenset[int]:
+    """Return the verdict sets of a left operand that decide the join, whatever the right one is.
+
+    They result from short circuits and errors.
+    """
     return frozenset(
         left for left in range(1, 16) if set(table[left << 4 | 1 : left + 1 << 4]) == {left}
     )
 
 
-def union(outcomes: Callable[[str], int], values: tuple[str, ...]) -> int:
-    """The set of what comes of some values. Stops when nothing more can be added."""
+def union_of_sets(verdict_set_of: Callable[[str], int], values: tuple[str, ...]) -> int:
+    """Return the union of the verdict sets of some values."""
     united = 0
     for value in values:
-        united |= outcomes(value)
-        if united == ALL:
+        united |= verdict_set_of(value)
+        if united == ANY_VERDICT:
             break
     return united
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Constant:
-    """The same for every message: a set of one verdict."""
+class ConstantPlan:
+    """A condition that reads no property. `verdict_set` contains its only verdict."""
 
-    outcomes: int
+    verdict_set: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Atom:
-    """A comparison that reads one property. `absent`: what comes of it without the property,
-    `unknown`: what can come of it at all (both sets of outcomes)."""
+class AtomPlan:
+    """A comparison that reads one property, or a bare property.
+
+    `name` is the property and `condition` the compiled `node`. `absent_set` is the verdict set for
+    messages without the property. `possible_set` contains all verdicts that the atom can have.
+    """
 
     name: str
     node: Node
-    verdict: Verdict
-    absent: int
-    unknown: int
+    condition: ConditionFunction
+    absent_set: int
+    possible_set: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Single:
-    """All that reads one property; `inner` is the same, down to its atoms."""
+class SinglePropertyPlan:
+    """A part of an expression that reads one property.
+
+    `name` is the property, `condition` the compiled part, and `atom_plan` the plan of the same part
+    down to its atoms. `absent_set` is the verdict set for messages without the property.
+    `possible_set` contains all verdicts that the part can have.
+    """
 
     name: str
-    verdict: Verdict
-    inner: "Plan"
-    absent: int
-    unknown: int
+    condition: ConditionFunction
+    atom_plan: "Plan"
+    absent_set: int
+    possible_set: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Several:
-    """A comparison of properties with each other."""
+class SeveralPropertiesPlan:
+    """A comparison of several properties with each other.
+
+    `names` are the properties in alphabetical order and `condition` is the compiled `node`.
+    `possible_set` contains all verdicts that it can have.
+    """
 
     names: tuple[str, ...]
     node: Node
-    verdict: Verdict
-    unknown: int
+    condition: ConditionFunction
+    possible_set: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Join:
-    """`table[operand]` of one operand; of more, from left to right, `table[so far << 4 | next]`."""
+class JoinPlan:
+    """Conditions that are joined by look-ups in `table`, from left to right.
+
+    The verdict set of one operand is replaced by `table[set]`. For more operands, the sets so far
+    and the set of the next operand become `table[so_far << 4 | next]`.
+    """
 
     operands: tuple["Plan", ...]
     table: bytes
 
 
-Plan: TypeAlias = Constant | Atom | Single | Several | Join
-Leaf: TypeAlias = Atom | Single | Several
+Plan: TypeAlias = ConstantPlan | AtomPlan | SinglePropertyPlan | SeveralPropertiesPlan | JoinPlan
+Leaf: TypeAlias = AtomPlan | SinglePropertyPlan | SeveralPropertiesPlan
 
 
-def number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | None:
-    """Of a property with a number, whichever stands left: the number's class, the operator, the
-    number; None for anything else."""
+def as_number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | None:
+    """Return (class of the number, operator, number) for a comparison of a property and a number.
+
+    If the number is on the left, the operator is mirrored. Return None for any other node.
+    """
     if not isinstance(node, Order | Equal):
         return None
     number = node.right
     symbol: str = node.operator if isinstance(node, Order) else "<>" if node.negated else "="
     if isinstance(node.right, Property):
-        symbol, number = MIRRORED[symbol], node.left
+        symbol, number = MIRRORED_OPERATORS[symbol], node.left
     elif not isinstance(node.left, Property):
         return None
-    bound = constant_of(number)
+    bound = constant_number(number)
     return None if bound is None else (java_class(number), symbol, bound)
 
 
 def make_plan(node: Node) -> Plan:
-    """The plan of a condition."""
+    """Return the plan of a condition."""
     names = property_names(node)
     if len(names) != 1:
         return _split(node, names, make_plan)
-    inner = _inner_plan(node)
-    absent = outcome_of(inner, lambda leaf: leaf.absent if isinstance(leaf, Atom) else ALL)
-    unknown = outcome_of(inner, lambda leaf: leaf.unknown)
+    inner = _atom_plan(node)
+    absent = combine_leaves(
+        inner, lambda leaf: leaf.absent_set if isinstance(leaf, AtomPlan) else ANY_VERDICT
+    )
+    unknown = combine_leaves(inner, lambda leaf: leaf.possible_set)
     (name,) = names
-    return Single(name, compile_value(node), inner, absent, unknown)
+    return SinglePropertyPlan(name, compile_node(node), inner, absent, unknown)
 
 
-def outcome_of(
+def combine_leaves(
     plan: Plan,
-    leaf_outcomes: Callable[[Leaf], Any],
+    leaf_sets: Callable[[Leaf], Any],
     look_up: Callable[[bytes, Any], Any] = bytes.__getitem__,
     join: Callable[[bytes, Any, Any], Any] = lambda table, left, right: table[left << 4 | right],
 ) -> Any:
-    """What a plan comes to, given that of each leaf: a set, or one for each of many values, which
-    the last two know how to look up."""
-    if isinstance(plan, Constant):
-        return plan.outcomes
-    if not isinstance(plan, Join):
-        return leaf_outcomes(plan)
-    outcomes = outcome_of(plan.operands[0], leaf_outcomes, look_up, join)
+    """Return the verdict set of a plan, computed from the verdict sets of its leaves.
+
+    `leaf_sets` returns the set of a leaf. It may instead return an array of sets, one for each
+    row or value. Then `look_up(table, sets)` and `join(table, left_sets, right_sets)` must accept
+    arrays, and the result is an array, or an int if it is the same for all.
+    """
+    if isinstance(plan, ConstantPlan):
+        return plan.verdict_set
+    if not isinstance(plan, JoinPlan):
+        return leaf_sets(plan)
+    sets = combine_leaves(plan.operands[0], leaf_sets, look_up, join)
     if len(plan.operands) == 1:
-        return look_up(plan.table, outcomes)
+        return look_up(plan.table, sets)
     for operand in plan.operands[1:]:
-        if isinstance(outcomes, int) and outcomes in settled(plan.table):
+        if isinstance(sets, int) and sets in settled_sets(plan.table):
             break
-        right = outcome_of(operand, leaf_outcomes, look_up, join)
-        outcomes = join(plan.table, outcomes, right)
-    return outcomes
+        right = combine_leaves(operand, leaf_sets, look_up, join)
+        sets = join(plan.table, sets, right)
+    return sets
 
 
-def _inner_plan(node: Node) -> Plan:
-    """Down to the atoms, for a node that reads one property or none."""
+def _atom_plan(node: Node) -> Plan:
+    """Return the plan down to the atoms of a node that reads one property or none."""
     names = property_names(node)
-    plan = _split(node, names, _inner_plan)
-    if not isinstance(plan, Several):
+    plan = _split(node, names, _atom_plan)
+    if not isinstance(plan, SeveralPropertiesPlan):
         return plan
-    absent = 1 << verdict_of(plan.verdict, {})
-    return Atom(plan.names[0], node, plan.verdict, absent, plan.unknown)
+    absent = 1 << evaluate_verdict(plan.condition, {})
+    return AtomPlan(plan.names[0], node, plan.condition, absent, plan.possible_set)
 
 
 def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -> Plan:
-    """One step down; a Several where there is nothing to split."""
+    """Return the plan of a node, with `plan_of` for its operands.
+
+    Return a SeveralPropertiesPlan for a comparison that cannot be split, even if it reads only one
+    property. `names` are the properties that the node reads.
+    """
     if not names:
-        return Constant(1 << verdict_of(compile_value(node), {}))
+        return ConstantPlan(1 << evaluate_verdict(compile_node(node), {}))
     match node:
         case And(parts=parts):
             return _chain(And, parts, plan_of)
         case Or(parts=parts):
             return _chain(Or, parts, plan_of)
         case Not(operand=operand):
-            return Join((plan_of(operand),), join_tables()[Not])
+            return JoinPlan((plan_of(operand),), boolean_join_tables()[Not])
         case Between():
-            return plan_of(between_as_orders(node))
+            return plan_of(expand_between(node))
         case _:
             read = [child for child in children(node) if property_names(child)]
             if not all(map(is_boolean, read)):
                 names_read = tuple(sorted(names))
-                return Several(names_read, node, compile_value(node), _possible(node))
-            # `(a = 1) = (b = 2)`, `(a = 1 AND b = 2) IS NULL`: all it reads is in its conditions.
+                return SeveralPropertiesPlan(names_read, node, compile_node(node), _possible(node))
+            # A comparison such as `(a = 1) = (b = 2)` or `(a = 1 AND b = 2) IS NULL`, which reads
+            # properties only in the conditions that it compares.
             replaced: dict[str, Any] = {}
             for side in ("left", "right", "operand"):
                 if (child := getattr(node, side, None)) in read and child is not None:
-                    replaced[side] = stub(len(replaced))
-            table = lookup_table(replace(node, **replaced), len(replaced))
-            return Join(tuple(map(plan_of, read)), table)
+                    replaced[side] = stub_condition(len(replaced))
+            table = build_join_table(replace(node, **replaced), len(replaced))
+            return JoinPlan(tuple(map(plan_of, read)), table)
 
 
 def _chain(
     kind: type[And] | type[Or], parts: tuple[Node, ...], plan_of: Callable[[Node], Plan]
 ) -> Plan:
-    """Neighbours with the same properties first, then from left to right."""
+    """Return the plan of an AND or OR.
+
+    Neighbouring parts that read the same properties become one operand.
+    """
     groups = [tuple(group) for _, group in groupby(parts, key=property_names)]
-    if len(groups) == 1:  # all of them alike: part by part
+    if len(groups) == 1:  # all parts read the same properties, so they are split one by one
         groups = [(part,) for part in parts]
     plans = [plan_of(group[0] if len(group) == 1 else kind(group)) for group in groups]
-    return Join(tuple(plans), join_tables()[kind])
+    return JoinPlan(tuple(plans), boolean_join_tables()[kind])
 
 
 def _possible(node: Node) -> int:
-    """What can come of a comparison, whatever the properties are: wider than needed, not less."""
+    """Return a verdict set that contains all verdicts that a comparison can have.
+
+    It may contain verdicts that cannot occur.
+    """
     match node:
         case In():
             return 1 << FALSE | 1 << TRUE | 1 << NULL
@@ -293,43 +353,49 @@ def _possible(node: Node) -> int:
             return 1 << FALSE | 1 << TRUE | 1 << NULL
         case IsNull(operand=Property()) | Match(operand=Property()):
             return 1 << FALSE | 1 << TRUE
-        case Truth(operand=Property()):
+        case BareProperty(operand=Property()):
             return 1 << FALSE | 1 << NULL
         case Order() | Between():
             return 1 << FALSE | 1 << TRUE | 1 << NULL | 1 << ERROR
         case _:
-            return ALL
+            return ANY_VERDICT
 
 
 def can_match(plan: Plan, stats: BlockStats) -> bool:
-    """False only when no row of a block with these figures is TRUE."""
+    """Return False only if no row of a block with these statistics can be TRUE."""
 
-    def possible(leaf: Leaf) -> int:
-        if isinstance(leaf, Several) or leaf.name in stats.excluded:
-            return leaf.unknown
+    def possible_verdicts(leaf: Leaf) -> int:
+        if isinstance(leaf, SeveralPropertiesPlan) or leaf.name in stats.excluded:
+            return leaf.possible_set
         column = stats.columns.get(leaf.name)
         if column is None:
-            return leaf.absent
-        return _of_values(leaf, column) | (leaf.absent if column.has_null else 0)
+            return leaf.absent_set
+        return _value_verdicts(leaf, column) | (leaf.absent_set if column.has_null else 0)
 
-    return stats.has_odd or bool(outcome_of(plan, possible) & IS_TRUE)
+    return stats.has_odd or bool(combine_leaves(plan, possible_verdicts) & ONLY_TRUE)
 
 
-def _of_values(leaf: Single | Atom, column: ColumnStats) -> int:
+def _value_verdicts(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) -> int:
+    """Return the set of verdicts that the values of a column can have, without null."""
     if column.values is not None:
-        name, verdict = leaf.name, leaf.verdict
-        return union(lambda value: 1 << verdict_of(verdict, {name: value}), column.values)
-    if isinstance(leaf, Single):
-        whole: int = outcome_of(leaf.inner, lambda atom: _of_values(cast("Atom", atom), column))
+        name, condition = leaf.name, leaf.condition
+        return union_of_sets(
+            lambda value: 1 << evaluate_verdict(condition, {name: value}), column.values
+        )
+    if isinstance(leaf, SinglePropertyPlan):
+        whole: int = combine_leaves(
+            leaf.atom_plan, lambda atom: _value_verdicts(cast("AtomPlan", atom), column)
+        )
         return whole
     node, low, high = leaf.node, column.low, column.high
-    if isinstance(node, IsNull | Truth) and isinstance(node.operand, Property):
-        return 1 << verdict_of(leaf.verdict, {leaf.name: "any"})  # the same for every value
-    comparison = number_comparison(node)
+    if isinstance(node, IsNull | BareProperty) and isinstance(node.operand, Property):
+        # Every value has the same verdict.
+        return 1 << evaluate_verdict(leaf.condition, {leaf.name: "any"})
+    comparison = as_number_comparison(node)
     if low is None or high is None or comparison is None:
-        return leaf.unknown
-    wanted, symbol, bound = comparison
-    if wanted is JavaClass.DOUBLE:
+        return leaf.possible_set
+    number_class, symbol, bound = comparison
+    if number_class is JavaClass.DOUBLE:
         low, high = float(low), float(high)
     inside, single = low <= bound <= high, low == high
     always, sometimes = {
@@ -340,6 +406,6 @@ def _of_values(leaf: Single | Atom, column: ColumnStats) -> int:
         "<": (high < bound, low < bound),
         "<=": (high <= bound, low <= bound),
     }[symbol]
-    # Decimal values are errors for a whole number, and so are wide ones for an Integer; the range
-    # holds for those that are none.
+    # Values with a fraction are errors for a whole number, and so are large values for an Integer.
+    # The range describes only values that can be converted.
     return (0 if always else 1 << FALSE) | (1 << TRUE if sometimes else 0) | 1 << ERROR

@@ -1,15 +1,17 @@
-"""A compiled expression: its tree, its verdict on a message, its verdicts on a block of columns.
+"""A compiled SQL92 expression, its evaluation on messages and blocks, and explanations of results.
 
-The verdicts on a block are exactly the scalar engine's, by construction and not by a second
-implementation of the rules: whatever reads one property is evaluated by the scalar engine for each
-*distinct* value (and for null) and gathered over the rows; joins are look-ups in tables that were
-asked of it (`plan`, `blocks`). Nothing is kept between calls: an expression that was never seen is
-as fast as an old one. NumPy is loaded when the first block is evaluated.
+The verdicts on a block of columns equal those of the scalar engine by construction, because the
+rules are not implemented a second time. A part of the expression that reads one property is
+evaluated by the scalar engine for each *distinct* value, and for null, and the results are gathered
+over the rows. AND, OR and NOT are look-ups in tables that were computed with the scalar engine
+(`plan`, `blocks`). Nothing is cached between calls, so an expression that was never used before is
+as fast as any other. NumPy is imported when the first block is evaluated.
 
-`explain` tells why a message matches or not. An atom is a comparison (or a bare word) that AND, OR
-and NOT join. Of each it says what its operands were (value and Java class) and what came of it, in
-the order of evaluation: what short circuit left out is "not reached", and an atom that cannot be
-evaluated carries its error, which is the error of everything around it.
+`explain` says why a message matches or not. An atom is a comparison, or a bare property, that AND,
+OR and NOT join. The explanation of an atom contains its operands (value and Java class) and its
+result. The atoms are in the order of evaluation. One that is skipped because AND or OR ended before
+it is "not reached". An atom that cannot be evaluated carries its error, which is also the error of
+every condition that contains the atom.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import compile_value
+from sluicemq.filter.evaluate import compile_node
 from sluicemq.filter.nodes import (
     And,
     Node,
@@ -40,51 +42,56 @@ Properties = Mapping[str, str]
 
 
 class Selector:
-    """An expression that compiles, and the filter of who subscribes with it: the second stage
-    decides, the first lets everything through.
+    """A compiled SQL92 expression, which is also the filter of a subscription (`MessageFilter`).
 
-    `tree` is what was parsed; `rest` the index of the text behind a complete expression, which is
-    ignored (None: there is none); `evaluate` gives the verdict on a message's properties: True,
-    False or None for null; it raises FilterEvaluationError.
+    The first stage of the filter accepts every message, and the second stage decides.
+
+    `text` is the expression, `tree` its parsed form, and `weight` its length. `ignored_start` is
+    the index of the text behind a complete expression, which RocketMQ ignores; None if there is no
+    such text. `evaluate(properties)` returns True, False or None (null) for a message, and raises
+    FilterEvaluationError if a value cannot be converted.
     """
 
-    __slots__ = ("_vectorised", "evaluate", "rest", "text", "tree", "weight")
+    __slots__ = ("_vectorised", "evaluate", "ignored_start", "text", "tree", "weight")
 
     tag_codes: frozenset[int] | None = None
     reads_properties = True
 
-    def __init__(self, text: str, tree: Node, rest: int | None = None) -> None:
+    def __init__(self, text: str, tree: Node, ignored_start: int | None = None) -> None:
         self.text = text
         self.weight = len(text)
         self.tree = tree
-        self.rest = rest
-        self.evaluate = compile_value(tree)
+        self.ignored_start = ignored_start
+        self.evaluate = compile_node(tree)
         self._vectorised: Vectorised | None = None
 
     @property
     def vectorised(self) -> "Vectorised":
-        """The same verdicts on a block of columns; made when it is first asked for."""
+        """The evaluation on blocks of columns. It is made at the first access."""
         if self._vectorised is None:
             self._vectorised = Vectorised(self.tree)
         return self._vectorised
 
     @property
     def property_names(self) -> frozenset[str]:
-        """What it reads."""
+        """The names of the properties that the expression reads."""
         return property_names(self.tree)
 
     @property
-    def ignored(self) -> str:
-        """What of its text RocketMQ does not read though somebody wrote a condition there; a
-        comment at the end is meant to be ignored."""
-        rest = self.text[self.rest :].rstrip() if self.rest is not None else ""
-        return "" if rest.startswith("--") else rest
+    def ignored_text(self) -> str:
+        """The text that RocketMQ ignores although it may be meant as a condition.
+
+        It is "" if there is none, or if it is a comment at the end.
+        """
+        ignored = self.text[self.ignored_start :].rstrip() if self.ignored_start is not None else ""
+        return "" if ignored.startswith("--") else ignored
 
     def by_consume_queue(self, tag_code: int) -> bool:
+        """Return True: tag codes do not decide."""
         return True
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Is the message delivered? Null and errors of evaluation say no."""
+        """Return whether the message is delivered: the expression is TRUE, not null or an error."""
         try:
             return self.evaluate(properties) is True
         except FilterEvaluationError:
@@ -97,7 +104,10 @@ class Selector:
 
 
 class Vectorised:
-    """A compiled expression for blocks; `names` are the properties that it reads."""
+    """The evaluation of an expression on blocks of columns (`BlockFilter`).
+
+    `names` contains the names of the properties that the expression reads.
+    """
 
     __slots__ = ("_plan", "names")
 
@@ -106,28 +116,28 @@ class Vectorised:
         self._plan = make_plan(tree)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
-        """One a row: FALSE 0, TRUE 1, null 2, error 3.
+        """Return a verdict for each row: 0 for FALSE, 1 for TRUE, 2 for null, 3 for an error.
 
-        4 (`plan.NEEDS_RECORD`) where a property that is no column decides, and for the rows
-        that could not be decoded: ask the scalar engine, with the record's properties.
+        The verdict is 4 (`plan.NEEDS_RECORD`) where a property that is not a column decides, and
+        for rows that could not be decoded. Then evaluate the properties of the record instead.
         """
-        from sluicemq.filter.blocks import block_verdicts  # noqa: PLC0415 - NumPy, once it is used
+        from sluicemq.filter.blocks import evaluate_block  # noqa: PLC0415 - it imports NumPy
 
-        return block_verdicts(self._plan, block)
+        return evaluate_block(self._plan, block)
 
     def count(self, block: ColumnBlock) -> int | None:
-        """How many of the verdicts would be TRUE; None when some record has to be asked."""
-        from sluicemq.filter.blocks import block_count  # noqa: PLC0415 - as above
+        """Return the number of rows that are TRUE, None if some verdicts need the record."""
+        from sluicemq.filter.blocks import count_matches  # noqa: PLC0415 - it imports NumPy
 
-        return block_count(self._plan, self.names, block)
+        return count_matches(self._plan, self.names, block)
 
     def can_match(self, stats: BlockStats) -> bool:
-        """False when no row of a block with these figures is TRUE: it need not be read."""
+        """Return False if no row of a block with these statistics can be TRUE."""
         return can_match(self._plan, stats)
 
 
 class Outcome(Enum):
-    """What came of a condition. Only TRUE delivers the message."""
+    """The result of a condition. A message is delivered only if the whole expression is TRUE."""
 
     TRUE = "true"
     FALSE = "false"
@@ -141,7 +151,10 @@ _OUTCOMES = {True: Outcome.TRUE, False: Outcome.FALSE, None: Outcome.NULL}
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One side of a comparison: its text, the class RocketMQ sees, its value (None is null)."""
+    """An operand of a comparison: its text, its class in RocketMQ, and its value.
+
+    `value` is None if the operand is null or could not be evaluated.
+    """
 
     text: str
     java_class: str
@@ -150,8 +163,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One condition. `parts` are the conditions it joins (empty for an atom); `operands` what an
-    atom compared; `error` why it could not be evaluated."""
+    """The result of one condition for one message.
+
+    `parts` contains the conditions that it joins; it is empty for an atom. `operands` contains the
+    operands of an atom. `error` says why an atom could not be evaluated, "" if it could.
+    """
 
     text: str
     outcome: Outcome
@@ -161,28 +177,36 @@ class Explanation:
 
     @property
     def matches(self) -> bool:
+        """Whether the condition is TRUE."""
         return self.outcome is Outcome.TRUE
 
 
 def explain(selector: Selector, properties: Properties) -> Explanation:
-    """The whole expression on one message's properties. Never raises."""
+    """Return the explanation of an expression for the properties of one message.
+
+    An error of the evaluation is part of the explanation and is not raised.
+    """
     return _explain(selector.tree, properties)
 
 
-def deciding(explanation: Explanation) -> tuple[Explanation, ...]:
-    """The atoms that made the outcome what it is, in the order of evaluation."""
+def deciding_atoms(explanation: Explanation) -> tuple[Explanation, ...]:
+    """Return the atoms that caused the outcome of a condition, in the order of evaluation."""
     if not explanation.parts:
         return (explanation,)
     inner = {part.outcome for part in explanation.parts}
     wanted = explanation.outcome
-    if wanted not in inner:  # NOT turns its one part round
+    if wanted not in inner:  # only NOT has another outcome than its part
         wanted = explanation.parts[0].outcome
     return tuple(
-        atom for part in explanation.parts if part.outcome is wanted for atom in deciding(part)
+        atom
+        for part in explanation.parts
+        if part.outcome is wanted
+        for atom in deciding_atoms(part)
     )
 
 
 def _explain(node: Node, properties: Properties) -> Explanation:
+    """Explain one condition for the properties of a message."""
     match node:
         case And(parts=parts):
             return _joined(node, parts, Outcome.FALSE, properties)
@@ -196,13 +220,13 @@ def _explain(node: Node, properties: Properties) -> Explanation:
         case _:
             pass
     try:
-        outcome, error = _OUTCOMES[compile_value(node)(properties)], ""
+        outcome, error = _OUTCOMES[compile_node(node)(properties)], ""
     except FilterEvaluationError as failure:
         outcome, error = Outcome.ERROR, str(failure)
     operands = []
     for child in children(node):
         try:
-            value = compile_value(child)(properties)
+            value = compile_node(child)(properties)
         except FilterEvaluationError:
             value = None
         operands.append(Operand(render(child), java_class(child).value, value))
@@ -212,16 +236,19 @@ def _explain(node: Node, properties: Properties) -> Explanation:
 def _joined(
     node: Node, parts: tuple[Node, ...], ends: Outcome, properties: Properties
 ) -> Explanation:
-    """AND ends at FALSE, OR at TRUE, both at an error."""
+    """Explain a chain of AND or OR. It ends at the first part with the outcome `ends`.
+
+    `ends` is FALSE for AND and TRUE for OR. An error ends both.
+    """
     explained: list[Explanation] = []
     outcome = Outcome.TRUE if ends is Outcome.FALSE else Outcome.FALSE
-    for at, part in enumerate(parts):
+    for index, part in enumerate(parts):
         explained.append(_explain(part, properties))
         last = explained[-1].outcome
         if last in (ends, Outcome.ERROR):
             outcome = last
             explained += [
-                Explanation(render(left), Outcome.NOT_REACHED) for left in parts[at + 1 :]
+                Explanation(render(left), Outcome.NOT_REACHED) for left in parts[index + 1 :]
             ]
             break
         if last is Outcome.NULL:

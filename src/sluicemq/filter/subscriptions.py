@@ -1,19 +1,22 @@
-"""Subscriptions by tags or SQL92, and the filter that a broker applies for each.
+"""Subscriptions by tags or SQL92, and the filter that a broker applies for each of them.
 
-A broker knows a tag only by Java's 32-bit hash of it, which stands in the consume queue: the first
-stage compares hashes and the second has nothing to add (spec/filter.md §1). Two tags may share a
-hash, so a client compares the tags themselves again (`tag_matches`). SQL92 needs the properties
-from the commit log; an expression that is null or cannot be evaluated on a message does not match
-(§5).
+A broker knows a tag only by Java's 32-bit hash of it, which is in the consume queue. The first
+stage of a filter compares these hashes, and for tags there is no second stage (spec/filter.md §1).
+Two tags may have the same hash, so a client compares the tags themselves again (`tag_matches`). A
+SQL92 filter needs the properties from the commit log. A message does not match if the expression is
+null or cannot be evaluated (§5).
 
-A message without a tag has code 0. `*` alone means everything; among other tags it is a tag of
-that name. One `|` is part of a tag.
+A message without a tag has the code 0. `*` alone means all messages; among other tags it is a tag
+of that name. A single `|` is part of a tag.
 
-A broker sees the same few expressions with every pull, so the outcome of a compilation is kept,
-failures too, as RocketMQ does (its cache has 100 places); as much as `KEPT_CHARACTERS` of text. A
-long one takes tens of milliseconds: who has others to serve asks `is_quick` before. Whatever else
-SQL92 takes is loaded at the first expression: lark costs 50 ms and 11 MiB, which users of tags do
-not pay.
+A broker receives the same few expressions with every pull, so it caches the results of
+compilations, failures included, as RocketMQ does in its cache of 100 expressions. Here the cache
+is limited by the length of the expressions, `CACHED_CHARACTERS_MAX`. Compiling a long expression
+takes tens of milliseconds, so a broker asks `is_quick_to_compile` first and moves a long
+compilation to another thread (`preparation_jobs`).
+
+What only SQL92 needs is imported when the first expression is compiled: lark takes 50 ms and
+11 MiB, which users of tags should not pay for.
 """
 
 import copy
@@ -23,123 +26,169 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sluicemq.errors import FilterError, FilterSyntaxError
-from sluicemq.filter.nodes import BLANKS, In, Literal, Node, Property
+from sluicemq.filter.nodes import JAVA_TRIM_CHARACTERS, In, Literal, Node, Property
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscription
 
 if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
 
-KEPT_CHARACTERS: Final = 1 << 19
-"""Keep the outcomes of so many characters of long expressions, and of as many of short ones: long
-expressions do not displace short ones. Compiled, a character takes 85 to 280 bytes."""
-QUICK_CHARACTERS: Final = 512
-"""As many are compiled in half a millisecond."""
-_TIDY_EVERY: Final = 64
+CACHED_CHARACTERS_MAX: Final = 1 << 19
+"""The maximum total length of the long expressions in the cache, and of the short ones.
+
+Long and short expressions have separate caches, so that long ones do not displace short ones. A
+compiled expression takes 85 to 280 bytes per character.
+"""
+SHORT_EXPRESSION_MAX: Final = 512
+"""The maximum length of a short expression. It compiles within half a millisecond."""
+_EVICTION_INTERVAL: Final = 64
+"""The cache of short expressions is checked for eviction after this many insertions."""
 
 
 def compile_sql92(text: str) -> "Selector":
-    """Raises FilterSyntaxError, with position and cure, where RocketMQ would not compile it."""
-    outcome = (_quick if len(text) <= QUICK_CHARACTERS else _long).outcome(text)
-    if isinstance(outcome, FilterSyntaxError):
-        # A copy: one that was raised holds what its callers held, 250 kB of a read each.
-        raise copy.copy(outcome)
-    return outcome
+    """Return the selector of a SQL92 expression, from the cache if it was compiled before.
+
+    Raises FilterSyntaxError, with the position and the fix, if RocketMQ would not compile it.
+    """
+    cache = _short_expressions if len(text) <= SHORT_EXPRESSION_MAX else _long_expressions
+    result = cache.compile(text)
+    if isinstance(result, FilterSyntaxError):
+        # Raise a copy: an exception that was raised refers to the frames of its callers and so
+        # keeps their data alive, 250 kB for each read.
+        raise copy.copy(result)
+    return result
 
 
-def compile_whole(text: str) -> "Selector":
-    """The same for an expression that somebody writes for SluiceMQ: text behind a complete one,
-    which RocketMQ ignores, raises FilterSyntaxError as well."""
+def compile_complete(text: str) -> "Selector":
+    """Return the selector of a SQL92 expression that was written for SluiceMQ.
+
+    Raises FilterSyntaxError as `compile_sql92`, and also if text follows a complete expression.
+    RocketMQ would ignore that text. A comment at the end is permitted.
+    """
     selector = compile_sql92(text)
-    if selector.ignored and selector.rest is not None:
-        from sluicemq.filter.findings import rest_warning, syntax_error  # noqa: PLC0415 - as above
+    if selector.ignored_text and selector.ignored_start is not None:
+        from sluicemq.filter.findings import (  # noqa: PLC0415 - only SQL92 needs it
+            ignored_text_warning,
+            syntax_error,
+        )
 
-        raise syntax_error(text, rest_warning(text, selector.rest))
+        raise syntax_error(text, ignored_text_warning(text, selector.ignored_start))
     return selector
 
 
-def is_quick(text: str) -> bool:
-    """Is it compiled already, or in no time? The first one of all is not."""
-    return text in _long or (len(text) <= QUICK_CHARACTERS and bool(_quick or _long))
+def is_quick_to_compile(text: str) -> bool:
+    """Return whether a SQL92 expression is in the cache or compiles within half a millisecond.
+
+    The first expression of a process is not quick, because its compilation imports lark.
+    """
+    if text in _long_expressions:
+        return True
+    has_lark = bool(_short_expressions or _long_expressions)
+    return len(text) <= SHORT_EXPRESSION_MAX and has_lark
 
 
-class _Kept(dict[str, "Selector | FilterSyntaxError"]):
-    """Outcomes, the one that was asked for last behind the others. Threads share it: what one of
-    them does not see is compiled once more."""
+class _CompilationCache(dict[str, "Selector | FilterSyntaxError"]):
+    """The results of compilations by expression, the one that was used last at the end.
+
+    Several threads may use it. If one of them does not see a result of another, it compiles the
+    expression again.
+    """
 
     __slots__ = ()
 
-    def outcome(self, text: str) -> "Selector | FilterSyntaxError":
-        outcome = self.pop(text, None)
-        if outcome is not None:
-            self[text] = outcome
-            return outcome
-        self[text] = outcome = try_compile(text)
-        if len(text) > QUICK_CHARACTERS or len(self) % _TIDY_EVERY == 0:
-            size = sum(map(len, texts := list(self)))
-            for oldest in texts[:-1]:  # the request that waits asks for the newest
-                if size <= KEPT_CHARACTERS:
-                    break
-                self.pop(oldest, None)
-                size -= len(oldest)
-        return outcome
+    def compile(self, text: str) -> "Selector | FilterSyntaxError":
+        """Return the result of `try_compile`, from the cache if it is there.
+
+        A new result may evict the results that were not used for the longest time.
+        """
+        result = self.pop(text, None)
+        if result is not None:
+            self[text] = result
+            return result
+        self[text] = result = try_compile(text)
+        if len(text) > SHORT_EXPRESSION_MAX or len(self) % _EVICTION_INTERVAL == 0:
+            self._evict()
+        return result
+
+    def _evict(self) -> None:
+        """Remove the results that were not used for the longest time until the limit is met."""
+        texts = list(self)
+        size = sum(map(len, texts))
+        for oldest in texts[:-1]:  # a waiting request needs the newest one
+            if size <= CACHED_CHARACTERS_MAX:
+                break
+            self.pop(oldest, None)
+            size -= len(oldest)
 
 
 def try_compile(text: str) -> "Selector | FilterSyntaxError":
-    """The selector, or the error that says why there is none (returned, so that it can be kept)."""
-    from sluicemq.filter.findings import Rejected, syntax_error  # noqa: PLC0415 - see the docstring
-    from sluicemq.filter.selector import Selector  # noqa: PLC0415
-    from sluicemq.filter.syntax import parse  # noqa: PLC0415
+    """Compile a SQL92 expression without the cache.
+
+    Return the selector, or the error if RocketMQ would not compile the expression. The error is
+    returned, not raised, so that it can be cached.
+    """
+    from sluicemq.filter.findings import (  # noqa: PLC0415 - only SQL92 needs it
+        Rejected,
+        syntax_error,
+    )
+    from sluicemq.filter.selector import Selector  # noqa: PLC0415 - only SQL92 needs it
+    from sluicemq.filter.syntax import parse  # noqa: PLC0415 - it imports lark
 
     try:
-        tree, rest = parse(text)
+        tree, ignored_start = parse(text)
     except Rejected as rejected:
         return syntax_error(text, rejected.finding)
-    return Selector(text, tree, rest)
+    return Selector(text, tree, ignored_start)
 
 
-_quick, _long = _Kept(), _Kept()
+_short_expressions, _long_expressions = _CompilationCache(), _CompilationCache()
 
 SEPARATOR = "||"
-QUICK_TAGS: Final = 2048
-"""Characters of a tag expression that is parsed in a fraction of a millisecond."""
-LONG_TAGS_MAX: Final = 32
-_LONG_TAGS: Final[dict[str, tuple[frozenset[str], frozenset[int]]]] = {}
-"""Tags and codes of long expressions that were parsed lately, perhaps by another thread."""
+"""The text between two tags of a tag expression."""
+SHORT_TAGS_MAX: Final = 2048
+"""The maximum length of a short tag expression. It is parsed in a fraction of a millisecond."""
+PARSED_TAGS_MAX: Final = 32
+"""The maximum number of long tag expressions in the cache."""
+_PARSED_TAGS: Final[dict[str, tuple[frozenset[str], frozenset[int]]]] = {}
+"""The cache of long tag expressions: the tags and their codes. Another thread may fill it."""
 TAGS_LENGTH_MAX: Final = 65_536
-"""The most characters of a tag expression. Their hashes take 3 ms."""
+"""The maximum length of a tag expression. Computing the hashes of its tags takes 3 ms."""
 
 
 def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[int]]:
-    """Expression -> (expression to send, tags, their hash codes); both empty for everything.
+    """Parse a tag expression. Return (expression to send to a broker, tags, codes of the tags).
 
-    A text of blanks and separators has no tags and is not `*`: it matches nothing, as in RocketMQ.
-    Raises FilterSyntaxError when there is nothing but separators.
+    None, "" and "*" mean all messages: the result is ("*", empty, empty). An expression of spaces
+    and separators has no tags either, but it matches no message, as in RocketMQ. Raises
+    FilterSyntaxError for an expression of separators only, or one above TAGS_LENGTH_MAX.
     """
     if not expression or expression == ALL:
         return ALL, frozenset(), frozenset()
-    tags, codes = _LONG_TAGS.get(expression) or _tags_and_codes(expression)
+    tags, codes = _PARSED_TAGS.get(expression) or _parse_tags_and_codes(expression)
     return expression, tags, codes
 
 
-def _tags_and_codes(expression: str) -> tuple[frozenset[str], frozenset[int]]:
+def _parse_tags_and_codes(expression: str) -> tuple[frozenset[str], frozenset[int]]:
     tags = split_tags(expression)
     return tags, frozenset(map(tag_code, tags))
 
 
-def _keep_tags(expression: str) -> None:
-    """Parse a long tag expression and keep what was found for a while."""
+def _cache_tags(expression: str) -> None:
+    """Parse a long tag expression and cache the result. An error is ignored here."""
     with suppress(FilterError):
-        found = _tags_and_codes(expression)
-        while len(_LONG_TAGS) >= LONG_TAGS_MAX:
-            with suppress(StopIteration, KeyError):  # another thread has been here
-                del _LONG_TAGS[next(iter(_LONG_TAGS))]
-        _LONG_TAGS[expression] = found
+        found = _parse_tags_and_codes(expression)
+        while len(_PARSED_TAGS) >= PARSED_TAGS_MAX:
+            with suppress(StopIteration, KeyError):  # another thread removed it
+                del _PARSED_TAGS[next(iter(_PARSED_TAGS))]
+        _PARSED_TAGS[expression] = found
 
 
 def split_tags(expression: str) -> frozenset[str]:
-    """Return the tags of an expression that has some. Raises FilterSyntaxError when there is
-    nothing but separators, or too much."""
+    """Return the tags of an expression, without the spaces around them.
+
+    Raises FilterSyntaxError if the expression consists only of separators or is longer than
+    TAGS_LENGTH_MAX.
+    """
     if len(expression) > TAGS_LENGTH_MAX:
         raise FilterSyntaxError(
             f"The tag expression has {len(expression)} characters, the limit is {TAGS_LENGTH_MAX}.",
@@ -151,44 +200,51 @@ def split_tags(expression: str) -> frozenset[str]:
             f"The tag expression {expression!r} has separators but no tag.",
             fix="Write TagA || TagB, or * for all messages.",
         )
-    return frozenset(tag for part in parts if (tag := part.strip(BLANKS)))
+    return frozenset(tag for part in parts if (tag := part.strip(JAVA_TRIM_CHARACTERS)))
 
 
 def is_tag_kind(kind: str | None) -> bool:
-    """Without a kind an expression is of tags."""
+    """Return whether a subscription of this kind is by tags. That is also so without a kind."""
     return not kind or kind == TAG
 
 
 def subscribe(
     topic: str, expression: str | None = ALL, kind: str | None = TAG, version: int = 0
 ) -> Subscription:
-    """A topic and an expression as a subscription; `version` is the time of subscribing in ms.
+    """Return a subscription to a topic.
 
-    Raises FilterSyntaxError when the expression does not parse or the kind is unknown.
+    `version` is the time at which the client subscribed, in milliseconds since 1970. Raises
+    FilterSyntaxError if the expression cannot be parsed or the kind is unknown.
     """
     if is_tag_kind(kind):
         text, tags, codes = parse_tags(expression)
         return Subscription(topic, text, TAG, tags, codes, version)
     if kind != SQL92:
-        raise unknown_kind(kind)
+        raise unknown_kind_error(kind)
     compile_sql92(expression or "")
     return Subscription(topic, expression or "", SQL92, version=version)
 
 
-def unknown_kind(kind: str | None) -> FilterSyntaxError:
+def unknown_kind_error(kind: str | None) -> FilterSyntaxError:
+    """Return the error for a subscription whose kind is not TAG or SQL92."""
     return FilterSyntaxError(f"{kind!r} is not a kind of filter.", fix="Use TAG or SQL92.")
 
 
 def tag_matches(subscription: Subscription, tag: str | None) -> bool:
-    """What a client asks again of a delivered message: is its tag one of those subscribed to?
+    """Return whether a delivered message has a tag that the client subscribed to.
 
-    True for everything and for SQL92, which the broker has decided exactly.
+    A client checks this because a broker compares only hashes of tags. The result is always True
+    for a subscription to all messages, and for SQL92, which the broker evaluates exactly.
     """
     return not subscription.tags or tag in subscription.tags
 
 
 class TagFilter:
-    """The first stage decides by the hash code alone: the commit log is not read."""
+    """The filter of a tag subscription, a `MessageFilter`.
+
+    It decides by the tag codes in the consume queue and never reads the commit log. `tag_codes` is
+    None if the subscription matches all messages.
+    """
 
     __slots__ = ("tag_codes",)
 
@@ -200,63 +256,71 @@ class TagFilter:
         )
 
     def by_consume_queue(self, tag_code: int) -> bool:
+        """Return whether the subscription has a tag with this code."""
         return self.tag_codes is None or tag_code in self.tag_codes
 
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
+        """Return True: there is no second stage."""
         return True
 
 
-# The first sentence is RocketMQ's own answer, which clients search for; the second is the cure.
-SQL92_IS_OFF = (
+# The first sentence is the response of RocketMQ, which clients search for. The second is the fix.
+SQL92_DISABLED = (
     "The broker does not support consumer to filter message by SQL92. "
     "Set enablePropertyFilter=true in broker.conf and restart the broker, or subscribe by tags."
 )
 
 
-def preparation(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
-    """What takes long of an expression, as a job for any thread; none when nothing does."""
+def preparation_jobs(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
+    """Yield a function that does the slow part of compiling an expression in advance, if any.
+
+    Yield nothing if the compilation is quick or its result is cached. The function may run in any
+    thread. It fills the cache and ignores errors, which the later compilation raises.
+    """
 
     def prepare() -> None:
         with suppress(FilterError):
             selector = compile_sql92(expression)
-            if len(expression) > QUICK_CHARACTERS:
+            if len(expression) > SHORT_EXPRESSION_MAX:
                 _ = selector.vectorised
 
-    if kind == SQL92 and not is_quick(expression):
+    if kind == SQL92 and not is_quick_to_compile(expression):
         yield prepare
     elif (
         is_tag_kind(kind)
-        and QUICK_TAGS < len(expression) <= TAGS_LENGTH_MAX
-        and expression not in _LONG_TAGS
+        and SHORT_TAGS_MAX < len(expression) <= TAGS_LENGTH_MAX
+        and expression not in _PARSED_TAGS
     ):
-        yield partial(_keep_tags, expression)
+        yield partial(_cache_tags, expression)
 
 
 def make_filter(subscription: Subscription) -> MessageFilter | None:
-    """The filter of a subscription; None when every message matches.
+    """Return the filter of a subscription, None if it matches all messages.
 
-    Raises FilterSyntaxError when its SQL92 does not compile or its kind is unknown.
+    Raises FilterSyntaxError if its SQL92 expression does not compile or its kind is unknown.
     """
     if is_tag_kind(subscription.kind):
         return None if subscription.expression == ALL else TagFilter(subscription)
     if subscription.kind != SQL92:
-        raise unknown_kind(subscription.kind)
+        raise unknown_kind_error(subscription.kind)
     return compile_sql92(subscription.expression)
 
 
 Expression: TypeAlias = "Node | Selector | Subscription | str"
+"""A filter expression in any form; a str is SQL92."""
 
 TAGS = "TAGS"
+"""The property that contains the tag of a message."""
 
 
-def tree_of(expression: Expression) -> Node:
-    """The tree; a string is SQL92.
+def to_tree(expression: Expression) -> Node:
+    """Return the tree of an expression. A tag subscription becomes a comparison of property TAGS.
 
-    Raises FilterSyntaxError when it does not compile, its kind is unknown, or a string goes on with
-    text that would be ignored.
+    A string is parsed as SQL92. Raises FilterSyntaxError if the expression does not compile, its
+    kind is unknown, or a string contains text behind a complete expression.
     """
     if isinstance(expression, str):
-        return compile_whole(expression).tree
+        return compile_complete(expression).tree
     if not isinstance(expression, Subscription):
         tree: Node = getattr(expression, "tree", expression)  # type: ignore[arg-type]
         return tree
@@ -266,5 +330,5 @@ def tree_of(expression: Expression) -> Node:
         tags = tuple(sorted(expression.tags))
         return In(Property(TAGS), tags) if tags else Literal(False)
     if expression.kind != SQL92:
-        raise unknown_kind(expression.kind)
+        raise unknown_kind_error(expression.kind)
     return compile_sql92(expression.expression).tree

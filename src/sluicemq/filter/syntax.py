@@ -1,14 +1,18 @@
-"""The parse: tokens through lark's LALR tables to nodes, up to the first that cannot continue.
+"""The parser of SQL92 expressions: it turns text into a tree of nodes.
 
-RocketMQ's start rule does not ask for the end of the input: it stops at the first token that
-cannot continue the expression and ignores the rest, of which only that one token has to lex
-(spec/filter.md §6). So a token without an action is replaced by the end; when the end has no action
-either, the token is the fault. A token that can continue a rule is taken and commits the parse:
-`a = 5 AND` does not compile. What RocketMQ rejects at compile time is rejected here ("Compile-time
-rejections"), but with the place and the cure.
+RocketMQ does not require an expression to extend to the end of the text. Its parser stops at the
+first token that cannot continue the expression and ignores the rest; of the ignored text, only that
+one token has to be lexically valid (spec/filter.md §6). This parser does the same. If no action
+exists for a token, it tries the end of the text instead. If there is no action for the end either,
+the token is the error. A token that can continue a rule commits the parse: `a = 5 AND` does not
+compile.
 
-lark makes the tables from grammar.lark: a lexer of one regular expression, and the actions of every
-state. That costs 50 ms, once a process, so this module is loaded at the first SQL92 expression.
+The parser also rejects what RocketMQ rejects at compile time (spec/filter.md, "Compile-time
+rejections"). Each rejection is a `Finding` with the position of the fault and the fix.
+
+lark generates the tables from grammar.lark: the regular expression of the lexer, and the actions of
+every state of an LALR parser. That takes 50 ms, once per process, so this module is imported when
+the first SQL92 expression is compiled.
 """
 
 import re
@@ -26,12 +30,13 @@ from sluicemq.filter.findings import (
     Finding,
     Rejected,
     Token,
+    explain_name_with_digit,
     lexical_finding,
-    name_begins_with_digit,
     parse_finding,
 )
 from sluicemq.filter.nodes import (
     And,
+    BareProperty,
     Between,
     Equal,
     In,
@@ -46,33 +51,43 @@ from sluicemq.filter.nodes import (
     Order,
     OrderOperator,
     Property,
-    Truth,
     is_boolean,
     levels,
 )
 from sluicemq.numbers import LONG_MAX
 
-FLOAT_MIN = 5e-324  # Java's Double.MIN_VALUE, spelled 4.9E-324 there
+FLOAT_MIN = 5e-324
+"""The smallest float of an expression: Java's Double.MIN_VALUE, which Java writes as 4.9E-324."""
 FLOAT_MAX = float_info.max
+"""The largest float of an expression: Java's Double.MAX_VALUE."""
 _CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
-class Builder:
-    """One method for each arrow of grammar.lark; the parser calls it with the parts of the rule."""
+class TreeBuilder:
+    """The actions of the grammar: one method for each name behind an arrow in grammar.lark.
 
-    def whole(self, node: Node) -> Node:
-        return as_boolean(node)
+    The parser calls a method with the parts of its rule in order: a `Token` for each terminal, and
+    for each other symbol what its own method returned. A method raises Rejected if RocketMQ refuses
+    the construct at compile time.
+    """
 
-    def either(self, left: Node, token: Token, right: Node) -> Node:
-        # One flat node for a chain: the same three-valued result, and no deep recursion.
-        first = left.parts if isinstance(left, Or) else (as_boolean(left),)
-        return Or((*first, as_boolean(right)), token.position)
+    def expression(self, node: Node) -> Node:
+        """Return a complete expression, which must be a condition."""
+        return as_condition(node)
 
-    def both(self, left: Node, token: Token, right: Node) -> Node:
-        first = left.parts if isinstance(left, And) else (as_boolean(left),)
-        return And((*first, as_boolean(right)), token.position)
+    def disjunction(self, left: Node, token: Token, right: Node) -> Node:
+        """Join two conditions by OR. If `left` is a chain of ORs, extend the chain."""
+        # A chain is one flat node: the three-valued result is the same, without deep recursion.
+        first = left.parts if isinstance(left, Or) else (as_condition(left),)
+        return Or((*first, as_condition(right)), token.position)
+
+    def conjunction(self, left: Node, token: Token, right: Node) -> Node:
+        """Join two conditions by AND. If `left` is a chain of ANDs, extend the chain."""
+        first = left.parts if isinstance(left, And) else (as_condition(left),)
+        return And((*first, as_condition(right)), token.position)
 
     def equal(self, left: Node, token: Token, right: Node) -> Node:
+        """Compare two operands with `=` or `<>`."""
         for side in (left, right):
             if isinstance(side, Literal) and side.value is None:
                 what = "NULL cannot be compared with = or <>."
@@ -84,32 +99,37 @@ class Builder:
             and not isinstance(right.value, bool)
         ):
             what = f"{left.text} cannot be compared with the constant {right.text}."
-            fix = "TRUE and FALSE are words of the language: no property can have such a name."
+            fix = "TRUE and FALSE are reserved words: no property can have such a name."
             raise _rejected(left, "boolean-against-constant", what, fix)
         return Equal(left, right, token.kind == "UNEQUAL", token.position)
 
     def is_null(self, operand: Node, token: Token, *rest: Token) -> Node:
+        """Make IS NULL or IS NOT NULL. `rest` is NULL, or NOT and NULL."""
         return IsNull(operand, len(rest) > 1, token.position)
 
     def order(self, left: Node, token: Token, right: Node) -> Node:
+        """Compare two numbers with `>`, `>=`, `<` or `<=`."""
         _check_number(left, token.text)
         _check_number(right, token.text)
         return Order(cast("OrderOperator", token.text), left, right, token.position)
 
     def match(self, operand: Node, *tokens: Token) -> Node:
+        """Make CONTAINS, STARTSWITH or ENDSWITH. The tokens are [NOT,] operator and string."""
         *negation, token, search = tokens
         operator = cast("MatchOperator", token.text.upper())
-        return Match(operator, operand, _unquoted(search), bool(negation), token.position)
+        return Match(operator, operand, _unquote(search), bool(negation), token.position)
 
     def between(self, value: Node, token: Token, *rest: Any) -> Node:
+        """Make BETWEEN or NOT BETWEEN. `rest` ends with the low bound, AND and the high bound."""
         low, _, high = rest[-3:]
         negated = token.kind == "NOT"
         for node in (value, low, high):
             _check_number(node, "NOT BETWEEN" if negated else "BETWEEN")
-        # Only constants are compared: a negated number is none (spec/filter.md §6).
+        # RocketMQ compares the bounds only if both are literals. A negated number is not a literal
+        # (spec/filter.md §6).
         if not negated and isinstance(low, Literal) and isinstance(high, Literal):
             first, last = cast("float", low.value), cast("float", high.value)
-            if float in (type(first), type(last)):  # Java widens a Long to Double, and rounds it
+            if float in (type(first), type(last)):  # Java widens a Long to a Double and rounds it
                 first, last = float(first), float(last)
             if last < first:
                 what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
@@ -117,44 +137,55 @@ class Builder:
                 raise _rejected(high, "between-order", what, fix)
         return Between(value, low, high, negated, token.position)
 
-    def contained(self, operand: Node, token: Token, *rest: Any) -> Node:
+    def in_list(self, operand: Node, token: Token, *rest: Any) -> Node:
+        """Make IN or NOT IN. `rest` ends with the list of strings and the closing parenthesis."""
         if isinstance(operand, Property):
             return In(operand, tuple(rest[-2]), token.kind == "NOT", token.position)
         what, fix = "IN needs a property on its left.", "Write a IN ('x', 'y')."
         if isinstance(operand, Not):
-            what = "NOT belongs to the one word after it, and IN needs a property on its left."
+            what = "NOT applies to the next word only, and IN needs a property on its left."
             fix = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
         raise _rejected(operand, "in-operand", what, fix)
 
     def first_string(self, token: Token) -> list[str]:
-        return [_unquoted(token)]
+        """Begin the list of IN with its first string."""
+        return [_unquote(token)]
 
-    def more_strings(self, values: list[str], _comma: Token, token: Token) -> list[str]:
-        values.append(_unquoted(token))
+    def next_string(self, values: list[str], _comma: Token, token: Token) -> list[str]:
+        """Append a string to the list of IN."""
+        values.append(_unquote(token))
         return values
 
     def plus(self, _token: Token, operand: Node) -> Node:
+        """Return the operand: a plus sign has no effect in RocketMQ."""
         return operand
 
     def minus(self, token: Token, operand: Node) -> Node:
+        """Negate an operand, which need not be a number."""
         return Negate(operand, token.position)
 
     def negation(self, token: Token, operand: Node) -> Node:
-        return Not(as_boolean(operand), token.position)
+        """Apply NOT to a condition."""
+        return Not(as_condition(operand), token.position)
 
     def parentheses(self, _open: Token, node: Node, _close: Token) -> Node:
+        """Return the node between two parentheses: parentheses make no node of their own."""
         return node
 
-    def name(self, token: Token) -> Node:
+    def property_name(self, token: Token) -> Node:
+        """Make a property."""
         return Property(token.text, token.position)
 
     def string(self, token: Token) -> Node:
-        return Literal(_unquoted(token), token.position, token.text)
+        """Make a string literal."""
+        return Literal(_unquote(token), token.position, token.text)
 
     def constant(self, token: Token) -> Node:
+        """Make the literal TRUE, FALSE or NULL."""
         return Literal(_CONSTANTS[token.kind], token.position, token.text)
 
     def whole_number(self, token: Token) -> Node:
+        """Make a literal of a whole number, which must fit in 64 bits."""
         digits = token.text.rstrip("lL")
         if len(digits) <= len(str(LONG_MAX)) and int(digits) <= LONG_MAX:
             return Literal(int(digits), token.position, token.text)
@@ -163,6 +194,7 @@ class Builder:
         raise _rejected(Literal(0, token.position, token.text), "number-too-large", what, fix)
 
     def float_number(self, token: Token) -> Node:
+        """Make a literal of a float from FLOAT_MIN to FLOAT_MAX. RocketMQ refuses 0.0."""
         literal = Literal(float(token.text), token.position, token.text)
         if FLOAT_MIN <= float(token.text) <= FLOAT_MAX:
             return literal
@@ -177,23 +209,30 @@ class Builder:
         raise _rejected(literal, "float-zero", what, fix)
 
 
-def as_boolean(node: Node) -> Node:
-    """A condition as it is, a property as `Truth`; any other value is rejected."""
+def as_condition(node: Node) -> Node:
+    """Return a condition unchanged, and a property as a `BareProperty`.
+
+    Raises Rejected for any other value.
+    """
     if is_boolean(node):
         return node
     if isinstance(node, Property):
-        return Truth(node, node.position)
-    what = f"{_shown(node)} is a value, not a condition."
+        return BareProperty(node, node.position)
+    what = f"{_token_text(node)} is a value, not a condition."
     fix = "Compare it with a property, for example a = 5."
     raise _rejected(node, "not-a-condition", what, fix)
 
 
-def _unquoted(token: Token) -> str:
+def _unquote(token: Token) -> str:
+    """Return the value of a string token: without its quotes, with doubled quotes made single."""
     return token.text[1:-1].replace("''", "'")
 
 
 def _check_number(node: Node, operator: str) -> None:
-    """May the node stand beside an order operator? Numbers, properties and minus may."""
+    """Raise Rejected if a node cannot be an operand of `operator`, which compares numbers.
+
+    Numbers, properties and negated operands are accepted.
+    """
     if isinstance(node, Literal) and isinstance(node.value, str):
         what = f"{operator} compares numbers only, and {node.text} is a string."
         fix = "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
@@ -202,11 +241,13 @@ def _check_number(node: Node, operator: str) -> None:
             fix = f"Write the number without quotes: {node.value}."
         raise _rejected(node, "order-string", what, fix)
     if isinstance(node, Literal) and is_boolean(node):
-        what = f"{operator} compares numbers only, and {node.text} is none."
+        what = (
+            f"{operator} compares numbers only, and {node.text} is a constant that is not a number."
+        )
         fix = "Write a number, or use = TRUE, = FALSE, IS NULL."
         raise _rejected(node, "order-constant", what, fix)
     if isinstance(node, Not):
-        what = f"NOT belongs to the one word after it, not to the comparison with {operator}."
+        what = f"NOT applies to the next word only, not to the comparison with {operator}."
         fix = "Put the comparison in parentheses: NOT (a > 5)."
         raise _rejected(node, "not-binds-tight", what, fix)
     if is_boolean(node):
@@ -214,7 +255,8 @@ def _check_number(node: Node, operator: str) -> None:
         raise _rejected(node, "order-condition", what, "Join conditions: a > 1 AND b > 0.")
 
 
-def _shown(node: Node) -> str:
+def _token_text(node: Node) -> str:
+    """Return the text of the token at which a node is marked, "" if it is not known."""
     match node:
         case Property(name=name):
             return name
@@ -228,30 +270,41 @@ def _shown(node: Node) -> str:
             return ""
 
 
-def _rejected(node: Node, code: str, what: str, instead: str) -> Rejected:
-    return Rejected(Finding(node.position, max(1, len(_shown(node))), code, what, instead))
+def _rejected(node: Node, code: str, what: str, fix: str) -> Rejected:
+    """Return the exception that marks the token of a node."""
+    return Rejected(Finding(node.position, max(1, len(_token_text(node))), code, what, fix))
 
 
 LINE_COMMENT = "LINE_COMMENT"
 
 
 class Reduction(NamedTuple):
-    """`size` parts become one of the rule `origin`; `make` is None when it is the part itself."""
+    """An action of the parser: replace the last `size` parts by one part of the rule `origin`.
+
+    `make` is the method of `TreeBuilder` that makes the new part. None means that the only part is
+    passed on unchanged.
+    """
 
     size: int
     origin: str
     make: Callable[..., Any] | None
 
 
-Action: TypeAlias = int | Reduction  # the state to go to, or what to reduce first
+Action: TypeAlias = int | Reduction
+"""What the parser does with a token: shift it and go to this state, or reduce first."""
 
 
-class Tables(NamedTuple):
-    """`token` matches one token, its group's name is the terminal; those in `ignored` are skipped.
+class ParseTables(NamedTuple):
+    """The tables of the lexer and of the LALR parser.
 
-    `actions[state][terminal]` says what to do, `gotos[state][rule]` where to go after a reduction.
-    `token_last` is for what lies behind the last end of a line, where no comment can end: there
-    each -- would be searched to the end of the text, and 64,000 of them took a minute.
+    `token` matches one token; the name of the matching group is the terminal. Terminals in
+    `ignored` are skipped. `actions[state][terminal]` is the next action of the parser, and
+    `gotos[state][rule]` is the state after a reduction to `rule`. `start` and `end` are the first
+    state and the state of a complete parse.
+
+    `token_without_line_comment` matches tokens behind the last line end, where no line comment can
+    end. With `token`, each -- there would be searched to the end of the text: 64,000 of them took
+    a minute.
     """
 
     token: re.Pattern[str]
@@ -260,19 +313,21 @@ class Tables(NamedTuple):
     gotos: dict[int, dict[str, int]]
     start: int
     end: int
-    token_last: re.Pattern[str]
+    token_without_line_comment: re.Pattern[str]
 
 
 @cache
-def tables() -> Tables:
+def parse_tables() -> ParseTables:
+    """Return the tables of grammar.lark. They are generated once per process, in 50 ms."""
     lark = Lark.open_from_package(__package__, "grammar.lark", parser="lalr", lexer="basic")
-    # The configuration of an idle parser is lark's public way to its tables.
+    # The configuration of an idle parser is the public access that lark gives to its tables.
     table = lark.parse_interactive("").parser_state.parse_conf
-    builder = Builder()
+    builder = TreeBuilder()
     actions: dict[int, dict[str, Action]] = {}
     gotos: dict[int, dict[str, int]] = {}
     for state, entries in table.states.items():
-        # lark's symbols are a subclass of str with a slow __eq__: plain strings look up faster.
+        # The symbols of lark are a subclass of str with a slow __eq__. Look-ups of plain strings
+        # are faster.
         found: dict[str, Action] = {}
         for symbol, (kind, rule) in entries.items():
             action: Action
@@ -284,18 +339,19 @@ def tables() -> Tables:
             found[intern(str(symbol))] = action
         actions[state] = {name: action for name, action in found.items() if name.isupper()}
         gotos[state] = {name: to for name, to in found.items() if isinstance(to, int)}
-    return Tables(
+    return ParseTables(
         token=_token_pattern(lark),
         ignored=frozenset(map(str, lark.ignore_tokens)),
         actions=actions,
         gotos=gotos,
         start=table.start_state,
         end=table.end_state,
-        token_last=_token_pattern(lark, without=LINE_COMMENT),
+        token_without_line_comment=_token_pattern(lark, without=LINE_COMMENT),
     )
 
 
 def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
+    """Return a pattern with a named group for each terminal except `without`, by priority."""
     terminals = sorted(lark.terminals, key=lambda terminal: -terminal.priority)
     terminals = [terminal for terminal in terminals if terminal.name != without]
     return re.compile(
@@ -303,30 +359,40 @@ def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
     )
 
 
-NESTING_MAX = 200  # keeps the recursion of every engine far below Python's 1,000 frames
-LENGTH_MAX = 32_768  # characters; a parse takes some µs a token on the broker's only thread
+NESTING_MAX = 200
+"""The maximum depth of a tree. It keeps recursion in the engines below Python's 1,000 frames."""
+LENGTH_MAX = 32_768
+"""The maximum characters of an expression. The broker's event loop parses some µs per token."""
 
 
 class Parsed(NamedTuple):
-    """A tree, and where the ignored rest begins (None when there is none)."""
+    """The result of a parse.
+
+    `ignored_start` is the index of the first token that RocketMQ ignores, None if the expression
+    extends to the end of the text.
+    """
 
     tree: Node
-    rest: int | None
+    ignored_start: int | None
 
 
 def parse(text: str) -> Parsed:
-    """Text -> tree. Raises Rejected with the finding when RocketMQ would not compile it."""
+    """Parse a SQL92 expression. Raises Rejected if RocketMQ would not compile it.
+
+    An expression that is longer than LENGTH_MAX or nested deeper than NESTING_MAX is rejected too.
+    """
     if len(text) > LENGTH_MAX:
         what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
-        fix = "Give the messages a property or tag that says it shorter."
+        fix = "Give the messages a property or tag that a shorter expression can select."
         raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, fix))
-    _, _, actions, gotos, start, end, _ = tables()
-    states: list[int] = [start]
+    tables = parse_tables()
+    actions, gotos, end_state = tables.actions, tables.gotos, tables.end
+    states: list[int] = [tables.start]
     values: list[Any] = []
     tokens = _tokens(text)
     refused: Token | None = None
     token = next(tokens)
-    while states[-1] != end:
+    while states[-1] != end_state:
         action = actions[states[-1]].get(END if refused else token.kind)
         if action is None:
             if refused or token.kind == END:
@@ -342,31 +408,37 @@ def parse(text: str) -> Parsed:
                 try:
                     values[-size:] = [make(*values[-size:])]
                 except Rejected as rejected:
-                    raise Rejected(name_begins_with_digit(text, rejected.finding)) from None
+                    raise Rejected(explain_name_with_digit(text, rejected.finding)) from None
             del states[-size:]
             states.append(gotos[states[-1]][origin])
     tree: Node = values[-1]
-    # A level costs a character at least, so a short text needs no look.
+    # Each level needs at least one character, so a short text need not be checked.
     if len(text) > NESTING_MAX and len(levels(tree)) > NESTING_MAX:
         what = f"Conditions are nested deeper than {NESTING_MAX} levels."
-        fix = "Write it flatter: chains of AND and OR need no parentheses."
+        fix = "Reduce the nesting: chains of AND and OR need no parentheses."
         raise Rejected(Finding(0, len(text), "too-deep", what, fix))
     return Parsed(tree, refused.position if refused else None)
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    """The tokens, then the end for ever. Raises Rejected when it gets to what does not lex."""
-    pattern, ignored, *_, pattern_last = tables()
-    lines_end = max(text.rfind("\n"), text.rfind("\r")) + 1
+    """Yield the tokens of a text, then an endless number of END tokens.
+
+    Raises Rejected at the first character that begins no token.
+    """
+    tables = parse_tables()
+    last_line_start = max(text.rfind("\n"), text.rfind("\r")) + 1
     position = 0
-    for each, is_over in ((pattern, lines_end), (pattern_last, len(text))):
-        for found in each.finditer(text, position) if position < is_over else ():
+    for pattern, stop in (
+        (tables.token, last_line_start),
+        (tables.token_without_line_comment, len(text)),
+    ):
+        for found in pattern.finditer(text, position) if position < stop else ():
             if found.start() != position:
                 break
             position = found.end()
-            if found.lastgroup not in ignored:
+            if found.lastgroup not in tables.ignored:
                 yield Token(str(found.lastgroup), found[0], found.start())
-            if position >= is_over:
+            if position >= stop:
                 break
     if position < len(text):
         raise Rejected(lexical_finding(text, position))

@@ -198,7 +198,6 @@ def _names_of(*kinds: OnSend) -> frozenset[str]:
 
 
 REMOVED_ON_SEND: Final = _names_of(_REMOVED)
-FILLED_ON_SEND: Final = _names_of(_FILLED)
 REFUSED_IN_BATCH: Final = _names_of(_OBEYED)
 ACTED_ON_SEND: Final = _names_of(_REMOVED, _FILLED, _OBEYED)
 """If a message has one of these, the fast paths of sending pass it to the general path."""

@@ -4,16 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from sluicemq.client.core.tracing import (
-    ConsumeTrace,
-    SendTrace,
-    decode_trace_records,
-)
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError, TopicNotFoundError
 from sluicemq.filter.subscriptions import subscribe, tag_matches
 from sluicemq.model.message import KEYS, StoredMessage
 from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MessageQueue
+from sluicemq.model.trace_records import ConsumeTrace, SendTrace, decode_trace_records
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import TEMPORARY, Given, Session
 from sluicemq.mqadmin.groups import PUSH

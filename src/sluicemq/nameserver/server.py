@@ -31,6 +31,7 @@ from sluicemq.net.limits import CODES_WITH_MESSAGES, WORK_WEIGHT_MAX, FairSchedu
 from sluicemq.net.network import SOCKET_NETWORK, Network, with_tls
 from sluicemq.net.work.background import Background, offload_to_executor
 from sluicemq.supervision import Supervisor
+from sluicemq.telemetry.health import event_loop_problems
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -181,8 +182,6 @@ class NameServer:
 
         May be called in any thread.
         """
-        from sluicemq.net.wsgi import event_loop_problems  # noqa: PLC0415 - only probes need HTTP
-
         still_ms = self._now_ms() - self._swept_ms - self.requests.config.scan_interval_ms
         return event_loop_problems(still_ms / 1000)
 

@@ -8,22 +8,7 @@ task and no future: the methods of streams are called as frames arrive. Frames t
 in one write, when the chunk is handled or in the next iteration of the event loop. Everything that
 a client may send is supported, except that priorities are ignored. Server push is not supported.
 
-A connection has these limits, besides those of `accept.py`:
-
-- Streams. A new stream is refused (REFUSED_STREAM, after which clients retry by themselves) if
-  there are STREAMS_MAX, or while the client leaves too many response bytes unread.
-- Flow control. The windows limit the bytes of requests in flight, for each stream and for the
-  connection. Response bytes that the client has no window for wait here, and are counted.
-- Headers. The size of a header block and of the list that it becomes are limited. The lists of all
-  open streams count as unfinished bytes, because a block of a few bytes may refer to large entries
-  of the HPACK table many times.
-- Overhead frames, which cost time and ask for nothing: PING, SETTINGS, WINDOW_UPDATE, empty DATA,
-  frames of closed streams, and refused streams. A number of them is free, and some more for each
-  useful frame. Beyond that the connection ends with ENHANCE_YOUR_CALM, and so it does after too
-  many resets of requests without a response.
-- Time. Each frame of any kind is charged to the connection, and so is each message of a frame. A
-  connection that has used its share is not read from until the scheduler selects it
-  (`limits.FairScheduler`).
+The limits of a connection, and their reasons, are in `http2_limits`.
 
 The work of a frame does not grow with the number of streams. The window of a stream is stored as
 its difference from the window that SETTINGS give to all streams, so SETTINGS change one number. The
@@ -37,39 +22,12 @@ import heapq
 from collections.abc import Callable
 from typing import Final, cast
 
+from sluicemq.net import http2_limits as limits
 from sluicemq.net.accept import AcceptedConnection, OnPeer, Server
 from sluicemq.net.limits import SERVER_LIMITS, UNCOUNTED_BYTES, FairScheduler, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.wire import http2 as h
-from sluicemq.wire.hpack import HEADER_LIST_BYTES_MAX, HeaderDecoder
-
-STREAMS_MAX: Final = 1024
-"""The most open streams of a connection. The asynchronous sends and long polls of a Java client
-share one connection."""
-STREAM_WINDOW_BYTES: Final = 1 << 20
-CONNECTION_WINDOW_BYTES: Final = 4 << 20
-HEADER_BLOCK_BYTES_MAX: Final = HEADER_LIST_BYTES_MAX
-OVERHEAD_FRAMES: Final = 1000
-"""Overhead frames that every connection may send."""
-OVERHEAD_FRAMES_PER_USEFUL: Final = 4
-"""Clients that measure the path send a PING, and increase windows, for nearly each DATA frame."""
-UNANSWERED_RESETS: Final = 200
-"""A connection may reset this many requests more than were answered, because many deadlines may
-pass at the same time."""
-STALE_RANKS: Final = 64
-"""Invalid entries that may stay in the order of stalled streams."""
-HALF_CLOSE_WAIT_S: Final = 1.0
-"""After a response, the time in which the client may still end its side of the stream."""
-DRAIN_PING: Final = b"draining"
-DRAIN_PING_TIMEOUT_S: Final = 1.0
-
-_SETTINGS: Final = h.encode_settings(
-    {
-        h.Setting.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
-        h.Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-        h.Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES_MAX,
-    }
-) + h.encode_window_update(0, CONNECTION_WINDOW_BYTES - h.WINDOW_BYTES)
+from sluicemq.wire.hpack import HeaderDecoder
 
 
 class Stream:
@@ -256,9 +214,9 @@ class Stream:
         Return False if the client has exceeded the window.
         """
         self._unreturned_bytes += size
-        if self._unreturned_bytes > STREAM_WINDOW_BYTES:
+        if self._unreturned_bytes > limits.STREAM_WINDOW_BYTES:
             return False
-        if self._unreturned_bytes > STREAM_WINDOW_BYTES // 2 and not self.is_half_closed:
+        if self._unreturned_bytes > limits.STREAM_WINDOW_BYTES // 2 and not self.is_half_closed:
             self.connection.write(h.encode_window_update(self.stream_id, self._unreturned_bytes))
             self._unreturned_bytes = 0
         return True
@@ -390,7 +348,7 @@ class Http2Connection(AcceptedConnection):
             self._is_handling = False
         if self._deferred_frames is None and position < len(data):
             self._rest = data[position:]
-        if self._unreturned_bytes > CONNECTION_WINDOW_BYTES // 2:
+        if self._unreturned_bytes > limits.CONNECTION_WINDOW_BYTES // 2:
             self._outgoing.append(h.encode_window_update(0, self._unreturned_bytes))
             self._unreturned_bytes = 0
         self._flush()
@@ -411,7 +369,7 @@ class Http2Connection(AcceptedConnection):
         if len(data) < size:
             return data
         self._has_preface = True
-        self._outgoing.append(_SETTINGS)
+        self._outgoing.append(limits.SETTINGS)
         return data[size:]
 
     # Called for every chunk of every connection: keep it cheap.
@@ -479,7 +437,7 @@ class Http2Connection(AcceptedConnection):
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
         size = len(payload)
         self._unreturned_bytes += size
-        if self._unreturned_bytes > CONNECTION_WINDOW_BYTES:
+        if self._unreturned_bytes > limits.CONNECTION_WINDOW_BYTES:
             raise h.Http2Error(
                 h.ErrorCode.FLOW_CONTROL_ERROR, "DATA exceeds the connection's window."
             )
@@ -526,11 +484,11 @@ class Http2Connection(AcceptedConnection):
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS.")
         self._count_overhead()
         self._block += payload
-        if len(self._block) > HEADER_BLOCK_BYTES_MAX or not payload:
+        if len(self._block) > limits.HEADER_BLOCK_BYTES_MAX or not payload:
             raise h.Http2Error(
                 h.ErrorCode.ENHANCE_YOUR_CALM,
-                f"A header block is above the limit of {HEADER_BLOCK_BYTES_MAX} bytes, or has an "
-                "empty CONTINUATION.",
+                f"A header block is above the limit of {limits.HEADER_BLOCK_BYTES_MAX} bytes, or "
+                "has an empty CONTINUATION.",
             )
         if flags & h.END_HEADERS:
             block, self._block, self._block_stream_id = bytes(self._block), bytearray(), 0
@@ -558,7 +516,7 @@ class Http2Connection(AcceptedConnection):
                 )
             self._last_stream_id = stream_id
             is_full = self.queued_bytes > self._server.write_buffer_bytes_max
-            if self._is_draining or is_full or len(self._streams) >= STREAMS_MAX:
+            if self._is_draining or is_full or len(self._streams) >= limits.STREAMS_MAX:
                 self._count_overhead()
                 self.write(h.encode_rst_stream(stream_id, h.ErrorCode.REFUSED_STREAM))
                 return
@@ -575,7 +533,7 @@ class Http2Connection(AcceptedConnection):
             self._check_was_opened(stream_id)
             return
         self._resets += 1
-        if self._resets > UNANSWERED_RESETS + self._answered_count:
+        if self._resets > limits.UNANSWERED_RESETS + self._answered_count:
             raise h.Http2Error(
                 h.ErrorCode.ENHANCE_YOUR_CALM,
                 f"{self._resets} requests were reset, and only {self._answered_count} answered.",
@@ -611,7 +569,7 @@ class Http2Connection(AcceptedConnection):
         self._count_overhead()
         if not flags & h.ACK:
             self.write(h.encode_frame(h.PING, h.ACK, 0, payload))
-        elif payload == DRAIN_PING:
+        elif payload == limits.DRAIN_PING:
             self.refuse_new_streams()
 
     def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
@@ -643,7 +601,9 @@ class Http2Connection(AcceptedConnection):
     def _count_overhead(self) -> None:
         """Count a frame that asks for nothing. Raise Http2Error if there are too many."""
         self._overhead_frames += 1
-        frames_max = OVERHEAD_FRAMES + OVERHEAD_FRAMES_PER_USEFUL * self._useful_frames
+        frames_max = (
+            limits.OVERHEAD_FRAMES + limits.OVERHEAD_FRAMES_PER_USEFUL * self._useful_frames
+        )
         if self._overhead_frames > frames_max:
             raise h.Http2Error(
                 h.ErrorCode.ENHANCE_YOUR_CALM,
@@ -672,7 +632,7 @@ class Http2Connection(AcceptedConnection):
 
     def rank_stream(self, stream: Stream) -> None:
         """Add a stalled stream, with its present window, to the order of stalled streams."""
-        if len(self._ranks) > 2 * len(self.stalled_streams) + STALE_RANKS:
+        if len(self._ranks) > 2 * len(self.stalled_streams) + limits.STALE_RANKS:
             # Most entries are invalid: rebuild the heap.
             self._ranks = [(-it.window_delta, key) for key, it in self.stalled_streams.items()]
             heapq.heapify(self._ranks)
@@ -710,7 +670,7 @@ class Http2Connection(AcceptedConnection):
         else:
             # Some clients send END_STREAM later, in a frame of its own.
             stream.close()
-            self._loop.call_later(HALF_CLOSE_WAIT_S, self._stop_receiving, stream)
+            self._loop.call_later(limits.HALF_CLOSE_WAIT_S, self._stop_receiving, stream)
 
     def _stop_receiving(self, stream: Stream) -> None:
         """Remove an answered stream. If the client has not ended its side, tell it to stop.
@@ -746,17 +706,17 @@ class Http2Connection(AcceptedConnection):
         """Shut the connection down gracefully (RFC 9113 section 6.8).
 
         A first GOAWAY names no stream, so that no request in flight is lost. New streams are
-        refused after the client's response to a PING, or after DRAIN_PING_TIMEOUT_S. The connection
-        closes when all responses are sent.
+        refused after the client's response to a PING, or after DRAIN_PING_TIMEOUT_S. The
+        connection closes when all responses are sent.
         """
         if not self._has_preface:
             self.peer.close()
             return
         self.write(
             h.encode_goaway(h.STREAM_MAX, h.ErrorCode.NO_ERROR)
-            + h.encode_frame(h.PING, 0, 0, DRAIN_PING)
+            + h.encode_frame(h.PING, 0, 0, limits.DRAIN_PING)
         )
-        self._loop.call_later(DRAIN_PING_TIMEOUT_S, self.refuse_new_streams)
+        self._loop.call_later(limits.DRAIN_PING_TIMEOUT_S, self.refuse_new_streams)
 
     def refuse_new_streams(self) -> None:
         """Serve the streams that the client has opened, and refuse further ones."""

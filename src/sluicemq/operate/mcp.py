@@ -23,7 +23,8 @@ from sluicemq.client.admin.diagnose.findings import Finding, MessageExplained
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import Clock
 from sluicemq.errors import SluiceError
-from sluicemq.filter.check import check, check_types
+from sluicemq.filter.check import check_sql92, describe_types
+from sluicemq.filter.findings import Finding as FilterFinding
 from sluicemq.model.message import StoredMessage
 from sluicemq.operate.doctor import diagnose
 
@@ -177,7 +178,8 @@ class Tools:
         Also shows the type as which it reads each property.
         """
         try:
-            return plain({"findings": check(expression), "properties": check_types(expression)})
+            findings = [filter_finding_record(finding) for finding in check_sql92(expression)]
+            return {"findings": findings, "properties": plain(describe_types(expression))}
         except SluiceError as error:
             raise ToolError(str(error)) from error
 
@@ -212,12 +214,24 @@ class Tools:
             raise ToolError(str(error)) from error
 
 
+def filter_finding_record(finding: FilterFinding) -> dict[str, Any]:
+    """Return a finding of the tool `check_filter` as JSON."""
+    return {
+        "position": finding.position,
+        "length": finding.length,
+        "code": finding.code,
+        "what": finding.what,
+        "instead": finding.instead,
+        "severity": plain(finding.severity),
+    }
+
+
 def doctor_record(finding: Finding) -> dict[str, Any]:
     """Return a finding of the tool `doctor` as JSON."""
     return {
         "code": str(finding.code),
         "what": finding.what,
-        "fix": finding.fix,
+        "cure": finding.fix,
         "is_note": finding.is_note,
     }
 
@@ -225,7 +239,7 @@ def doctor_record(finding: Finding) -> dict[str, Any]:
 def explain_record(finding: Finding) -> dict[str, Any]:
     """Return a finding of the tools `explain_group` and `explain_message` as JSON.
 
-    These tools write codes with underscores, and "instead" for the fix, other than `doctor`.
+    These tools write codes with underscores, and "instead" where `doctor` writes "cure".
     """
     return {"code": plain(finding.code), "what": finding.what, "instead": finding.fix}
 

@@ -1,5 +1,6 @@
-"""Pipelines: a file that says what comes in, what becomes of it and where it goes; and ready ones.
+"""Pipelines: files that declare a source, a transformation and sinks; and ready pipelines.
 
-`file.py` reads and checks the file, `run.py` runs it, `ready.py` is what the ready pipelines are
-made of; each of those is a module of its own, with a Python function behind it.
+`file.py` reads and checks a pipeline file, and `run.py` runs it. Each ready pipeline is a module
+with a Python function (`archive.py`, `deadletters.py`, `trace.py`, `audit.py`, `dedup.py`).
+`ready.py` has the parts that they share.
 """

@@ -1,12 +1,13 @@
-"""Runs a pipeline file as a program: `sluice pipeline run`, and `python -m` for spark-submit.
+"""Run a pipeline file as a program: `sluice pipeline run`, and `python -m` for spark-submit.
 
-Finds or makes the Spark session, sends events where they belong (text to stderr, JSON lines to
-stdout), and takes SIGINT and SIGTERM for a wish to stop. Exit code 0: done, or stopped in order
-with nothing left out; 1: something was left out, or a ready pipeline was asked to fail on findings.
+The program uses the Spark session of spark-submit, or creates one. It prints events as text to
+stderr, or as JSON lines to stdout, and handles SIGINT and SIGTERM as requests to stop. The exit
+code is 0 if the run completed, or stopped with nothing skipped. It is 1 if a sink was skipped, or a
+ready pipeline was asked to fail on findings and has some.
 
-For spark-submit: `spark-submit … sluicemq/pipelines/__main__.py FILE`, the same as `sluice
-pipeline run FILE` without the command line's packages; also
-`python -m sluicemq.pipelines FILE [--master M] [--conf K=V] [--dry-run] [--json]`.
+For spark-submit: `spark-submit … sluicemq/pipelines/__main__.py FILE`. That is the same as `sluice
+pipeline run FILE`, but needs none of the packages of the command line. It is also `python -m
+sluicemq.pipelines FILE [--master M] [--conf K=V] [--dry-run] [--json]`.
 """
 
 import argparse
@@ -23,9 +24,9 @@ import orjson
 import sluicemq
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.pipelines.file import Pipeline, load_pipeline
-from sluicemq.pipelines.plan import plan, sentence_of
-from sluicemq.pipelines.record import recording
-from sluicemq.pipelines.run import Event, Listener, Stop, run, stop_on_signals
+from sluicemq.pipelines.plan import plan, summarize_spark_error
+from sluicemq.pipelines.record import record_progress
+from sluicemq.pipelines.run import Event, Listener, StopRequest, run, stop_on_signals
 from sluicemq.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -41,13 +42,16 @@ def run_file(
     as_json: bool = False,
     progress: str = "",
 ) -> int:
-    """Runs a file, or plans it, and returns the exit code. `master`: None takes the session that
-    spark-submit has set up, else all cores of this machine. `progress`: the directory where a run
-    leaves how far it is, "" for none. Raises SluiceError."""
+    """Run the pipeline of a file, or print its plan if `dry_run` is True. Return the exit code.
+
+    `master` is Spark's master. None means `spark.master` of the settings or of spark-submit, or all
+    cores of this machine. `settings` are Spark settings, which override those of the file.
+    `progress` is the directory for the progress file; "" means none. Raises SluiceError.
+    """
     pipeline = load_pipeline(path)
     for warning in pipeline.warnings:
-        _to_stderr(warning.describe(path))
-    with recording("" if dry_run else progress, pipeline) as record:
+        _print_to_stderr(warning.describe(path))
+    with record_progress("" if dry_run else progress, pipeline) as record:
         return run_in_session(pipeline, master, settings or {}, record, dry_run, as_json)
 
 
@@ -59,48 +63,54 @@ def run_in_session(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """The same of a pipeline that is loaded; `record` hears its events too."""
-    spark = session_for(pipeline, master, settings)
+    """Run a pipeline, or print its plan, in a Spark session, and stop the session afterwards.
+
+    Return the exit code. `record` is called with each event, and the other arguments are those of
+    `run_file`. Raises SluiceError, without secrets in its text.
+    """
+    spark = create_session(pipeline, master, settings)
     try:
         if dry_run:
             found = plan(pipeline, spark)
-            _to_stdout(found.figures if as_json else found.told())
+            _print_to_stdout(found.figures if as_json else found.describe())
             return 0
         return run_pipeline(pipeline, spark, as_json=as_json, record=record)
-    except SluiceError as error:  # as text alone, without secrets
+    except SluiceError as error:
+        # Attributes and causes of the error may contain secrets, so only its text is passed on.
         raise ConfigurationError(pipeline.secrets.mask(str(error))) from None
     finally:
         with suppress(Exception):
             spark.stop()
 
 
-def session_for(
+def create_session(
     pipeline: Pipeline, master: str | None, settings: Mapping[str, str]
 ) -> "SparkSession":
-    """A session with the file's settings under `spark:` and the given ones, which win: quiet, and
-    with no `spark-warehouse` where the user happens to be.
+    """Return a Spark session with the file's Spark settings, overridden by `settings`.
 
-    Raises ConfigurationError when Spark does not start.
+    The session logs warnings and errors only. Its warehouse directory is in the directory for
+    temporary files, so that none appears in the working directory. Raises ConfigurationError if
+    Spark does not start.
     """
     submitted: str | None = None
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made the JVM, with its settings
-        from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - takes a second
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, with its settings
+        from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - a slow import
 
         SparkContext._ensure_initialized()
         submitted = SparkConf().get("spark.master", None)
     warehouse = str(Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse")
-    chosen = {"spark.sql.warehouse.dir": warehouse, **pipeline.settings, **settings}
-    where = master or chosen.pop("spark.master", None) or submitted or "local[*]"
+    chosen = {"spark.sql.warehouse.dir": warehouse, **pipeline.spark_settings, **settings}
+    chosen_master = master or chosen.pop("spark.master", None) or submitted or "local[*]"
     root = Path(sluicemq.__file__).parents[1]
-    if not where.startswith("local") and root.name != "site-packages":
-        # So that executors on this machine find a checkout that is not installed.
+    if not chosen_master.startswith("local") and root.name != "site-packages":
+        # Executors on this machine must find a checkout that is not installed.
         chosen = {"spark.executorEnv.PYTHONPATH": str(root)} | chosen
     try:
-        return spark_session(pipeline.name, master=where, settings=chosen, log_level="warn")
+        return spark_session(pipeline.name, master=chosen_master, settings=chosen, log_level="warn")
     except SluiceError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"Spark does not start: {sentence_of(error)}") from error
+        raise ConfigurationError(f"Spark does not start: {summarize_spark_error(error)}") from error
 
 
 def run_pipeline(
@@ -110,47 +120,63 @@ def run_pipeline(
     as_json: bool,
     record: Listener = lambda _event: None,
 ) -> int:
-    """Runs it, prints its events, and returns the exit code."""
+    """Run a pipeline until it ends or a signal asks it to stop, and return the exit code.
 
-    def hear(event: Event) -> None:
+    Events are printed, as JSON lines to stdout if `as_json` is True, else as text to stderr.
+    `record` is called with each of them.
+    """
+
+    def handle_event(event: Event) -> None:
         record(event)
         if as_json:
-            _to_stdout(event.as_json())
+            _print_to_stdout(event.as_json())
         else:
-            _to_stderr(event.text)
+            _print_to_stderr(event.text)
 
-    stop = Stop(lambda text: hear(Event("stopping", f"{pipeline.name}: {text}")))
+    def announce_stop(text: str) -> None:
+        handle_event(Event("stopping", f"{pipeline.name}: {text}"))
+
+    stop = StopRequest(announce_stop)
     with stop_on_signals(stop):
-        outcome = run(pipeline, spark, listener=hear, stopping=stop)
-    return 1 if outcome.left or outcome.is_failure else 0
+        report = run(pipeline, spark, listener=handle_event, stopping=stop)
+    return 1 if report.skipped or report.is_failure else 0
 
 
-def _to_stdout(value: Any) -> None:
-    text = value.encode() + b"\n" if isinstance(value, str) else orjson.dumps(
-        value, default=str, option=orjson.OPT_APPEND_NEWLINE)  # fmt: skip
-    sys.stdout.buffer.write(text)
+def _print_to_stdout(value: Any) -> None:
+    """Print a text as it is, and any other value as one line of JSON."""
+    if isinstance(value, str):
+        line = value.encode() + b"\n"
+    else:
+        line = orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE)
+    sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
 
 
-def _to_stderr(text: str) -> None:
+def _print_to_stderr(text: str) -> None:
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def main() -> int:
+    """Parse the command line, run the file, and return the exit code."""
     parser = argparse.ArgumentParser(prog="sluicemq.pipelines", description=__doc__)
     parser.add_argument("file")
     parser.add_argument("--master", help="Spark's master; default: spark-submit's, else local[*].")
     parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--dry-run", action="store_true", help="Say what would be done.")
-    parser.add_argument("--json", action="store_true", help="JSON lines on stdout.")
-    parser.add_argument("--progress", default="", help="Directory for its progress.")
+    parser.add_argument("--dry-run", action="store_true", help="Print what a run would do.")
+    parser.add_argument("--json", action="store_true", help="Print JSON lines to stdout.")
+    parser.add_argument("--progress", default="", help="Directory for the progress file.")
     given = parser.parse_args()
     settings = dict(one.split("=", 1) for one in given.conf if "=" in one)
     try:
-        return run_file(given.file, master=given.master, settings=settings,
-                        dry_run=given.dry_run, as_json=given.json,
-                        progress=given.progress)  # fmt: skip
+        return run_file(
+            given.file,
+            master=given.master,
+            settings=settings,
+            dry_run=given.dry_run,
+            as_json=given.json,
+            progress=given.progress,
+        )
     except SluiceError as error:
         sys.stderr.write(f"{error}\n")
         return 1

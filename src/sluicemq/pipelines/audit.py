@@ -1,19 +1,20 @@
-"""The ready pipeline `audit`: what is wrong, or about to be, with subscriptions, tags and lag.
+"""The ready pipeline `audit`: find problems with subscriptions, tags, filters and lag.
 
-    groups, members, brokers --requests--> who wants what, lag
-    topics' recent messages  --Spark-----> what that means
+    groups, members, brokers --requests--> subscriptions and lag
+    topics' recent messages  --Spark-----> how often each tag occurs, and what matches it
 
-Findings: groups whose members subscribe differently, with what they would lose on a RocketMQ
-broker; lag by group and topic, exact behind filters where the broker counts; tags that nobody
-takes; tags that share a hash; expressions that fail on messages. Only RocketMQ's own requests (203,
-307) are needed; what a Java broker cannot say (how much of a lag matches; what a group that is away
-wants) is reported as not known, never guessed. A SluiceMQ broker remembers SQL92 expressions of a
-group that is away for a day (900131).
+The findings are groups whose members subscribe differently, with what such a group would lose on a
+RocketMQ broker; lag by group and topic, with the exact number of matching messages if the broker
+counts them; tags that no subscription matches; tags with the same hash; and expressions that fail
+on messages. Only requests of RocketMQ are needed: GET_CONSUMER_CONNECTION_LIST (203) and
+GET_CONSUMER_RUNNING_INFO (307). What a RocketMQ broker cannot report is listed as not known and
+never guessed: how much of a lag matches, and what a group without members subscribes. A SluiceMQ
+broker remembers the SQL92 expressions of such a group for a day (request 900131).
 
-Every expression that anybody subscribes a topic with is a bit of a number that each message gets:
-which of them take it. Spark counts messages by tag and that number (and by which expressions failed
-on them), so the driver gets one row for each combination that occurs, whatever the topic holds. All
-else follows from those rows.
+Each distinct expression of a topic has a bit of an integer. For each message, Spark computes the
+integer of the expressions that match it, and that of the expressions that fail on it. It counts the
+messages by tag and these two integers. So the driver gets one row for each combination that occurs,
+whatever the size of the topic, and all findings follow from these rows.
 
     found = audit(spark, {"nameServers": "127.0.0.1:9876"})
     found.figures, found.unwanted_tags
@@ -48,11 +49,11 @@ from sluicemq.pipelines.ready import (
     LIST,
     TEXT,
     Field,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
+    format_table,
     load_messages,
-    table_lines,
 )
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.sources.offsets import open_admin
@@ -61,20 +62,24 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
 EXPRESSIONS_MAX: Final = 60
-"""Bits of a bigint; a topic with more expressions is judged by the first ones, and that is said."""
+"""The number of expressions of a topic that are examined, limited by the bits of a bigint."""
 COMBINATIONS_MAX: Final = 20_000
+"""The number of combinations of tag and expressions that come to the driver."""
 
 
-# ---- who subscribes to what
+# ---- groups and their subscriptions
 
 
-def known_groups(admin: Admin) -> list[str]:
-    """Every consumer group that any master knows, without the system's."""
+def list_groups(admin: Admin) -> list[str]:
+    """Return the sorted consumer groups that any master knows, without system groups."""
     return sorted(name for name in admin.groups() if not is_system_group(name))
 
 
-def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
-    """Asks brokers and members. A member that does not answer is not known, never an error."""
+def fetch_subscriptions(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
+    """Return the subscriptions of each group, as brokers and members report them.
+
+    A member that does not answer is reported as unknown and raises no error.
+    """
     masters = admin.masters()
     return [admin.subscriptions(group, brokers=masters) for group in groups]
 
@@ -83,85 +88,103 @@ def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscript
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Messages with one tag (None: without) that the same expressions take, and fail on."""
+class MessageCount:
+    """The number of messages with one tag that the same expressions match and fail on.
+
+    `tag` is None for messages without a tag. `matched_by` and `failed_by` have a bit for each
+    expression, in the order of `TopicSample.expressions`.
+    """
 
     tag: str | None
-    taken_by: int
+    matched_by: int
     failed_by: int
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """A topic's recent messages. `expressions` in the order of their bits; `is_whole`: all
-    combinations of tag and expressions came; without, the rarest are left out."""
+class TopicSample:
+    """The counted recent messages of a topic.
+
+    `expressions` are in the order of their bits. If `is_complete` is False, there are more than
+    `COMBINATIONS_MAX` combinations, and the rarest are left out.
+    """
 
     topic: str
     expressions: tuple[Subscription, ...] = ()
-    seen: tuple[Seen, ...] = ()
-    is_whole: bool = True
+    counts: tuple[MessageCount, ...] = ()
+    is_complete: bool = True
 
     @property
-    def messages(self) -> int:
-        return sum(one.count for one in self.seen)
+    def message_count(self) -> int:
+        """The number of messages."""
+        return sum(one.count for one in self.counts)
 
-    def bit(self, said: Subscription) -> int:
-        """The number with the bit of an expression, 0 when it has none."""
+    def bit_of(self, subscription: Subscription) -> int:
+        """Return the integer with only the bit of this expression set, or 0 if it has none."""
         for index, one in enumerate(self.expressions):
-            if (one.kind, one.expression) == (said.kind, said.expression):
+            if (one.kind, one.expression) == (subscription.kind, subscription.expression):
                 return 1 << index
         return 0
 
 
-def history(
+def sample_topic(
     spark: "SparkSession",
     connection: Mapping[str, str],
     topic: str,
     expressions: Sequence[Subscription],
     begin_ms: int | None,
-) -> History:
-    """Reads the topic from `begin_ms` on: tags alone, unless an expression needs properties."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - not for a list of pipelines
+) -> TopicSample:
+    """Read a topic from the store time `begin_ms` on and count its messages by tag and expressions.
+
+    None means from the beginning. Only tags are read, unless an expression needs properties. If
+    there are more than `EXPRESSIONS_MAX` expressions, only the first ones are evaluated.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - usual name, slow import
 
     chosen = tuple(expressions[:EXPRESSIONS_MAX])
     names: set[str] = set()
-    for said in chosen:
+    for subscription in chosen:
         with contextlib.suppress(FilterSyntaxError):
-            if not is_tag_kind(said.kind):
-                names |= compile_sql92(said.expression).property_names
+            if not is_tag_kind(subscription.kind):
+                names |= compile_sql92(subscription.expression).property_names
     columns = "tags,properties,keys" if names - {"TAGS"} else "tags"
     options = {"startingTimestamp": str(begin_ms)} if begin_ms is not None else {}
     messages = load_messages(spark, connection, topic=topic, columns=columns, **options)
-    none = F.lit(0).cast("bigint")
-    taken = failed = none
-    for index, said in enumerate(chosen):
+
+    no_bit = F.lit(0).cast("bigint")
+    matched = failed = no_bit
+    for index, subscription in enumerate(chosen):
         bit = F.lit(1 << index).cast("bigint")
-        match, error = _verdict(said, columns)
-        taken = taken + F.when(match, bit).otherwise(none)
-        if error is not None:
-            failed = failed + F.when(error, bit).otherwise(none)
-    found = messages.select("tags", taken.alias("taken_by"), failed.alias("failed_by"))
-    found = found.groupBy("tags", "taken_by", "failed_by").count()
-    ordered = found.orderBy(F.desc("count"), "tags", "taken_by")
+        is_match, is_error = _evaluate(subscription, columns)
+        matched = matched + F.when(is_match, bit).otherwise(no_bit)
+        if is_error is not None:
+            failed = failed + F.when(is_error, bit).otherwise(no_bit)
+    found = messages.select("tags", matched.alias("matched_by"), failed.alias("failed_by"))
+    found = found.groupBy("tags", "matched_by", "failed_by").count()
+    ordered = found.orderBy(F.desc("count"), "tags", "matched_by")
     rows = ordered.limit(COMBINATIONS_MAX + 1).collect()
-    seen = tuple(Seen(*row) for row in rows[:COMBINATIONS_MAX])
-    return History(topic, chosen, seen, len(rows) <= COMBINATIONS_MAX)
+    counts = tuple(MessageCount(*row) for row in rows[:COMBINATIONS_MAX])
+    return TopicSample(topic, chosen, counts, len(rows) <= COMBINATIONS_MAX)
 
 
-def _verdict(said: Subscription, columns: str) -> "tuple[Column, Column | None]":
-    """Whether a message is taken, and whether the expression fails on it."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+def _evaluate(subscription: Subscription, columns: str) -> "tuple[Column, Column | None]":
+    """Return two columns: whether a message matches, and whether the expression fails on it.
 
-    from sluicemq.spark.selectors import compiled  # noqa: PLC0415 - pyspark
+    The second is None if the expression cannot fail. An expression that does not compile matches
+    nothing.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as in sample_topic
 
-    if is_tag_kind(said.kind):
-        if said.is_everything:
+    from sluicemq.spark.selectors import compiled  # noqa: PLC0415 - imports pyspark
+
+    if is_tag_kind(subscription.kind):
+        if subscription.is_everything:
             return F.lit(True), None
-        match = F.col("tags").isin(sorted(said.tags)) if said.tags else F.lit(False)
-        return F.coalesce(match, F.lit(False)), None
+        tags = sorted(subscription.tags)
+        is_match = F.col("tags").isin(tags) if tags else F.lit(False)
+        return F.coalesce(is_match, F.lit(False)), None
     try:
-        found = compiled(compile_sql92(said.expression), columns=columns)
+        found = compiled(compile_sql92(subscription.expression), columns=columns)
     except FilterSyntaxError:
         return F.lit(False), None
     return found.match, found.verdict == "ERROR"
@@ -172,8 +195,11 @@ def _verdict(said: Subscription, columns: str) -> "tuple[Column, Column | None]"
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """A group behind on a topic: messages that are there and not committed, how many of them its
-    filter lets through (None: not known), how many are deleted next."""
+    """The lag of a group on a topic.
+
+    `matching` messages of the lag match the group's filter; None means unknown. `at_risk` messages
+    will be deleted next.
+    """
 
     group: str
     topic: str
@@ -185,7 +211,10 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class UnwantedTag:
-    """A tag that no known subscription takes, with its messages."""
+    """A tag that no known subscription matches, with the number of its messages.
+
+    `tag` is None for messages without a tag.
+    """
 
     topic: str
     tag: str | None
@@ -194,10 +223,15 @@ class UnwantedTag:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a group of unequal members misses on a RocketMQ broker, which keeps one subscription of
-    it. `wanted`: messages that one of them wants; `certain`: those delivered whichever wins and
-    whoever reads the queue; `lost_min`, `lost_max`: of the wanted, by which subscription wins, with
-    queues shared evenly."""
+    """What a group of members with different subscriptions loses on a RocketMQ broker.
+
+    Such a broker keeps one subscription for the group, that of the newest heartbeat. `members` has
+    the expression of each client id. `messages` is the number of messages that were counted, and
+    `wanted` the number that any member's subscription matches. `certain` messages are delivered
+    whichever subscription the broker keeps and whichever member reads the queue. If the queues are
+    shared evenly, `lost_min` to `lost_max` of the wanted messages are lost, depending on which
+    subscription the broker keeps.
+    """
 
     group: str
     topic: str
@@ -211,7 +245,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Collision:
-    """Tags of a topic that a broker cannot tell apart: their `String.hashCode` is the same."""
+    """Tags of a topic that a broker cannot distinguish: their `String.hashCode` is `code`.
+
+    `messages` is the number of messages with any of these tags.
+    """
 
     topic: str
     code: int
@@ -220,8 +257,8 @@ class Collision:
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
-    """An expression that cannot be evaluated on messages: no match, whatever they hold."""
+class FailingFilter:
+    """An expression that fails on `messages` of `of` messages, which therefore do not match."""
 
     topic: str
     expression: str
@@ -229,78 +266,101 @@ class Failing:
     of: int
 
 
-def unwanted_tags(found: History) -> list[UnwantedTag]:
-    """Tags none of whose messages anybody takes, the most frequent first."""
+def find_unwanted_tags(found: TopicSample) -> list[UnwantedTag]:
+    """Return the tags none of whose messages any expression matches, the most frequent first."""
     messages: dict[str | None, int] = defaultdict(int)
-    for one in found.seen:
+    for one in found.counts:
         messages[one.tag] += one.count
-    taken = {one.tag for one in found.seen if one.taken_by}
+    wanted = {one.tag for one in found.counts if one.matched_by}
     unwanted = [
-        UnwantedTag(found.topic, tag, count) for tag, count in messages.items() if tag not in taken
+        UnwantedTag(found.topic, tag, count) for tag, count in messages.items() if tag not in wanted
     ]
     return sorted(unwanted, key=lambda one: (-one.messages, one.tag or ""))
 
 
-def loss(found: History, group: str, said: Mapping[str, Subscription | None]) -> Loss | None:
-    """Of a group whose members say different things of the topic; None when they agree."""
-    if len({(one and (one.kind, one.expression)) for one in said.values()}) < 2:
+def compute_loss(
+    found: TopicSample, group: str, subscription_by_member: Mapping[str, Subscription | None]
+) -> Loss | None:
+    """Return the loss of a group on a topic, or None if its members have the same subscription.
+
+    `subscription_by_member` maps client ids to subscriptions of the topic, None for members that do
+    not subscribe to it.
+    """
+    readers = list(subscription_by_member.values())
+    if len({(one and (one.kind, one.expression)) for one in readers}) < 2:
         return None
     texts = {
-        client_id: "nothing" if one is None else one.expression for client_id, one in said.items()
+        client_id: "nothing" if one is None else one.expression
+        for client_id, one in subscription_by_member.items()
     }
-    readers = list(said.values())
-    expressions = [one for one in readers if one is not None]
-    bits = [found.bit(one) for one in expressions]
-    wanted = sum(one.count for one in found.seen if any(one.taken_by & bit for bit in bits))
+    subscriptions = [one for one in readers if one is not None]
+    bits = [found.bit_of(one) for one in subscriptions]
+    wanted = sum(one.count for one in found.counts if any(one.matched_by & bit for bit in bits))
     certain = sum(
-        one.count for one in found.seen
-        if len(expressions) == len(readers) and all(one.taken_by & bit for bit in bits)
-    )  # fmt: skip
+        one.count
+        for one in found.counts
+        if len(subscriptions) == len(readers) and all(one.matched_by & bit for bit in bits)
+    )
+
     delivered = []
-    for winner in bits:
-        # Messages that reach a handler when the broker has the winner's subscription. A member that
-        # subscribes by tags looks at the tag again; one that does not subscribe the topic reads no
-        # queue of it, and its queues are given to it all the same.
+    for kept_bit in bits:
+        # Messages that reach a handler if the broker keeps this subscription. A member that
+        # subscribes by tags compares the tag again. The broker also assigns queues to a member that
+        # does not subscribe to the topic, and that member does not read them.
         total = 0.0
-        for one in found.seen:
-            if one.taken_by & winner:
-                getting = sum(
-                    1 for reader in expressions
-                    if not is_tag_kind(reader.kind) or one.taken_by & found.bit(reader)
-                )  # fmt: skip
-                total += one.count * getting / len(readers)
+        for one in found.counts:
+            if one.matched_by & kept_bit:
+                receiving = sum(
+                    1
+                    for reader in subscriptions
+                    if not is_tag_kind(reader.kind) or one.matched_by & found.bit_of(reader)
+                )
+                total += one.count * receiving / len(readers)
         delivered.append(total)
     return Loss(
-        group, found.topic, texts, found.messages, wanted, certain,
-        round(wanted - max(delivered)), round(wanted - min(delivered)),
-    )  # fmt: skip
+        group=group,
+        topic=found.topic,
+        members=texts,
+        messages=found.message_count,
+        wanted=wanted,
+        certain=certain,
+        lost_min=round(wanted - max(delivered)),
+        lost_max=round(wanted - min(delivered)),
+    )
 
 
-def collisions(found: History) -> list[Collision]:
-    """Among tags that messages have and tags that are subscribed to."""
+def find_collisions(found: TopicSample) -> list[Collision]:
+    """Return the tags with the same hash, among those of messages and those of subscriptions."""
     counts: dict[str, int] = defaultdict(int)
-    for one in found.seen:
+    for one in found.counts:
         counts[one.tag or ""] += one.count
-    for said in found.expressions:
-        for tag in said.tags:
+    for subscription in found.expressions:
+        for tag in subscription.tags:
             counts[tag] += 0
-    by_code: dict[int, list[str]] = defaultdict(list)
+    tags_by_code: dict[int, list[str]] = defaultdict(list)
     for tag in sorted(counts):
-        by_code[tag_code(tag)].append(tag)
+        tags_by_code[tag_code(tag)].append(tag)
     return [
         Collision(found.topic, code, tuple(tags), sum(counts[tag] for tag in tags))
-        for code, tags in sorted(by_code.items())
+        for code, tags in sorted(tags_by_code.items())
         if len(tags) > 1
     ]
 
 
-def failing(found: History) -> list[Failing]:
-    """Expressions that failed on messages, with how many of all."""
+def find_failing_filters(found: TopicSample) -> list[FailingFilter]:
+    """Return the expressions that failed on any message."""
     counts = [
-        (said.expression, sum(one.count for one in found.seen if one.failed_by >> index & 1))
-        for index, said in enumerate(found.expressions)
+        (
+            subscription.expression,
+            sum(one.count for one in found.counts if one.failed_by >> index & 1),
+        )
+        for index, subscription in enumerate(found.expressions)
     ]
-    return [Failing(found.topic, text, count, found.messages) for text, count in counts if count]
+    return [
+        FailingFilter(found.topic, text, count, found.message_count)
+        for text, count in counts
+        if count
+    ]
 
 
 # ---- the audit
@@ -308,7 +368,11 @@ def failing(found: History) -> list[Failing]:
 
 @dataclass(slots=True)
 class Audit:
-    """All findings. `not_known`: what could not be learned, a sentence each."""
+    """The findings of an audit.
+
+    `groups`, `topics` and `messages` are the numbers of those that were examined. `not_known` has a
+    text for each thing that could not be found out.
+    """
 
     groups: int = 0
     topics: int = 0
@@ -317,18 +381,23 @@ class Audit:
     lag: list[GroupLag] = field(default_factory=list)
     unwanted_tags: list[UnwantedTag] = field(default_factory=list)
     collisions: list[Collision] = field(default_factory=list)
-    failing: list[Failing] = field(default_factory=list)
+    failing: list[FailingFilter] = field(default_factory=list)
     not_known: list[str] = field(default_factory=list)
 
     @property
     def figures(self) -> dict[str, int | float]:
-        """Numbers for scripts; `findings` is 0 when nothing is wrong (lag alone is no fault)."""
+        """Numbers for scripts. `findings` is 0 if nothing is wrong; lag is not counted there."""
         parts: tuple[Sequence[Any], ...] = (
-            self.unequal, self.unwanted_tags, self.collisions, self.failing,
-        )  # fmt: skip
+            self.unequal,
+            self.unwanted_tags,
+            self.collisions,
+            self.failing,
+        )
         return {
             "findings": sum(len(part) for part in parts),
-            "groups": self.groups, "topics": self.topics, "messages": self.messages,
+            "groups": self.groups,
+            "topics": self.topics,
+            "messages": self.messages,
             "unequal_groups": len(self.unequal),
             "lag": sum(one.lag for one in self.lag),
             "unwanted_tags": len(self.unwanted_tags),
@@ -336,67 +405,78 @@ class Audit:
             "collisions": len(self.collisions),
             "failing_filters": len(self.failing),
             "not_known": len(self.not_known),
-        }  # fmt: skip
+        }
 
-    def judge(
+    def add_findings(
         self,
-        seen: History,
+        sample: TopicSample,
         known: Sequence[GroupSubscriptions],
         readers: Sequence[GroupSubscriptions],
-        expressions: int,
+        expression_count: int,
     ) -> None:
-        """Adds what is found in a topic's messages; `expressions`: how many there are of it."""
-        topic = seen.topic
-        if expressions > EXPRESSIONS_MAX:
+        """Add the findings about the messages of one topic.
+
+        `known` are the subscriptions of the audited groups, and `readers` those of all groups that
+        read the topic. `expression_count` is the number of the topic's expressions, of which
+        `sample` may have fewer.
+        """
+        topic = sample.topic
+        if expression_count > EXPRESSIONS_MAX:
             self.not_known.append(
-                f"{topic} is subscribed with {expressions} expressions, of which the first "
-                f"{EXPRESSIONS_MAX} are looked at."
+                f"{topic} is subscribed with {expression_count} expressions, of which only the"
+                f" first {EXPRESSIONS_MAX} are examined."
             )
-        self.messages += seen.messages
-        if not seen.is_whole:
+        self.messages += sample.message_count
+        if not sample.is_complete:
             self.not_known.append(f"{topic} has too many tags: the rarest are left out.")
         losses = [
-            loss(seen, one.group, one.by_member(topic)) for one in known if topic in one.topics
+            compute_loss(sample, one.group, one.by_member(topic))
+            for one in known
+            if topic in one.topics
         ]
         self.unequal += [one for one in losses if one is not None]
-        self.collisions += collisions(seen)
-        self.failing += failing(seen)
-        unwanted = unwanted_tags(seen)
-        silent = [one.group for one in readers if not one.all_of(topic)]
-        if unwanted and silent:
+        self.collisions += find_collisions(sample)
+        self.failing += find_failing_filters(sample)
+        unwanted = find_unwanted_tags(sample)
+        unknown_readers = [one.group for one in readers if not one.all_of(topic)]
+        if unwanted and unknown_readers:
             self.not_known.append(
-                f"whether {', '.join(silent)} take tags of {topic} that nobody else takes: away, "
-                "and no broker remembers what they subscribed."
+                f"whether {', '.join(unknown_readers)} match tags of {topic} that no other group"
+                " matches: they have no members, and no broker remembers their subscriptions."
             )
         self.unwanted_tags += unwanted
 
     def add_unknown(self, known: Iterable[GroupSubscriptions]) -> None:
-        """Adds what nobody tells of groups and their lag."""
+        """Add what neither brokers nor members report of the groups and their lag."""
         for one in known:
-            mute = sorted(client_id for client_id, said in one.members.items() if said is None)
-            if mute:
+            silent = sorted(
+                client_id
+                for client_id, subscriptions in one.members.items()
+                if subscriptions is None
+            )
+            if silent:
                 self.not_known.append(
-                    f"what {', '.join(mute)} of {one.group} subscribe: no answer; the brokers' view"
-                    " of the group stands for them."
+                    f"what {', '.join(silent)} of {one.group} subscribe to: they did not answer;"
+                    " the brokers' view of the group is used instead."
                 )
         inexact = sorted({one.group for one in self.lag if one.matching is None})
         if inexact:
             self.not_known.append(
-                f"how much of the lag of {', '.join(inexact)} matches: a RocketMQ broker does not "
-                "count, and of a group that is away tags are not remembered."
+                f"how much of the lag of {', '.join(inexact)} matches: a RocketMQ broker does not"
+                " count it, and the tags of a group without members are not remembered."
             )
 
-    def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the findings as a JSON object: `figures`, a list for each kind, `not_known`."""
         lists = {name: [asdict(one) for one in getattr(self, name)] for name in _TABLES}
         return {"figures": self.figures, **lists, "not_known": self.not_known}
 
-    def lines(self, rows_max: int) -> list[str]:
-        """As tables."""
+    def format_lines(self, rows_max: int) -> list[str]:
+        """Return the lines of a table for each kind, with at most `rows_max` rows, and the rest."""
         lines = []
         for name, (title, columns, rows_of) in _TABLES.items():
             rows = [row for one in getattr(self, name) for row in rows_of(one)]
-            lines += table_lines(title, columns, rows, rows_max)
+            lines += format_table(title, columns, rows, rows_max)
         return lines + [f"Not known: {text}" for text in self.not_known]
 
 
@@ -405,32 +485,48 @@ _TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Seque
         "Members that subscribe differently (what a RocketMQ broker would lose)",
         ("group", "topic", "member", "wanted", "certain", "lost"),
         lambda one: [
-            (one.group, one.topic, f"{client_id}: {text}", one.wanted, one.certain,
-             f"{one.lost_min:,} to {one.lost_max:,}")
+            (
+                one.group,
+                one.topic,
+                f"{client_id}: {text}",
+                one.wanted,
+                one.certain,
+                f"{one.lost_min:,} to {one.lost_max:,}",
+            )
             for client_id, text in sorted(one.members.items())
         ],
     ),
     "lag": (
-        "Lag", ("group", "topic", "members", "lag", "matching", "at risk"),
+        "Lag",
+        ("group", "topic", "members", "lag", "matching", "at risk"),
         lambda one: [
-            (one.group, one.topic, "online" if one.is_online else "away", one.lag,
-             "not known" if one.matching is None else one.matching, one.at_risk)
+            (
+                one.group,
+                one.topic,
+                "online" if one.is_online else "offline",
+                one.lag,
+                "not known" if one.matching is None else one.matching,
+                one.at_risk,
+            )
         ],
     ),
     "unwanted_tags": (
-        "Tags that no known subscription takes", ("topic", "tag", "messages"),
+        "Tags that no known subscription matches",
+        ("topic", "tag", "messages"),
         lambda one: [(one.topic, one.tag or "(none)", one.messages)],
     ),
     "collisions": (
-        "Tags with the same hash", ("topic", "tags", "code", "messages"),
+        "Tags with the same hash",
+        ("topic", "tags", "code", "messages"),
         lambda one: [(one.topic, ", ".join(one.tags), str(one.code), one.messages)],
     ),
     "failing": (
-        "Filters that fail on messages", ("topic", "expression", "failed", "of"),
+        "Filters that fail on messages",
+        ("topic", "expression", "failed", "of"),
         lambda one: [(one.topic, one.expression, one.messages, one.of)],
     ),
-}  # fmt: skip
-"""Findings: title, columns, and the rows of each."""
+}
+"""For each kind of finding: the title, the columns, and the function that returns its rows."""
 
 
 def audit(
@@ -443,51 +539,61 @@ def audit(
     say: Callable[[str], None] = lambda line: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Audit:
-    """Looks at these groups and topics (without: all of them) and at messages of the last
-    `recent_s` seconds (None: all that are stored). Raises NameServerUnreachableError and what the
-    brokers refuse."""
+    """Return the findings about groups and topics.
+
+    An empty `topics` means all topics that a group reads, and an empty `groups` all groups.
+    Messages of the last `recent_s` seconds are counted; None means all that are stored. `say` is
+    called with lines about the progress. If `stopping()` is True, the remaining topics are skipped.
+    Raises NameServerUnreachableError, and RequestError if a broker refuses a request.
+    """
     found = Audit()
     with open_admin(parse_options(connection)) as admin:
-        known = subscriptions_of(admin, groups or known_groups(admin))
+        known = fetch_subscriptions(admin, groups or list_groups(admin))
         say(f"{len(known)} groups, {sum(one.is_online for one in known)} online")
-        lags = _lags(admin, known)
+        lags = _fetch_lags(admin, known)
         read = {topic for one in known for topic in one.topics} | {one.topic for one in lags}
-        named = sorted(topics or (
-            name for name in read if not is_group_topic(name)
-        ))  # fmt: skip
-        # Whoever reads a topic matters for its tags, also groups that were not asked about.
-        everyone = known if not groups else subscriptions_of(admin, known_groups(admin))
-        readers = {}
+        named = sorted(topics or (name for name in read if not is_group_topic(name)))
+        # All readers of a topic count for its tags, including groups that are not audited.
+        all_groups = known if not groups else fetch_subscriptions(admin, list_groups(admin))
+        readers_by_topic = {}
         for topic in named:
             with contextlib.suppress(RouteNotFoundError):
                 if admin.queues(topic):
-                    names: set[str] = set()  # groups with offsets in it
-                    with contextlib.suppress(SluiceError):
-                        names = set(admin.groups_of_topic(topic))
-                    readers[topic] = [
-                        one for one in everyone if one.group in names or topic in one.topics
-                    ]
-    found.groups, found.topics = len(known), len(readers)
+                    readers_by_topic[topic] = _readers_of(admin, topic, all_groups)
+    found.groups, found.topics = len(known), len(readers_by_topic)
     found.not_known += [
-        f"what {topic} holds: no broker has a readable queue of it"
-        for topic in named if topic not in readers
-    ]  # fmt: skip
-    found.lag = [one for one in lags if one.lag and (not topics or one.topic in readers)]
+        f"what {topic} contains: no broker has a readable queue of it"
+        for topic in named
+        if topic not in readers_by_topic
+    ]
+    found.lag = [one for one in lags if one.lag and (not topics or one.topic in readers_by_topic)]
     found.add_unknown(known)
+
     begin_ms = None if recent_s is None else SYSTEM_CLOCK.now_ms() - int(recent_s * 1000)
-    for topic, those in readers.items():
+    for topic, readers in readers_by_topic.items():
         if stopping():
             break
-        say(f"looking at {topic}")
-        wanted = {(s.kind, s.expression): s for one in those for s in one.all_of(topic)}
+        say(f"reading {topic}")
+        wanted = {(s.kind, s.expression): s for one in readers for s in one.all_of(topic)}
         expressions = [wanted[key] for key in sorted(wanted)]
-        seen = history(spark, connection, topic, expressions, begin_ms)
-        found.judge(seen, known, those, len(expressions))
+        sample = sample_topic(spark, connection, topic, expressions, begin_ms)
+        found.add_findings(sample, known, readers, len(expressions))
     found.unwanted_tags.sort(key=lambda one: -one.messages)
     return found
 
 
-def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
+def _readers_of(
+    admin: Admin, topic: str, groups: Iterable[GroupSubscriptions]
+) -> list[GroupSubscriptions]:
+    """Return those of the groups that subscribe to the topic or have offsets in it."""
+    names: set[str] = set()
+    with contextlib.suppress(SluiceError):
+        names = set(admin.groups_of_topic(topic))
+    return [one for one in groups if one.group in names or topic in one.topics]
+
+
+def _fetch_lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
+    """Return the lag of each group and topic, the largest first."""
     found = []
     for one in known:
         by_topic: dict[str, list[QueueLag]] = defaultdict(list)
@@ -496,35 +602,45 @@ def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
         for topic, items in sorted(by_topic.items()):
             counts = [item.matching for item in items if item.lag]
             matching = None if None in counts else sum(count or 0 for count in counts)
-            found.append(GroupLag(
-                one.group, topic, sum(item.lag for item in items), matching,
-                sum(item.messages_at_risk for item in items), one.is_online,
-            ))  # fmt: skip
+            found.append(
+                GroupLag(
+                    group=one.group,
+                    topic=topic,
+                    lag=sum(item.lag for item in items),
+                    matching=matching,
+                    at_risk=sum(item.messages_at_risk for item in items),
+                    is_online=one.is_online,
+                )
+            )
     return sorted(found, key=lambda item: (-item.lag, item.group, item.topic))
 
 
 # ---- the ready pipeline
 
 
-class AuditPipeline(Ready):
+class AuditPipeline(ReadyPipeline):
+    """Run `audit`, print the findings, and write them to a file."""
+
     name = "audit"
-    what = "Unequal subscriptions, lag, tags that nobody takes, hash collisions, failing filters."
+    description = (
+        "Unequal subscriptions, lag, tags that nothing matches, hash collisions, failing filters."
+    )
     fields = (
-        Field("topics", LIST, "Only these topics; without, all that a group reads.", ()),
-        Field("groups", LIST, "Only these groups; without, all.", ()),
-        Field("recent", DURATION, "Messages of the last time are looked at.", 86_400.0),
-        Field("output", TEXT, "A JSON file for the findings.", None),
+        Field("topics", LIST, "Only these topics; the default is all that a group reads.", ()),
+        Field("groups", LIST, "Only these groups; the default is all.", ()),
+        Field("recent", DURATION, "Age of the oldest messages that are counted.", 86_400.0),
+        Field("output", TEXT, "JSON file for the findings.", None),
         Field("rows", INTEGER, "Rows shown of each table.", 20),
-        Field("fail_on_findings", FLAG, "Exit code 1 when something is found.", False),
-    )  # fmt: skip
+        Field("fail_on_findings", FLAG, "Return exit code 1 if something is found.", False),
+    )
 
     def plan(self, task: Task) -> list[str]:
         options = task.options
         with open_admin(parse_options(task.connection)) as admin:
-            groups = options["groups"] or known_groups(admin)
+            groups = options["groups"] or list_groups(admin)
         lines = [
             f"ask brokers and members of {len(groups)} groups",
-            "read tags (properties too, where a filter is SQL92) of"
+            "read tags (and properties, if a filter is SQL92) of"
             f" {', '.join(options['topics']) or 'their topics'}, the last"
             f" {options['recent']:,.0f} s",
         ]
@@ -533,16 +649,21 @@ class AuditPipeline(Ready):
     def run(self, task: Task) -> Report:
         options = task.options
         found = audit(
-            task.spark, task.connection, topics=options["topics"], groups=options["groups"],
-            recent_s=options["recent"], say=task.say, stopping=task.stopping,
-        )  # fmt: skip
+            task.spark,
+            task.connection,
+            topics=options["topics"],
+            groups=options["groups"],
+            recent_s=options["recent"],
+            say=task.say,
+            stopping=task.stopping,
+        )
         report = Report(found.figures)
         report.is_failure = options["fail_on_findings"] and report.figures["findings"] > 0
         if options["output"]:
-            text = json.dumps(found.record(), indent=1, ensure_ascii=False)
+            text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
             replace_text(SYSTEM_FILES, str(Path(options["output"]).absolute()), text + "\n")
             report.files.append(options["output"])
-        task.tell(report, *found.lines(options["rows"]))
+        task.report_lines(report, *found.format_lines(options["rows"]))
         return report
 
 

@@ -1,22 +1,23 @@
-"""The ready pipeline `dead-letters`: what a group gave up on: why, what to change, and back again.
+"""The ready pipeline `dead-letters`: the causes of dead letters, edits, and sending them again.
 
-    %DLQ%GROUP -> clusters                                             action: clusters
-               -> where, edit -> judged by the group's filter          action: check
-               -> STATE/plan (Parquet) -> steps (`steps`) -> topics,
-                  STATE/report (a line a message)                      action: replay
+    %DLQ%GROUP -> clusters                                                 action: clusters
+               -> where, edit -> verdicts by the group's filter            action: check
+               -> STATE/plan (Parquet) -> steps (`pipelines.steps`) -> topics,
+                  STATE/report (one line for each message)                 action: replay
 
-A dead letter says by its properties where it comes from (RETRY_TOPIC) and how it was called there
-(ORIGIN_MESSAGE_ID); why it failed is nowhere in RocketMQ's format, so `cause` is what the message
-itself tells: a property that is named like an error, else a body that is no text or no JSON. A
-cluster is an origin topic with a cause (and what else the user groups by). What distinguishes it
-are property values that are common in it and rare in its topic: the newest messages of the topic
-are the comparison, since a value that every message has explains nothing.
+The properties of a dead letter say from which topic it comes (RETRY_TOPIC) and which message id it
+had there (ORIGIN_MESSAGE_ID). RocketMQ's format does not contain why it failed. So `cause` is
+derived from the message itself: a property whose name looks like an error, else a body that is not
+UTF-8 or not JSON. Dead letters with the same origin topic, the same cause and the same values of
+the user's further expressions are a cluster. Property values that are common in the cluster and
+rare among the newest messages of the origin topic distinguish it. A value that every message has
+explains nothing.
 
-`check` writes nothing. `replay` settles first what will be sent, once and for all: places, edits,
-verdicts and the new ids go to STATE/plan, and everything after works from there. So a replay that
-is killed goes on with the same messages under the same ids, whatever has come to the dead letters,
-or happened to filters, in between. A message that the group would not get is not sent, unless
-`only_matching` is off; one that no broker would take never is.
+`check` writes nothing. `replay` first decides everything: topics, edits, verdicts and new ids are
+written to STATE/plan, and all further work reads that plan. So a replay that is killed continues
+with the same messages under the same ids, although new dead letters may have arrived and filters
+may have changed. A message that the group's filter does not match is not sent, unless
+`only_matching` is false. A message that brokers would refuse is never sent.
 
     dead_letters(spark, {"nameServers": "127.0.0.1:9876"}, group="billing", action="check",
                  edit={"body": "replace(text, 'NaN', 'null')"})
@@ -29,7 +30,7 @@ from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
 
 from sluicemq.client.admin.dead_letters import (
     FILTERED,
@@ -57,23 +58,25 @@ from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.pipelines.archive import OWN_PROPERTIES
 from sluicemq.pipelines.ready import (
     FLAG,
-    FROM_PLACE,
     INTEGER,
     LIST,
     MAPPING,
-    SENDING,
     TEXT,
     Field,
     Folder,
-    Ledger,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
-    guarantee,
+    format_table,
     load_messages,
+)
+from sluicemq.pipelines.steps import (
+    ORIGIN_COLUMNS,
+    SENDING_FIELDS,
+    JobState,
+    describe_guarantee,
+    rows_per_step,
     run_steps,
-    step_rows,
-    table_lines,
     write_step,
 )
 from sluicemq.spark.options import parse_options
@@ -81,18 +84,35 @@ from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.offsets import Bounds, fetch_bounds, offsets_to_table, open_admin
 
 CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
+"""The actions."""
 JSON_LINES, PARQUET = "jsonl", "parquet"
+"""The formats of a report."""
 EDITABLE: Final = ("body", "topic", "tags", "keys", "sharding_key", "properties")
+"""The parts of a message that `edit` can change."""
 PLAN: Final = "plan"
 REPORT: Final = "report"
 TOPICS_MAX: Final = 1_000
+"""The number of target topics that are checked."""
 REASONS_SHOWN_MAX: Final = 20
 SAMPLE_MESSAGES: Final = 2_000
+"""The number of newest messages of an origin topic with which its clusters are compared."""
 TOPICS_SAMPLED_MAX: Final = 5
 VALUES_SHOWN: Final = 3
+"""The number of distinguishing values of a cluster."""
 SHARE_MIN: Final = 0.3
-_SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags", "only_matching",
-                    "delivery", "report")  # fmt: skip
+"""The smallest share of a cluster's messages that have a distinguishing value."""
+_FIXED_OPTIONS: Final = (
+    "group",
+    "where",
+    "edit",
+    "to",
+    "filter_sql",
+    "filter_tags",
+    "only_matching",
+    "delivery",
+    "report",
+)
+"""The options that must not change when a replay is resumed."""
 _SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
     "reconsume_times," + ERROR_NAME
@@ -106,296 +126,359 @@ _REPORT_SCHEMA: Final = (
 # ---- dead letters as rows
 
 
-def read_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
-    """The dead letters of a group as a DataFrame: topic, broker, queue_id, queue_offset, msg_id,
-    keys, tags, properties (the producer's own), body, text (the body as UTF-8), born_time,
-    store_time, reconsume_times, origin_topic, origin_id, sharding_key, cause, _error. A body that
-    cannot be decompressed is there as it is stored, with the reason in `_error`."""
+def read_dead_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
+    """Return the dead letters of a group as a DataFrame.
+
+    The columns are topic, broker, queue_id, queue_offset, msg_id, keys, tags, properties (the
+    producer's own), body, text (the body as UTF-8), born_time, store_time, reconsume_times,
+    origin_topic, origin_id, sharding_key, cause and _error. A body that cannot be decompressed is
+    returned as it is stored, with the reason in `_error`. Raises RouteNotFoundError if the group
+    has no dead letters.
+    """
     with open_admin(parse_options(connection)) as admin:
-        return _letters(spark, connection, group, _bounds(admin, group))
+        return _load_dead_letters(spark, connection, group, _fetch_bounds(admin, group))
 
 
 def read_report(spark: Any, state: str) -> Any:
-    """The report of a replay: a row a message with id, origin, to, verdict, new_id and error."""
+    """Return the report of a replay as a DataFrame, with one row for each message.
+
+    The columns are id, origin, to, verdict, new_id and error. `state` is the directory of the
+    replay. Raises ConfigurationError if it has no report.
+    """
     folder = Folder(spark, f"{state}/{REPORT}")
-    steps = [folder.at(name) for name in folder.names() if name.startswith("step-")]
+    steps = [folder.full_path(name) for name in folder.list_names() if name.startswith("step-")]
     if not steps:
         raise ConfigurationError(
             f"there is no report in {folder.path}.", fix="Run the pipeline with action: replay."
         )
-    is_parquet = bool(folder.files("", ".parquet"))
+    is_parquet = bool(folder.list_files("", ".parquet"))
     reader = spark.read.schema(_REPORT_SCHEMA)
     return reader.parquet(*steps) if is_parquet else reader.json(steps)
 
 
-def _bounds(admin: Admin, group: str) -> Bounds:
+def _fetch_bounds(admin: Admin, group: str) -> Bounds:
+    """Return the offsets of the group's dead-letter topic, or raise RouteNotFoundError."""
     try:
         return fetch_bounds(admin, [DLQ_PREFIX + group])
     except RouteNotFoundError:
         raise no_dead_letters(group) from None
 
 
-def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds) -> Any:
+def _load_dead_letters(
+    spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds
+) -> Any:
+    """Return the dead letters between the bounds, with the columns of `read_dead_letters`."""
     starts = {queue: low for queue, (low, _) in bounds.items()}
     ends = {queue: high for queue, (_, high) in bounds.items()}
     rows = load_messages(
-        spark, connection, topic=DLQ_PREFIX + group, columns=_SOURCE_COLUMNS, properties="all",
+        spark,
+        connection,
+        topic=DLQ_PREFIX + group,
+        columns=_SOURCE_COLUMNS,
+        properties="all",
         badBody=BAD_BODY_RAW,
         startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
         endingOffsets=json.dumps(offsets_to_table(ends, by_topic=False)),
-    )  # fmt: skip
+    )
 
-    def causes(asked: pa.Array) -> pa.Array:
-        told = [
+    def find_causes(letters: pa.Array) -> pa.Array:
+        causes = [
             failure_reason(dict(one["own"] or ()), one["body"] or b"")
             if one["error"] is None
             else undecodable_reason(one["error"])
-            for one in asked.to_pylist()
+            for one in letters.to_pylist()
         ]
-        return pa.array(told, pa.string())
+        return pa.array(causes, pa.string())
 
-    asked = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
-    cause = F.arrow_udf(causes, "string")(F.expr(asked))
+    letter = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
+    cause = F.arrow_udf(find_causes, "string")(F.expr(letter))
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
         .withColumn("own", F.expr(OWN_PROPERTIES))
-        .withColumn("origin_topic", _either(*ORIGIN_TOPICS))
-        .withColumn("origin_id", _either(*ORIGIN_IDS))
-        .withColumn("sharding_key", _either(SHARDING_KEY))
+        .withColumn("origin_topic", _first_property(*ORIGIN_TOPICS))
+        .withColumn("origin_id", _first_property(*ORIGIN_IDS))
+        .withColumn("sharding_key", _first_property(SHARDING_KEY))
         .withColumn("cause", cause)
         .drop("properties")
         .withColumnRenamed("own", "properties")
     )
 
 
-def _either(*names: str) -> Any:
+def _first_property(*names: str) -> Any:
+    """Return the column of the first of these properties that a message has, else null."""
     return F.coalesce(*(F.expr(f"properties['{name}']") for name in names))
 
 
 # ---- by cause
 
 
-def cluster_lines(
-    letters: Any, admin: Admin, connection: Mapping[str, str], by: Sequence[str], top: int
+def format_clusters(
+    letters: Any, admin: Admin, connection: Mapping[str, str], by: Sequence[str], count_max: int
 ) -> list[str]:
-    """The largest clusters as lines: how many, since when, and what distinguishes each."""
-    named = [f"by_{turn}" for turn in range(len(by))]
-    keyed = letters.selectExpr("*", *(f"cast({how} as string) as {name}" for how, name in
-                                      zip(by, named, strict=True)))  # fmt: skip
-    keys = ["origin_topic", "cause", *named]
+    """Return a table of the largest clusters, and a line for each value that distinguishes one.
+
+    `by` are further expressions to group by. At most `count_max` clusters are shown.
+    """
+    by_names = [f"by_{index}" for index in range(len(by))]
+    by_columns = (
+        f"cast({how} as string) as {name}" for how, name in zip(by, by_names, strict=True)
+    )
+    keyed = letters.selectExpr("*", *by_columns)
+    keys = ["origin_topic", "cause", *by_names]
     clusters = (
         keyed.groupBy(*keys)
         .agg(
-            F.expr("count(1) as messages"), F.expr("min(store_time) as first"),
-            F.expr("max(store_time) as last"), F.expr("max(reconsume_times) as retries"),
+            F.expr("count(1) as messages"),
+            F.expr("min(store_time) as first"),
+            F.expr("max(store_time) as last"),
+            F.expr("max(reconsume_times) as retries"),
             F.expr("max_by(msg_id, store_time) as example"),
         )
         .orderBy(F.desc("messages"), *keys)
-        .limit(top)
+        .limit(count_max)
         .collect()
-    )  # fmt: skip
+    )
     if not clusters:
         return ["no dead letters"]
     names = ["messages", "origin_topic", "cause", *by, "retries", "first", "last", "example"]
-    shown = ["messages", *keys, "retries", "first", "last", "example"]
-    table = [[row[name] for name in shown] for row in clusters]
-    lines = table_lines("Dead letters by cause", names, table)
-    counts = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
-    for row in _distinguishing(keyed, keys, counts, admin, connection):
+    columns = ["messages", *keys, "retries", "first", "last", "example"]
+    table = [[row[name] for name in columns] for row in clusters]
+    lines = format_table("Dead letters by cause", names, table)
+    sizes = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
+    for row in _find_distinguishing_values(keyed, keys, sizes, admin, connection):
         usual = row["usual"]
-        beside = "" if usual is None else f", {usual:.0%} of the topic's newest messages"
+        comparison = "" if usual is None else f", {usual:.0%} of the topic's newest messages"
         lines.append(
             f"  {row['origin_topic']}, {row['cause']}: {row['name']} = {row['value']!r} in"
-            f" {row['share']:.0%}{beside}"
+            f" {row['share']:.0%}{comparison}"
         )
     return lines
 
 
-def _distinguishing(
-    keyed: Any, keys: list[str], counts: list[tuple[Any, ...]], admin: Admin,
+def _find_distinguishing_values(
+    keyed: Any,
+    keys: list[str],
+    sizes: list[tuple[Any, ...]],
+    admin: Admin,
     connection: Mapping[str, str],
-) -> list[Any]:  # fmt: skip
-    """Values that are common in a cluster, and at least twice as common as in its topic."""
+) -> list[Any]:
+    """Return property values that are common in a cluster and more than twice as common as usual.
+
+    `keyed` are dead letters with the columns `keys`, which identify the cluster. `sizes` has the
+    key and the number of messages of each cluster. A row of the result has the columns of the key,
+    name, value, share (of the cluster) and usual (the share of the origin topic's newest messages,
+    null if they could not be read).
+    """
     spark = keyed.sparkSession
     schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
-    sizes = F.broadcast(spark.createDataFrame(counts, schema).alias("s"))
-    same = [F.col(f"s.{key}").eqNullSafe(F.col(f"l.{key}")) for key in keys]
+    clusters = F.broadcast(spark.createDataFrame(sizes, schema).alias("s"))
+    is_same = [F.col(f"s.{key}").eqNullSafe(F.col(f"l.{key}")) for key in keys]
     values = (
-        _entries(keyed)
+        _explode_properties(keyed)
         .alias("l")
-        .join(sizes, same)
+        .join(clusters, is_same)
         .select(*(F.col(f"s.{key}") for key in keys), "s.messages", "l.name", "l.value")
         .groupBy(*keys, "messages", "name", "value")
         .agg(F.expr("count(1) as n"))
         .where(f"n > 1 and n >= {SHARE_MIN} * messages")
         .withColumn("usual", F.expr("cast(null as double)"))
     )
-    topics = sorted({str(row[0]) for row in counts if row[0]})[:TOPICS_SAMPLED_MAX]
-    usual = {}
+    topics = sorted({str(row[0]) for row in sizes if row[0]})[:TOPICS_SAMPLED_MAX]
+    shares_by_topic = {}
     for topic in topics:
-        rows = _newest(spark, admin, connection, topic)
+        rows = _load_newest(spark, admin, connection, topic)
         total = 0 if rows is None else rows.count()
         if total:
-            counted = _entries(rows).groupBy("name", "value").agg(
-                (F.count(F.lit(1)) / total).alias("usual")
-            )  # fmt: skip
-            usual[topic] = counted.withColumn("origin_topic", F.lit(topic))
-    if usual:  # null stays where nothing of a topic could be read
-        shares = reduce(lambda one, other: one.unionByName(other), usual.values())
+            counted = (
+                _explode_properties(rows)
+                .groupBy("name", "value")
+                .agg((F.count(F.lit(1)) / total).alias("usual"))
+            )
+            shares_by_topic[topic] = counted.withColumn("origin_topic", F.lit(topic))
+    if shares_by_topic:
+        # `usual` stays null for topics that could not be read, and is 0 for values that do not
+        # occur in the others.
+        shares = reduce(lambda one, other: one.unionByName(other), shares_by_topic.values())
         values = values.drop("usual").join(shares, ["origin_topic", "name", "value"], "left")
-        share = F.when(F.col("origin_topic").isin(list(usual)), F.expr("coalesce(usual, 0.0)"))
-        values = values.withColumn("usual", share)
+        is_sampled = F.col("origin_topic").isin(list(shares_by_topic))
+        values = values.withColumn("usual", F.when(is_sampled, F.expr("coalesce(usual, 0.0)")))
     order = ", ".join(keys)
     found: list[Any] = (
         values.selectExpr("*", "n / messages as share")
         .where("usual is null or share > 2 * usual")
         .selectExpr(
-            "*", f"row_number() over (partition by {order} order by share - coalesce(usual, 0)"
+            "*",
+            f"row_number() over (partition by {order} order by share - coalesce(usual, 0)"
             " desc, name, value) as place",
         )
         .where(f"place <= {VALUES_SHOWN}")
         .orderBy(F.desc("messages"), *keys, "place")
         .collect()
-    )  # fmt: skip
+    )
     return found
 
 
-def _entries(rows: Any) -> Any:
-    """A row for each property (and the tag) of each message: `name` and `value`."""
+def _explode_properties(rows: Any) -> Any:
+    """Return one row for each property of each message, with `name` and `value`.
+
+    The tag of a message counts as a property with the name "tag".
+    """
     own = "map_filter(properties, (name, value) -> name <> 'tag')"
     tag = "if(tags is null, cast(map() as map<string,string>), map('tag', tags))"
     exploded = rows.selectExpr("*", f"explode(map_entries(map_concat({own}, {tag}))) as entry")
     return exploded.selectExpr("*", "entry.key as name", "entry.value as value")
 
 
-def _newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str) -> Any | None:
-    """The newest messages of a topic; None when they cannot be had."""
+def _load_newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str) -> Any | None:
+    """Return about `SAMPLE_MESSAGES` newest messages of a topic, or None if it cannot be read."""
     try:
         bounds = {queue: admin.offsets(queue) for queue in admin.queues(topic)}
     except SluiceError:
         return None
     if not bounds:
         return None
-    each = max(1, SAMPLE_MESSAGES // len(bounds))
-    starts = {queue: max(low, high - each) for queue, (low, high) in bounds.items()}
+    queue_messages = max(1, SAMPLE_MESSAGES // len(bounds))
+    starts = {queue: max(low, high - queue_messages) for queue, (low, high) in bounds.items()}
     return load_messages(
-        spark, connection, topic=topic, columns="tags,properties",
+        spark,
+        connection,
+        topic=topic,
+        columns="tags,properties",
         startingOffsets=json.dumps(offsets_to_table(starts, by_topic=False)),
-    )  # fmt: skip
+    )
 
 
 # ---- edits and verdicts
 
 
-def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
-    """The letters as they would be sent: `new_body`, `new_tags`, `new_keys`, `new_properties`,
-    `new_sharding_key`, and `target`. Raises ConfigurationError for what cannot be edited.
+def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
+    """Return the dead letters with further columns: what would be sent, and where.
 
-    `properties.NAME` sets one property, null takes it away; every expression sees the letter as it
-    lies there.
+    `edits` has a Spark SQL expression for each part to change. Its keys are those of `EDITABLE`, or
+    `properties.NAME` for one property, which null removes. All expressions read the unedited dead
+    letter. `to` is "origin", "retry" (the retry topic of `group`) or a topic. The new columns are
+    `new_body`, `new_tags`, `new_keys`, `new_properties`, `new_sharding_key`, `target` (the topic),
+    `read_as` (the topic whose subscription decides whether the group receives the message) and
+    `body_error`. Raises ConfigurationError if `edits` has another key.
     """
-
-    def literal(text: str) -> str:
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-    names = {name: name for name in EDITABLE} | {"topic": "origin_topic"}
-    single: dict[str, str] = {}
+    expressions = {name: name for name in EDITABLE} | {"topic": "origin_topic"}
+    single_properties: dict[str, str] = {}
     for name, how in edits.items():
         part, _, rest = name.partition(".")
         if part == "properties" and rest:
-            single[literal(rest)] = how
+            single_properties[_to_sql_literal(rest)] = how
         elif name in EDITABLE:
-            names[name] = how
+            expressions[name] = how
         else:
             raise ConfigurationError(
                 f"{name!r} cannot be edited.",
-                fix=f"There are {', '.join(EDITABLE)}, and properties.NAME.",
+                fix=f"Edit {', '.join(EDITABLE)} or properties.NAME.",
             )
-    target = {"origin": names["topic"], "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
-    keys, properties = names["keys"], names["properties"]
-    kind = letters.selectExpr(f"{keys} as it").schema["it"].dataType.simpleString()
-    if single:
-        set_ones = ", ".join(f"{name}, cast({how} as string)" for name, how in single.items())
-        rest = f"map_filter({properties}, (name, value) -> name not in ({', '.join(single)}))"
-        properties = (
-            f"map_filter(map_concat({rest}, map({set_ones})), (name, value) -> value is not null)"
-        )
+    origin_topic = expressions["topic"]
+    target = {"origin": origin_topic, "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
+    keys = expressions["keys"]
+    keys_type = letters.selectExpr(f"{keys} as it").schema["it"].dataType.simpleString()
+    is_array = keys_type.startswith("array")
     columns = {
-        "new_body": f"cast({names['body']} as binary)",
-        "new_tags": f"cast({names['tags']} as string)",
-        "new_keys": f"array_join({keys}, ' ')" if kind.startswith("array")
-        else f"cast({keys} as string)",
-        "new_sharding_key": f"cast({names['sharding_key']} as string)",
-        "new_properties": properties,
+        "new_body": f"cast({expressions['body']} as binary)",
+        "new_tags": f"cast({expressions['tags']} as string)",
+        "new_keys": f"array_join({keys}, ' ')" if is_array else f"cast({keys} as string)",
+        "new_sharding_key": f"cast({expressions['sharding_key']} as string)",
+        "new_properties": _set_properties(expressions["properties"], single_properties),
         "target": f"cast({target} as string)",
-        "read_as": f"cast({names['topic'] if to == 'retry' else target} as string)",
-        # An edit makes a new body; without one, stored bytes must not pass for what was sent.
+        "read_as": f"cast({origin_topic if to == 'retry' else target} as string)",
+        # An edit of the body replaces stored bytes that cannot be decompressed. Without one, they
+        # must not be sent, because they are not what the producer sent.
         "body_error": "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')",
-    }  # fmt: skip
+    }
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
 
 
-def judged(rows: Any, judge: ReplayJudge) -> Any:
-    """The rows with `verdict` and `reason`; bodies do not travel to Python for that."""
+def _to_sql_literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
-    def verdicts(asked: pa.Array) -> pa.Array:
+
+def _set_properties(properties: str, single_properties: Mapping[str, str]) -> str:
+    """Return the expression of the properties with some of them set, or removed by null.
+
+    `single_properties` maps SQL literals of names to expressions of values.
+    """
+    if not single_properties:
+        return properties
+    names = ", ".join(single_properties)
+    values = ", ".join(f"{name}, cast({how} as string)" for name, how in single_properties.items())
+    others = f"map_filter({properties}, (name, value) -> name not in ({names}))"
+    return f"map_filter(map_concat({others}, map({values})), (name, value) -> value is not null)"
+
+
+def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
+    """Return the rows of `apply_edits` with the columns `verdict` and `reason`.
+
+    `reason` is null if there is none. Only the sizes of bodies are passed to Python workers.
+    """
+
+    def find_verdicts(messages: pa.Array) -> pa.Array:
         found = []
-        for row in asked.to_pylist():
+        for row in messages.to_pylist():
             row["properties"] = {name: text or "" for name, text in row["properties"] or ()}
             found.append("\x01".join(judge.verdict(row)))
         return pa.array(found, pa.string())
 
-    asked = (
+    message = (
         "struct(target, read_as, new_tags as tags, new_keys as keys, new_properties as properties,"
         " new_id, octet_length(new_body) as size, body_error)"
     )
-    said = F.arrow_udf(verdicts, "string")(F.expr(asked))
+    joined = F.arrow_udf(find_verdicts, "string")(F.expr(message))
     return (
-        rows.withColumn("said", said)
-        .withColumn("verdict", F.expr("substring_index(said, '\\u0001', 1)"))
-        .withColumn("reason", F.expr("nullif(substring_index(said, '\\u0001', -1), '')"))
-        .drop("said")
+        rows.withColumn("joined", joined)
+        .withColumn("verdict", F.expr("substring_index(joined, '\\u0001', 1)"))
+        .withColumn("reason", F.expr("nullif(substring_index(joined, '\\u0001', -1), '')"))
+        .drop("joined")
     )
 
 
-def numbered(rows: Any) -> Any:
-    """The rows with `new_id`: the id of a row follows from its place."""
+def add_new_ids(rows: Any) -> Any:
+    """Return the rows with the column `new_id`, which follows from the place of the dead letter."""
 
-    def ids(asked: pa.Array) -> pa.Array:
-        found = [replay_id(**one) for one in asked.to_pylist()]
+    def make_ids(places: pa.Array) -> pa.Array:
+        found = [replay_id(**one) for one in places.to_pylist()]
         return pa.array(found, pa.string())
 
     place = "struct(topic, broker, queue_id, queue_offset, unix_millis(store_time) as stored_ms)"
-    return rows.withColumn("new_id", F.arrow_udf(ids, "string")(F.expr(place)))
+    return rows.withColumn("new_id", F.arrow_udf(make_ids, "string")(F.expr(place)))
 
 
-def _wanted(task: Task, bounds: Bounds) -> Any:
-    letters = _letters(task.spark, task.connection, task.options["group"], bounds)
+def _select_dead_letters(task: Task, bounds: Bounds) -> Any:
+    """Return the dead letters that the option `where` selects."""
+    letters = _load_dead_letters(task.spark, task.connection, task.options["group"], bounds)
     return letters.where(task.options["where"]) if task.options["where"] else letters
 
 
-def _judged(task: Task, admin: Admin, letters: Any) -> Any:
-    """The letters as they would be sent, each with its new id, verdict and reason."""
+def _prepare_messages(task: Task, admin: Admin, letters: Any) -> Any:
+    """Return the dead letters as they would be sent, each with its new id, verdict and reason."""
     options = task.options
-    rows = edited(letters, options["edit"], options["to"], options["group"])
+    rows = apply_edits(letters, options["edit"], options["to"], options["group"])
     named = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
     targets = {str(row["target"]) for row in named if row["target"]}
     topics = {str(row["read_as"]) for row in named if row["read_as"]}
-    # A consumer's retry topic is created when it connects.
+    # A retry topic may be missing: it is created when a consumer connects.
     checked = {target for target in targets if not is_retry_topic(target)}
     assumed = _assumed_subscriptions(task, topics)
     judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
-    return judged(numbered(rows), judge)
+    return add_verdicts(add_new_ids(rows), judge)
 
 
 def _assumed_subscriptions(
     task: Task, topics: set[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
-    """Return topic -> the subscription that the options name, None for those of the group."""
+    """Return topic -> the subscription that the options name, or None for those of the group.
+
+    Raises ConfigurationError if the options name two, and FilterSyntaxError for an invalid one.
+    """
     options = task.options
     if options["filter_sql"] and options["filter_tags"]:
         raise ConfigurationError(
-            "filter_sql and filter_tags are given together.", fix="Give one of them."
+            "filter_sql and filter_tags are given together.", fix="Set one of them."
         )
     for option, kind in (("filter_sql", SQL92), ("filter_tags", TAG)):
         if options[option]:
@@ -407,19 +490,22 @@ def _assumed_subscriptions(
 # ---- the ready pipeline
 
 
-def _look(task: Task, report: Report, *, check: bool) -> None:
+def _report_causes(task: Task, report: Report, *, check: bool) -> None:
+    """Report the clusters of dead letters, and with `check` what would become of each message."""
     options = task.options
     with open_admin(parse_options(task.connection)) as admin:
-        bounds = _bounds(admin, options["group"])
-        letters = _wanted(task, bounds)
-        by, top = list(options["cluster_by"]), int(options["top"])
-        task.tell(report, *cluster_lines(letters, admin, task.connection, by, top))
+        bounds = _fetch_bounds(admin, options["group"])
+        letters = _select_dead_letters(task, bounds)
+        by, count_max = list(options["cluster_by"]), int(options["top"])
+        lines = format_clusters(letters, admin, task.connection, by, count_max)
+        task.report_lines(report, *lines)
         report.figures["letters"] = letters.count()
         if not check:
             return
-        # How many of each verdict and, values aside, of each reason; needs no body.
+        # Count the messages of each verdict and reason. The values in reasons are left out, so
+        # that reasons which only differ there are counted together.
         values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-        rows = _judged(task, admin, letters)
+        rows = _prepare_messages(task, admin, letters)
         found = (
             rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
             .groupBy("target", "verdict", "why")
@@ -432,30 +518,36 @@ def _look(task: Task, report: Report, *, check: bool) -> None:
         report.figures[row["verdict"]] = report.figures.get(row["verdict"], 0) + row["messages"]
     names = ["messages", "verdict", "to", "example"]
     table = [[row["messages"], row["verdict"], row["target"], row["example"]] for row in found]
-    task.tell(report, *table_lines("If they were sent now", names, table))
-    task.tell(report, *(f"  {row['verdict']}: {row['why']}" for row in found if row["why"]))
+    task.report_lines(report, *format_table("If they were sent now", names, table))
+    task.report_lines(report, *(f"  {row['verdict']}: {row['why']}" for row in found if row["why"]))
 
 
 def _replay(task: Task, report: Report) -> None:
+    """Send the dead letters again, or resume that, and write the report.
+
+    Raises ConfigurationError if the option `state` is missing, or the replay in that directory was
+    started with other options.
+    """
     options = task.options
     if not options["state"]:
         raise ConfigurationError(
-            "the option 'state' is missing.", fix="Name a directory: it makes a replay resumable."
+            "the option 'state' is missing.", fix="Name a directory; a replay is resumed from it."
         )
     folder = Folder(task.spark, options["state"])
-    ledger = Ledger(folder, "job.json")
-    settings = {name: options[name] for name in _SETTINGS}
-    if not ledger.open(f"dead letters of {options['group']}", settings):
-        _settle(task, ledger)
-    report.files += [folder.at(PLAN), folder.at(REPORT)]
-    task.tell(report, guarantee(task.connection, options["delivery"]))
+    state = JobState(folder, "job.json")
+    settings = {name: options[name] for name in _FIXED_OPTIONS}
+    if not state.resume(f"dead letters of {options['group']}", settings):
+        _write_plan(task, state)
+    report.files += [folder.full_path(PLAN), folder.full_path(REPORT)]
+    task.report_lines(report, describe_guarantee(task.connection, options["delivery"]))
     refused = (INVALID, FILTERED) if options["only_matching"] else (INVALID,)
     unsent = ", ".join(f"'{verdict}'" for verdict in refused)
 
-    def send(number: int, some: Any) -> None:
-        chosen = rows_to_send(some.where(f"verdict not in ({unsent})"))
-        write_step(chosen, task.connection, ledger["query"], number, delivery=options["delivery"])
-        lines = some.selectExpr(  # written again when the step is
+    def send(number: int, step_rows: Any) -> None:
+        chosen = rows_to_send(step_rows.where(f"verdict not in ({unsent})"))
+        write_step(chosen, task.connection, state["query"], number, delivery=options["delivery"])
+        # A step that is repeated replaces its part of the report.
+        lines = step_rows.selectExpr(
             "msg_id as id",
             "struct(topic, broker, queue_id, queue_offset, origin_topic) as origin",
             "target as to",
@@ -464,90 +556,130 @@ def _replay(task: Task, report: Report) -> None:
             "reason as error",
         )
         kind = "parquet" if options["report"] == PARQUET else "json"
-        place = folder.at(f"{REPORT}/step-{number:08d}")
-        lines.coalesce(1).write.mode("overwrite").format(kind).save(place)
+        path = folder.full_path(f"{REPORT}/step-{number:08d}")
+        lines.coalesce(1).write.mode("overwrite").format(kind).save(path)
 
-    rows = task.spark.read.parquet(folder.at(PLAN))
-    is_done = run_steps(task, ledger, report, rows, send)
+    rows = task.spark.read.parquet(folder.full_path(PLAN))
+    is_done = run_steps(task, state, report, rows, send)
     for row in read_report(task.spark, folder.path).groupBy("verdict").count().collect():
         report.figures[row["verdict"]] = row["count"]
     counted = ", ".join(
-        f"{report.figures[name]:,} {name}" for name in ("sent", FILTERED, INVALID)
+        f"{report.figures[name]:,} {name}"
+        for name in ("sent", FILTERED, INVALID)
         if name in report.figures
-    )  # fmt: skip
-    ending = "" if is_done else "; stopped, run it again to go on"
-    task.tell(report, f"{counted or 'nothing to send'}{ending}; report: {folder.at(REPORT)}")
+    )
+    ending = "" if is_done else "; stopped, run it again to continue"
+    task.report_lines(
+        report, f"{counted or 'nothing to send'}{ending}; report: {folder.full_path(REPORT)}"
+    )
 
 
-def _settle(task: Task, ledger: Ledger) -> None:
-    """Decides what every message becomes, before the first is sent."""
-    folder, options = ledger.folder, task.options
+def _write_plan(task: Task, state: JobState) -> None:
+    """Decide what to send for each dead letter, write the plan, and start the job."""
+    folder, options = state.folder, task.options
     with open_admin(parse_options(task.connection)) as admin:
-        bounds = _bounds(admin, options["group"])
-        rows = _judged(task, admin, _wanted(task, bounds))
-        kept = rows.selectExpr(
-            "topic", "broker", "queue_id", "queue_offset", "store_time", "msg_id", "origin_topic",
-            "origin_id", "target", "new_id", "verdict", "reason", "new_body", "new_tags",
-            "new_keys", "new_sharding_key", "new_properties",
-        )  # fmt: skip
-        kept.write.mode("overwrite").parquet(folder.at(PLAN))
-    name = secrets.token_hex(8)
-    size = step_rows(float(options["rate"]), options["step"])
-    ledger.begin(query=f"dead-letters-{name}", step_rows=size)
+        bounds = _fetch_bounds(admin, options["group"])
+        rows = _prepare_messages(task, admin, _select_dead_letters(task, bounds))
+        plan = rows.selectExpr(
+            "topic",
+            "broker",
+            "queue_id",
+            "queue_offset",
+            "store_time",
+            "msg_id",
+            "origin_topic",
+            "origin_id",
+            "target",
+            "new_id",
+            "verdict",
+            "reason",
+            "new_body",
+            "new_tags",
+            "new_keys",
+            "new_sharding_key",
+            "new_properties",
+        )
+        plan.write.mode("overwrite").parquet(folder.full_path(PLAN))
+    query = f"dead-letters-{secrets.token_hex(8)}"
+    rows_max = rows_per_step(float(options["rate"]), options["step"])
+    state.start(query=query, step_rows=rows_max)
 
 
 def rows_to_send(plan: Any) -> Any:
-    """Rows of a plan as the sink takes them."""
-    system = (
+    """Return rows of a plan with the columns of the sink and `ORIGIN_COLUMNS`.
+
+    A message for a retry topic gets the system properties by which the consumer finds its origin.
+    """
+    system_properties = (
         f"if(startswith(target, '{RETRY_PREFIX}'), map('{RETRY_TOPIC}', origin_topic,"
         f" '{ORIGIN_MESSAGE_ID}', coalesce(origin_id, msg_id)),"
         " cast(map() as map<string,string>))"
     )
     return plan.selectExpr(
-        "target as topic", "new_body as body", "new_tags as tags", "new_keys as keys",
-        "new_sharding_key as sharding_key", "new_properties as properties",
-        "new_id as message_id", f"{system} as system_properties", *FROM_PLACE,
-    )  # fmt: skip
+        "target as topic",
+        "new_body as body",
+        "new_tags as tags",
+        "new_keys as keys",
+        "new_sharding_key as sharding_key",
+        "new_properties as properties",
+        "new_id as message_id",
+        f"{system_properties} as system_properties",
+        *ORIGIN_COLUMNS,
+    )
 
 
-class DeadLetters(Ready):
-    """Dead letters of a group: clusters, check or replay. Raises ConfigurationError (also when a
-    replay in this state was begun otherwise), RouteNotFoundError when the group has no dead
-    letters, and the errors of the sink."""
+class DeadLetters(ReadyPipeline):
+    """Show the causes of a group's dead letters, check what a replay would do, or send them again.
+
+    Raises ConfigurationError, also if a replay in this state was started with other options,
+    RouteNotFoundError if the group has no dead letters, and the errors of the sink.
+    """
 
     name = "dead-letters"
-    what = (
+    description = (
         "Dead letters of a group: clusters by cause, edits, a dry run, a paced replay with a"
         " report."
     )
     fields = (
-        Field("group", TEXT, "The consumer group whose dead letters these are."),
-        Field("action", TEXT,
-              "Say why they died; or also what would become of each that is sent again; or send "
-              "them.", CHECK, (CLUSTERS, CHECK, REPLAY)),
-        Field("where", TEXT, "Spark SQL predicate: which of them.", ""),
+        Field("group", TEXT, "The consumer group that has the dead letters."),
+        Field(
+            "action",
+            TEXT,
+            "Show the causes; or also check what would become of each message; or send them.",
+            CHECK,
+            (CLUSTERS, CHECK, REPLAY),
+        ),
+        Field("where", TEXT, "Spark SQL predicate that selects dead letters.", ""),
         Field("cluster_by", LIST, "Further expressions to group by, besides origin and cause.", ()),
-        Field("top", INTEGER, "How many clusters are shown.", 10),
-        Field("edit", MAPPING,
-              "What to change: body, topic, tags, keys, sharding_key, properties or "
-              "properties.NAME, each with a Spark SQL expression.", {}),
-        Field("to", TEXT,
-              "`origin`: the topic each comes from, for all its readers; `retry`: the group's "
-              "retry topic, for this group alone; or a topic.", "origin"),
-        Field("filter_sql", TEXT, "Judge by this SQL92 selector, not by the group's filter.", ""),
-        Field("filter_tags", TEXT, "Judge by these tags, not by the group's filter.", ""),
-        Field("only_matching", FLAG, "Send only what the group's filter lets through.", True),
-        *SENDING,
-        Field("state", TEXT, "Directory of plan, report and progress; needed to replay.", ""),
-        Field("report", TEXT, "Form of the report.", JSON_LINES, (JSON_LINES, PARQUET)),
-    )  # fmt: skip
+        Field("top", INTEGER, "Maximum number of clusters shown.", 10),
+        Field(
+            "edit",
+            MAPPING,
+            "What to change: body, topic, tags, keys, sharding_key, properties or "
+            "properties.NAME, each with a Spark SQL expression.",
+            {},
+        ),
+        Field(
+            "to",
+            TEXT,
+            "`origin`: the topic each message comes from, for all its groups; `retry`: the retry"
+            " topic, for this group only; or a topic.",
+            "origin",
+        ),
+        Field("filter_sql", TEXT, "Use this SQL92 filter instead of the group's filter.", ""),
+        Field("filter_tags", TEXT, "Use these tags instead of the group's filter.", ""),
+        Field("only_matching", FLAG, "Send only messages that match the filter.", True),
+        *SENDING_FIELDS,
+        Field("state", TEXT, "Directory of plan, report and progress; a replay needs it.", ""),
+        Field("report", TEXT, "Format of the report.", JSON_LINES, (JSON_LINES, PARQUET)),
+    )
 
     def plan(self, task: Task) -> list[str]:
         report = Report()
         quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
-        _look(quiet, report, check=task.options["action"] != CLUSTERS)
+        _report_causes(quiet, report, check=task.options["action"] != CLUSTERS)
         if task.options["action"] == REPLAY:
-            report.lines.append(guarantee(task.connection, task.options["delivery"]))
+            report.lines.append(describe_guarantee(task.connection, task.options["delivery"]))
         return report.lines
 
     def run(self, task: Task) -> Report:
@@ -556,7 +688,7 @@ class DeadLetters(Ready):
         if action == REPLAY:
             _replay(task, report)
         else:
-            _look(task, report, check=action == CHECK)
+            _report_causes(task, report, check=action == CHECK)
         return report
 
 

@@ -1,26 +1,27 @@
-"""Rows into a table of a relational database, by key: written twice, they are there once. And the
-ready pipeline `dedup`: a topic into such a table, each message exactly once.
+"""Write rows to a table of a relational database by key, and the ready pipeline `dedup`.
 
-Two ways, for pipelines: `put_rows` replaces a row with a key that is there, with `version` only
-when its version is not smaller, so that what is read again never takes the place of something
-newer; `write_once` leaves a row that is there alone, whatever an application did to it since.
+There are two ways to write. Rows that are written twice are in the table once in both.
+`upsert_rows` replaces the row with the same key. With `version`, it only does so if the new version
+is not smaller, so that rows which are read again never replace newer ones. `insert_new_rows` leaves
+an existing row unchanged, whatever an application has done to it since.
 
-    put_rows     each chunk of rows is one transaction, sorted by key: two tasks that change the
-                 same rows lock them in the same order. Spark's sink `sluice_table`
-    write_once   a partition of rows is one transaction: whatever Spark runs again (a task, a
-                 micro-batch, the whole job after its driver was killed) finds its keys and changes
-                 nothing, and a task that dies has written nothing. Of two attempts of one task at
-                 the same time the database lets the second wait for the first
+    upsert_rows        Each chunk of rows is one transaction, sorted by key. So two tasks that
+                       change the same rows lock them in the same order. Spark's sink
+                       `sluice_table` uses it.
+    insert_new_rows    Each partition of rows is one transaction. If Spark repeats a task, a
+                       micro-batch, or the whole job after its driver was killed, the keys exist
+                       and nothing changes. A task that dies has written nothing. If two attempts
+                       of one task run at the same time, the database makes the second one wait.
 
     SQLite, PostgreSQL   INSERT … ON CONFLICT (key) DO UPDATE, or DO NOTHING
-    any other            UPDATE; if no row had the key, INSERT; if another was faster, UPDATE
+    any other            UPDATE; INSERT if no row has the key; UPDATE if another task was faster
 
-The table is made by the driver, before the first row, with the key as primary key; one that is
-there needs the columns and a primary key or unique constraint of just the key's columns.
+The driver creates the table before the first row, with the key as its primary key. An existing
+table needs the columns, and a primary key or unique constraint of exactly the key's columns.
 
 | Spark | column |
 |---|---|
-| string | Text (String(255) as a key) |
+| string | Text (String(255) as a key of other databases than SQLite and PostgreSQL) |
 | tinyint, smallint; int; bigint | SmallInteger; Integer; BigInteger |
 | float, double; decimal(p, s) | Float, Double; Numeric(p, s) |
 | boolean, date, binary | Boolean, Date, LargeBinary |
@@ -31,16 +32,17 @@ there needs the columns and a primary key or unique constraint of just the key's
 
     topic (batch or stream) -> key and columns, by Spark SQL -> INSERT … ON CONFLICT DO NOTHING
 
-The key says what "the same message" is:
+The key defines which messages are the same:
 
-    position     where it lies: topic/broker/queue/offset@store time (the time, so that a topic that
-                 was deleted and made anew has other keys)
+    position     the place of the message: topic/broker/queue/offset@store time. The time makes the
+                 keys different if a topic was deleted and created again.
     message-id   the producer's id: a send that was repeated is one message
-    dedup-key    SLUICE_DEDUP_KEY, which the sink writes into a Java cluster, else the message id
-    anything     a Spark SQL expression over the source's columns: properties['order_id']
+    dedup-key    SLUICE_DEDUP_KEY, which the sink writes to clusters of RocketMQ, else the message
+                 id
+    other        a Spark SQL expression over the source's columns: properties['order_id']
 
-A stream has its checkpoint besides, so what was read is not read again; the keys make the rest
-exact: the micro-batch that was written when the driver died is written again and changes nothing.
+A stream also has a checkpoint, so that it does not read messages again. The keys do the rest: if
+the driver dies, the micro-batch that it was writing is written again and changes nothing.
 
     write_table(spark, {"nameServers": …}, topic="orders", url="sqlite:///shop.db", table="orders",
                 columns={"id": "properties['order_id']", "note": "cast(body as string)"})
@@ -58,7 +60,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from sluicemq.errors import ConfigurationError, install_extra
@@ -71,12 +73,12 @@ from sluicemq.pipelines.ready import (
     STREAMING,
     TEXT,
     Field,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
-    finish,
-    trigger_of,
-    trigger_s,
+    finish_query,
+    parse_trigger_s,
+    spark_trigger,
 )
 from sluicemq.spark.errors import errors_without_traceback
 from sluicemq.spark.schema import BASE_TYPES
@@ -86,21 +88,41 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
-Putter = Callable[["sa.Connection", Sequence[Row]], object]
+"""The values of a row by column name."""
+RowWriter = Callable[["sa.Connection", Sequence[Row]], object]
+"""Writes rows within the transaction of a connection."""
 FORMAT: Final = "sluice_table"
+"""The name of Spark's sink."""
 NATIVE: Final = ("sqlite", "postgresql")
+"""The databases that have ON CONFLICT."""
 KEY_LENGTH: Final = 255
+"""The length of a text column that is a key, in other databases."""
+STOP_CHECK_S: Final = 0.2
+"""The interval at which a running stream checks whether it was asked to stop."""
 _NESTED: Final = ("array<", "map<", "struct<")
 _TYPES: Final = {
-    "tinyint": "SmallInteger", "smallint": "SmallInteger", "int": "Integer",
-    "bigint": "BigInteger", "float": "Float", "double": "Double", "boolean": "Boolean",
-    "date": "Date", "binary": "LargeBinary", "timestamp_ntz": "DateTime",
-}  # fmt: skip
+    "tinyint": "SmallInteger",
+    "smallint": "SmallInteger",
+    "int": "Integer",
+    "bigint": "BigInteger",
+    "float": "Float",
+    "double": "Double",
+    "boolean": "Boolean",
+    "date": "Date",
+    "binary": "LargeBinary",
+    "timestamp_ntz": "DateTime",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go. `columns`: name and Spark type (`simpleString`) of each, in order."""
+    """A table to write rows to.
+
+    `url` is the URL of the database, as SQLAlchemy defines it. `table` may contain a schema
+    (`schema.table`). `key` are the columns that identify a row. `columns` has the name and Spark
+    type (`simpleString`) of each column, in order. `version` is the column that decides whether a
+    row is replaced, or None. Rows are written in chunks of `chunk_rows`.
+    """
 
     url: str
     table: str
@@ -111,13 +133,14 @@ class Target:
 
     @property
     def schema_and_name(self) -> tuple[str | None, str]:
+        """The schema of the table, None if `table` names none, and its name."""
         schema, _, name = self.table.rpartition(".")
         return schema or None, name
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Rows that were handed over, and those of them that were new."""
+    """The number of rows that were passed to a write, and how many of them were new."""
 
     rows: int = 0
     new: int = 0
@@ -127,6 +150,7 @@ class Written:
 
 
 def _sqlalchemy() -> Any:
+    """Return the module `sqlalchemy`, or raise ConfigurationError if it is not installed."""
     try:
         return import_module("sqlalchemy")
     except ImportError:
@@ -136,42 +160,51 @@ def _sqlalchemy() -> Any:
 
 
 def check_url(url: str) -> None:
-    """Raises ConfigurationError when it is no URL of a database that outlives the process."""
+    """Raise ConfigurationError if `url` is not a database URL, or the database is in memory."""
     sqlalchemy = _sqlalchemy()
     fix = "Write postgresql://user@host/name or sqlite:///file.db."
     try:
         parsed = sqlalchemy.make_url(url)
     except (sqlalchemy.exc.ArgumentError, ValueError):
-        raise ConfigurationError("it is no URL of a database.", fix=fix) from None
+        raise ConfigurationError("this is not the URL of a database.", fix=fix) from None
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise ConfigurationError("it is a database in memory, which ends with each task.", fix=fix)
+        raise ConfigurationError("a database in memory only exists during one task.", fix=fix)
 
 
-def whole_url(url: str) -> str:
-    """With a file of SQLite by its whole path: tasks run in other directories."""
+def absolute_url(url: str) -> str:
+    """Return the URL with an absolute path if it names a file of SQLite.
+
+    Tasks of Spark run in other directories than the driver.
+    """
     scheme, _, path = url.partition(":///")
     if scheme.startswith("sqlite") and path and not path.startswith("/"):
         return f"{scheme}:///{Path(path).absolute()}"
     return url
 
 
-def shown_url(url: str) -> str:
-    """The URL without its password."""
+def url_without_password(url: str) -> str:
+    """Return the URL with its password masked."""
     return str(_sqlalchemy().make_url(url).render_as_string(hide_password=True))
 
 
-def open_engine(url: str) -> "sa.Engine":
-    """Raises ConfigurationError when the driver is missing or the URL is none."""
+def create_engine(url: str) -> "sa.Engine":
+    """Return an engine of SQLAlchemy, which the caller must dispose of.
+
+    Raises ConfigurationError if the driver is not installed or the URL is invalid.
+    """
     _sqlalchemy()
-    from sluicemq.client.ledger import make_blocking_engine  # noqa: PLC0415 - SQLAlchemy
+    from sluicemq.client.ledger import make_blocking_engine  # noqa: PLC0415 - needs SQLAlchemy
 
     return make_blocking_engine(url)
 
 
 @contextmanager
-def opened(url: str) -> "Iterator[sa.Engine]":
-    """An engine for as long as it is needed; errors as `open_engine`."""
-    engine = open_engine(url)
+def temporary_engine(url: str) -> "Iterator[sa.Engine]":
+    """Return a context manager with an engine that is disposed of at the end.
+
+    Raises the errors of `create_engine`.
+    """
+    engine = create_engine(url)
     try:
         yield engine
     finally:
@@ -181,26 +214,27 @@ def opened(url: str) -> "Iterator[sa.Engine]":
 # ---- tables
 
 
-def missing_table(engine: "sa.Engine", target: Target) -> bool:
+def is_table_missing(engine: "sa.Engine", target: Target) -> bool:
+    """Return whether the table does not exist."""
     schema, name = target.schema_and_name
     return not _sqlalchemy().inspect(engine).has_table(name, schema=schema)
 
 
-def make_table(engine: "sa.Engine", target: Target) -> None:
-    """Creates the table; does nothing when it is there."""
-    table_of(target, engine.dialect.name).create(engine, checkfirst=True)
+def create_table(engine: "sa.Engine", target: Target) -> None:
+    """Create the table unless it exists."""
+    build_table(target, engine.dialect.name).create(engine, checkfirst=True)
 
 
 def check_table(engine: "sa.Engine", target: Target) -> None:
-    """Raises ConfigurationError when the table lacks a column, or uniqueness of the key."""
+    """Raise ConfigurationError if the table lacks a column, or a unique constraint of the key."""
     inspector = _sqlalchemy().inspect(engine)
     schema, name = target.schema_and_name
-    there = [one["name"] for one in inspector.get_columns(name, schema=schema)]
-    lacking = [column for column, _ in target.columns if column not in there]
+    existing = [one["name"] for one in inspector.get_columns(name, schema=schema)]
+    lacking = [column for column, _ in target.columns if column not in existing]
     if lacking:
         raise ConfigurationError(
             f"the table {target.table!r} has no column {', '.join(lacking)}.",
-            fix=f"It has {', '.join(there)}; name the transform's columns like them.",
+            fix=f"Give the transform's columns the names of the table: {', '.join(existing)}.",
         )
     indexes = inspector.get_indexes(name, schema=schema)
     unique = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
@@ -210,12 +244,16 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
         raise ConfigurationError(
             f"the table {target.table!r} has no primary key or unique constraint of"
             f" {', '.join(target.key)}.",
-            fix="Add one, or choose its key: without it rows would be doubled.",
+            fix="Add one, or use the table's key; otherwise rows would be duplicated.",
         )
 
 
-def table_of(target: Target, dialect: str) -> "sa.Table":
-    """The table as Spark's schema has it."""
+def build_table(target: Target, dialect: str) -> "sa.Table":
+    """Return the SQLAlchemy table with the columns of the target.
+
+    `dialect` is the name of the database's dialect. Raises ConfigurationError for a Spark type that
+    has no column type.
+    """
     sqlalchemy = _sqlalchemy()
     types = sqlalchemy.types
     schema, name = target.schema_and_name
@@ -236,53 +274,48 @@ def table_of(target: Target, dialect: str) -> "sa.Table":
             found = getattr(types, _TYPES[kind])()
         else:
             raise ConfigurationError(
-                f"a column of type {kind!r} cannot go into a table.",
+                f"a table cannot have a column of type {kind!r}.",
                 fix="Cast it in the transform.",
             )
         columns.append(sqlalchemy.Column(column, found, primary_key=is_key, autoincrement=False))
     return sqlalchemy.Table(name, sqlalchemy.MetaData(), *columns, schema=schema)  # type: ignore[no-any-return]
 
 
-# ---- rows that replace others
+# ---- replace rows by key
 
 
-def put_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
-    """Writes the rows in chunks, a transaction each; how many there were. Of rows with one key that
-    of the largest version stays, else the last one. Raises ConfigurationError for a row without
-    key."""
-    dialect = engine.dialect.name
-    table = table_of(target, dialect)
-    put = _portable(target, table)
-    if dialect in NATIVE:
-        statement = _insert(table, dialect)
-        changed = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
-        key, where = list(target.key), None
-        if target.version is not None:
-            old, new = table.c[target.version], statement.excluded[target.version]
-            where = old.is_(None) | (old <= new)
-        once = statement.on_conflict_do_nothing(index_elements=key)
-        if changed:
-            once = statement.on_conflict_do_update(index_elements=key, set_=changed, where=where)
-        put = lambda connection, rows: connection.execute(once, rows)  # noqa: E731
+def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
+    """Write rows, and replace those with the same keys. Return the number of rows.
+
+    Each chunk is one transaction. If several rows have the same key, the one with the largest
+    version remains, or the last one if the target has no version. Raises ConfigurationError for a
+    row without a value in a key column.
+    """
+    table = build_table(target, engine.dialect.name)
+    if engine.dialect.name in NATIVE:
+        write_rows = _build_native_upsert(target, table, engine.dialect.name)
+    else:
+        write_rows = _build_portable_upsert(target, table)
     total = 0
     for chunk in _chunks(rows, target.chunk_rows):
-        _expect_keys(chunk, target, "Leave such rows out in the transform, or choose another key.")
+        _require_keys(chunk, target, "Filter such rows out in the transform, or use another key.")
         total += len(chunk)
         newest: dict[tuple[Any, ...], Row] = {}
         for row in chunk:
-            place = tuple(row[name] for name in target.key)
-            before = newest.get(place)
-            if before is not None and target.version is not None:
-                new, old = row[target.version], before[target.version]
+            key = tuple(row[name] for name in target.key)
+            previous = newest.get(key)
+            if previous is not None and target.version is not None:
+                new, old = row[target.version], previous[target.version]
                 if old is not None and (new is None or new < old):
                     continue
-            newest[place] = row
+            newest[key] = row
         with engine.begin() as connection:
-            put(connection, [newest[place] for place in sorted(newest)])
+            write_rows(connection, [newest[key] for key in sorted(newest)])
     return total
 
 
 def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Yield the rows in lists of `size` rows; the last one may be shorter."""
     chunk: list[Row] = []
     for row in rows:
         chunk.append(row)
@@ -293,31 +326,51 @@ def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield chunk
 
 
-def _expect_keys(rows: Iterable[Row], target: Target, fix: str) -> None:
+def _require_keys(rows: Iterable[Row], target: Target, fix: str) -> None:
+    """Raise ConfigurationError, with this fix, if a row has a null in a key column."""
     for row in rows:
         for name in target.key:
             if row[name] is None:
                 raise ConfigurationError(f"a row has no value in the key column {name!r}.", fix=fix)
 
 
-def _insert(table: "sa.Table", dialect: str) -> Any:
-    """INSERT of SQLite or PostgreSQL, which can say ON CONFLICT."""
+def _build_insert(table: "sa.Table", dialect: str) -> Any:
+    """Return the INSERT of SQLite or PostgreSQL, which has methods for ON CONFLICT."""
     return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
 
 
-def _portable(target: Target, table: "sa.Table") -> Putter:
-    """UPDATE, else INSERT, for databases without ON CONFLICT."""
+def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> RowWriter:
+    """Return a function that writes rows with INSERT … ON CONFLICT."""
+    insert = _build_insert(table, dialect)
+    changed = {c.name: insert.excluded[c.name] for c in table.columns if not c.primary_key}
+    key, where = list(target.key), None
+    if target.version is not None:
+        old, new = table.c[target.version], insert.excluded[target.version]
+        where = old.is_(None) | (old <= new)
+    statement = insert.on_conflict_do_nothing(index_elements=key)
+    if changed:
+        statement = insert.on_conflict_do_update(index_elements=key, set_=changed, where=where)
+
+    def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
+        connection.execute(statement, rows)
+
+    return write_rows
+
+
+def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
+    """Return a function that writes rows with UPDATE, or else INSERT, for other databases."""
     sqlalchemy = _sqlalchemy()
-    same = sqlalchemy.and_(*(table.c[name] == sqlalchemy.bindparam(f"key_{name}")
-                             for name in target.key))  # fmt: skip
+    has_key = sqlalchemy.and_(
+        *(table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key)
+    )
     rest = [column.name for column in table.columns if not column.primary_key]
-    update = table.update().where(same)
+    update = table.update().where(has_key)
     if target.version is not None:
         old = table.c[target.version]
         update = update.where(old.is_(None) | (old <= sqlalchemy.bindparam("new_version")))
     update = update.values({name: sqlalchemy.bindparam(name) for name in rest})
 
-    def change(connection: "sa.Connection", row: Row) -> bool:
+    def update_row(connection: "sa.Connection", row: Row) -> bool:
         if not rest:
             return False
         values = row | {f"key_{name}": row[name] for name in target.key}
@@ -325,100 +378,123 @@ def _portable(target: Target, table: "sa.Table") -> Putter:
             values["new_version"] = row[target.version]
         return bool(connection.execute(update, values).rowcount)
 
-    def put(connection: "sa.Connection", rows: Sequence[Row]) -> None:
+    def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
         for row in rows:
-            if change(connection, row):
+            if update_row(connection, row):
                 continue
             try:
                 with connection.begin_nested():
                     connection.execute(table.insert(), row)
-            except sqlalchemy.exc.IntegrityError:  # it is there: newer, or from another task
-                change(connection, row)
+            except sqlalchemy.exc.IntegrityError:
+                # The row exists: it has a newer version, or another task has inserted it.
+                update_row(connection, row)
 
-    return put
-
-
-# ---- rows that leave others alone
+    return write_rows
 
 
-def prepare(target: Target, *, create: bool) -> None:
-    """Makes or checks the table for `write_once`, on the driver. Raises ConfigurationError."""
-    with opened(target.url) as engine:
+# ---- insert rows with new keys
+
+
+def prepare_table(target: Target, *, create: bool) -> None:
+    """Check the table for `insert_new_rows`, or create it if `create` is True. Driver only.
+
+    Raises ConfigurationError if the database has no ON CONFLICT, or the table is missing or
+    unsuitable.
+    """
+    with temporary_engine(target.url) as engine:
         if engine.dialect.name not in NATIVE:
             raise ConfigurationError(
-                f"{engine.dialect.name} has no INSERT … ON CONFLICT.",
+                f"{engine.dialect.name} does not support INSERT … ON CONFLICT.",
                 fix=f"Use {' or '.join(NATIVE)}, or the table sink of a pipeline file.",
             )
-        if not missing_table(engine, target):
+        if not is_table_missing(engine, target):
             check_table(engine, target)
         elif create:
-            make_table(engine, target)
+            create_table(engine, target)
         else:
             raise ConfigurationError(
-                f"there is no table {target.table!r}.", fix="Make it, or set create: true."
+                f"the table {target.table!r} does not exist.",
+                fix="Create it, or set create: true.",
             )
 
 
-def write_once(frame: "DataFrame", target: Target) -> Written:
-    """Inserts the rows whose keys are not there yet; only counts come to the driver. Tasks that
-    share keys take them in the same order, so they wait for each other and do not deadlock."""
+def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
+    """Insert the rows whose keys do not exist yet, and return the number of rows and of new ones.
+
+    Only these numbers come to the driver.
+    """
+    # Tasks with the same keys lock them in the same order: they wait, but do not deadlock.
     ordered = frame.sortWithinPartitions(*target.key)
     counts = ordered.rdd.mapPartitions(partial(insert_partition, target)).collect()
     return Written(sum(rows for rows, _ in counts), sum(new for _, new in counts))
 
 
 def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """One task: all its rows or none of them; (rows, new rows)."""
+    """Insert the rows of one task, all or none of them, and yield (rows, new rows).
+
+    Nothing is yielded if there are no rows. This function runs in a Python worker. Raises
+    ConfigurationError for a row without a key.
+    """
     kinds = dict(target.columns)
-    values = (as_row(row.asDict(recursive=True), kinds) for row in rows)
+    values = (to_database_row(row.asDict(recursive=True), kinds) for row in rows)
     chunks = _chunks(values, target.chunk_rows)
-    for first in chunks:  # none, of an empty partition
-        with opened(target.url) as engine:
-            yield insert_new(engine, target, chain([first], chunks))
+    for first in chunks:
+        with temporary_engine(target.url) as engine:
+            yield insert_chunks(engine, target, chain([first], chunks))
 
 
-def insert_new(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
-    """Inserts chunks of rows in one transaction; (rows, new rows). Raises ConfigurationError for a
-    row without key."""
-    table = table_of(target, engine.dialect.name)
-    statement = _insert(table, engine.dialect.name)
-    statement = statement.on_conflict_do_nothing(index_elements=list(target.key))
-    counted = statement.returning(table.c[target.key[0]])  # a driver's row count is no fact
+def insert_chunks(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
+    """Insert chunks of rows in one transaction, and return (rows, new rows).
+
+    Rows whose keys exist are left unchanged. Raises ConfigurationError for a row without a key.
+    """
+    table = build_table(target, engine.dialect.name)
+    insert = _build_insert(table, engine.dialect.name)
+    insert = insert.on_conflict_do_nothing(index_elements=list(target.key))
+    # Drivers do not report the number of inserted rows reliably, so the statement returns them.
+    counted = insert.returning(table.c[target.key[0]])
     total = new = 0
     with engine.begin() as connection:
         for chunk in chunks:
-            _expect_keys(
-                chunk, target, "Choose another key, or leave such messages out with filter.sql."
+            _require_keys(
+                chunk, target, "Use another key, or filter such messages out with filter.sql."
             )
             total += len(chunk)
             new += len(connection.execute(counted, list(chunk)).all())
     return total, new
 
 
-def as_row(values: Row, kinds: Mapping[str, str]) -> Row:
-    """What Spark gave, as a database driver takes it: nested values as JSON takes them, bytes as
-    such (rows of an RDD hold bytearrays), moments with a zone (there in the worker's own one)."""
+def to_database_row(values: Row, kinds: Mapping[str, str]) -> Row:
+    """Return a row of Spark with the values that database drivers accept.
 
-    def converted(value: Any, kind: str) -> Any:
+    `kinds` has the Spark type of each column. Nested values become values of JSON, bytearrays
+    become bytes, and timestamps get the time zone UTC.
+    """
+
+    def convert(value: Any, kind: str) -> Any:
         if kind.startswith(_NESTED):
-            return _as_json(value)
-        if isinstance(value, bytearray):
+            return _to_json_value(value)
+        if isinstance(value, bytearray):  # rows of an RDD contain bytearrays
             return bytes(value)
         if isinstance(value, datetime.datetime) and kind == "timestamp":
+            # A timestamp without a zone is in the time zone of the worker.
             return value.astimezone(datetime.UTC)
         return value
 
-    return {name: converted(value, kinds[name]) for name, value in values.items()}
+    return {name: convert(value, kinds[name]) for name, value in values.items()}
 
 
-def _as_json(value: Any) -> Any:
-    """Maps become mappings."""
+def _to_json_value(value: Any) -> Any:
+    """Return a nested value of Spark as lists, mappings and scalars of JSON.
+
+    A list of tuples is a map, as Arrow returns it.
+    """
     if isinstance(value, list) and value and all(isinstance(one, tuple) for one in value):
-        return {str(name): _as_json(inner) for name, inner in value}
+        return {str(name): _to_json_value(inner) for name, inner in value}
     if isinstance(value, list):
-        return [_as_json(one) for one in value]
+        return [_to_json_value(one) for one in value]
     if isinstance(value, dict):
-        return {name: _as_json(inner) for name, inner in value.items()}
+        return {name: _to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, datetime.date):
@@ -430,17 +506,19 @@ def _as_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Put(WriterCommitMessage):  # type: ignore[misc]
-    """Rows of one task."""
+class TaskResult(WriterCommitMessage):  # type: ignore[misc]
+    """The number of rows that one task has written."""
 
     rows: int
 
 
 class TableSource(DataSource):  # type: ignore[misc]
-    """`df.write.format("sluice_table").option("target", target_text(…)).mode("append").save()`.
+    """Spark's sink `sluice_table`, which upserts rows into a table.
 
-    A data source of its own, as it takes Arrow batches without pandas (`mapInArrow` asks for it)
-    and Spark counts what it writes. A task that Spark runs again writes its rows again, by key.
+    Use: `df.write.format("sluice_table").option("target", encode_target(…)).mode("append").save()`.
+    It is a data source because a data source gets Arrow batches without pandas, which `mapInArrow`
+    needs, and because Spark counts the rows that it writes. A task that Spark repeats writes its
+    rows again, by key.
     """
 
     @classmethod
@@ -454,37 +532,38 @@ class TableSource(DataSource):  # type: ignore[misc]
 
 
 class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes in tasks; the driver has nothing to do."""
+    """Writes the rows of tasks. The driver has nothing to do."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def write(self, iterator: Iterator[Any]) -> Put:
+    def write(self, iterator: Iterator[Any]) -> TaskResult:
         kinds = dict(self.target.columns)
-        with errors_without_traceback(), opened(self.target.url) as engine:
-            rows = (as_row(row, kinds) for batch in iterator for row in batch.to_pylist())
-            return Put(put_rows(engine, self.target, rows))
+        with errors_without_traceback(), temporary_engine(self.target.url) as engine:
+            rows = (to_database_row(row, kinds) for batch in iterator for row in batch.to_pylist())
+            return TaskResult(upsert_rows(engine, self.target, rows))
 
-    def commit(self, messages: list[Put | None]) -> None:
-        """Every task has committed its transactions."""
+    def commit(self, messages: list[TaskResult | None]) -> None:
+        """Do nothing: every task has committed its transactions."""
 
-    def abort(self, messages: list[Put | None]) -> None:
-        """What is written stays, and is replaced when it is written again."""
+    def abort(self, messages: list[TaskResult | None]) -> None:
+        """Do nothing: written rows remain, and are replaced when they are written again."""
 
 
-def target_text(target: Target) -> str:
-    """The option `target`."""
+def encode_target(target: Target) -> str:
+    """Return the target as the text of the sink's option `target`."""
     return json.dumps(asdict(target))
 
 
-def register(spark: "SparkSession") -> None:
-    """Makes the format known to a session and those cloned from it."""
+def register_sink(spark: "SparkSession") -> None:
+    """Register the sink `sluice_table` in a session and the sessions cloned from it."""
     spark.dataSource.register(TableSource)
 
 
 # ---- messages as rows
 
 KEY_COLUMN: Final = "sluice_key"
+"""The column of the table that contains the key."""
 POSITION, MESSAGE_ID, DEDUP_KEY = "position", "message-id", "dedup-key"
 KEYS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     POSITION: (
@@ -494,21 +573,30 @@ KEYS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     MESSAGE_ID: ("msg_id", ("msg_id",)),
     DEDUP_KEY: (
-        "coalesce(`SLUICE_DEDUP_KEY`, msg_id)", ("prop:SLUICE_DEDUP_KEY", "msg_id"),
+        "coalesce(`SLUICE_DEDUP_KEY`, msg_id)",
+        ("prop:SLUICE_DEDUP_KEY", "msg_id"),
     ),
-}  # fmt: skip
-"""Name -> expression, and the columns that it needs."""
+}
+"""For each named key: its expression, and the columns that the source must read for it."""
 COLUMNS: Final = {
-    "topic": "topic", "tags": "tags", "message_keys": "keys", "properties": "to_json(properties)",
-    "body": "cast(body as string)", "born_time": "born_time", "store_time": "store_time",
-}  # fmt: skip
-"""Column of the table -> expression, when nothing else is said."""
+    "topic": "topic",
+    "tags": "tags",
+    "message_keys": "keys",
+    "properties": "to_json(properties)",
+    "body": "cast(body as string)",
+    "born_time": "born_time",
+    "store_time": "store_time",
+}
+"""The default columns of the table, each with its expression."""
 
 
-def source_options(
+def build_source_options(
     connection: Mapping[str, str], topic: str | None, key: str, source: Mapping[str, str]
 ) -> dict[str, str]:
-    """Options of the source, with the columns that the key needs."""
+    """Return the options of the source, including the columns that the key needs.
+
+    `source` are further options, and override `connection`. `topic` None means that they name it.
+    """
     options = {**connection, **source} | ({} if topic is None else {"topic": topic})
     wanted = [part.strip() for part in options.get("columns", ",".join(BASE_TYPES)).split(",")]
     _, needed = KEYS.get(key, (key, ()))
@@ -516,20 +604,27 @@ def source_options(
     return options
 
 
-def rows_of(messages: "DataFrame", key: str, columns: Mapping[str, str] | None) -> "DataFrame":
-    """Messages as rows of the table: its columns by their expressions, and the key."""
+def select_table_rows(
+    messages: "DataFrame", key: str, columns: Mapping[str, str] | None
+) -> "DataFrame":
+    """Return messages as rows of the table: the key as text, and the columns.
+
+    `key` is a name in `KEYS` or a Spark SQL expression. `columns` maps names to expressions; None
+    means `COLUMNS`. Raises ConfigurationError if a column has the name of the key column.
+    """
     if KEY_COLUMN in (columns or ()):
         raise ConfigurationError(
-            f"the column {KEY_COLUMN!r} is the key's.", fix="Give yours another name, or say key:."
+            f"the name {KEY_COLUMN!r} is reserved for the key column.",
+            fix="Use another column name, or set key: to change the key.",
         )
     chosen = [F.expr(text).alias(name) for name, text in (columns or COLUMNS).items()]
     expression, _ = KEYS.get(key, (key, ()))
     return messages.select(F.expr(expression).cast("string").alias(KEY_COLUMN), *chosen)
 
 
-def _target(rows: "DataFrame", url: str, table: str, batch_rows: int) -> Target:
+def _build_target(rows: "DataFrame", url: str, table: str, batch_rows: int) -> Target:
     columns = tuple(rows.dtypes)
-    return Target(whole_url(url), table, (KEY_COLUMN,), columns, chunk_rows=batch_rows)
+    return Target(absolute_url(url), table, (KEY_COLUMN,), columns, chunk_rows=batch_rows)
 
 
 def write_table(
@@ -545,13 +640,19 @@ def write_table(
     create: bool = True,
     batch_rows: int = 1_000,
 ) -> Written:
-    """A batch: what the source's offsets say goes into the table, unless it is there. Raises
-    ConfigurationError."""
-    options = source_options(connection, topic, key, source or {})
-    rows = rows_of(spark.read.format("rocketmq").options(**options).load(), key, columns)
-    target = _target(rows, url, table, batch_rows)
-    prepare(target, create=create)
-    return write_once(rows, target)
+    """Insert messages into a table, as a batch, and return the number of rows and of new ones.
+
+    `url` is the SQLAlchemy URL of the database, `connection` and `source` are options of the source
+    `rocketmq`, which select the messages, and `topic` None means that `source` names it. `key` and
+    `columns` are those of `select_table_rows`. Messages whose keys exist in the table are skipped.
+    If `create` is True, a missing table is created. `batch_rows` is the number of rows of one
+    statement. Raises ConfigurationError.
+    """
+    options = build_source_options(connection, topic, key, source or {})
+    rows = select_table_rows(spark.read.format("rocketmq").options(**options).load(), key, columns)
+    target = _build_target(rows, url, table, batch_rows)
+    prepare_table(target, create=create)
+    return insert_new_rows(rows, target)
 
 
 def stream_table(
@@ -570,25 +671,31 @@ def stream_table(
     batch_rows: int = 1_000,
     on_batch: Callable[[int, Written], None] = lambda number, written: None,
 ) -> Any:
-    """A stream; the `StreamingQuery`. `trigger`: `available-now` or a time such as `10s`.
-    `on_batch` is told each micro-batch that is in the table, before Spark notes it as done."""
-    options = source_options(connection, topic, key, source or {})
+    """Start a stream that inserts messages into a table, and return its `StreamingQuery`.
+
+    `checkpoint` is Spark's checkpoint directory. `trigger` is `available-now` or a time such as
+    `10s`. `on_batch` is called with the number and the result of each micro-batch after it has been
+    written, and before Spark notes it as complete; so it may be called again after a crash. If no
+    option names a start, the stream begins at the earliest messages. The other arguments are those
+    of `write_table`. Raises ConfigurationError.
+    """
+    options = build_source_options(connection, topic, key, source or {})
     if "startingTimestamp" not in options:
         options.setdefault("startingOffsets", "earliest")
     messages = spark.readStream.format("rocketmq").options(**options).load()
-    rows = rows_of(messages, key, columns)
-    target = _target(rows, url, table, batch_rows)
-    prepare(target, create=create)
+    rows = select_table_rows(messages, key, columns)
+    target = _build_target(rows, url, table, batch_rows)
+    prepare_table(target, create=create)
 
     def write(batch: "DataFrame", number: int) -> None:
-        on_batch(number, write_once(batch, target))
+        on_batch(number, insert_new_rows(batch, target))
 
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     try:
-        writer = writer.trigger(**trigger_of(trigger_s(trigger)))
+        writer = writer.trigger(**spark_trigger(parse_trigger_s(trigger)))
     except ValueError as error:
         raise ConfigurationError(
-            f"the trigger is {trigger!r}: {error}.", fix=f"Write {AVAILABLE_NOW} or 10s."
+            f"the trigger {trigger!r} is invalid: {error}.", fix=f"Write {AVAILABLE_NOW} or 10s."
         ) from None
     return writer.start()
 
@@ -596,78 +703,97 @@ def stream_table(
 # ---- the ready pipeline
 
 
-class Dedup(Ready):
+class Dedup(ReadyPipeline):
+    """Insert the messages of a topic into a table, each message once.
+
+    Raises ConfigurationError and the client's errors.
+    """
+
     name = "dedup"
-    what = "A topic into a relational table, each message exactly once."
+    description = "A topic into a relational table, each message exactly once."
     fields = (
-        Field("url", TEXT, "Of the database: sqlite:///shop.db or postgresql://user@host/name."),
-        Field("table", TEXT, "The table, with its schema where there are several."),
-        Field("topic", TEXT, "The topic; or topics in source:.", None),
+        Field("url", TEXT, "Database URL: sqlite:///shop.db or postgresql://user@host/name."),
+        Field("table", TEXT, "The table, or schema.table."),
+        Field("topic", TEXT, "The topic; or set topics in source:.", None),
         Field(
-            "key", TEXT,
-            "What is the same message: position, message-id, dedup-key, or a Spark SQL expression.",
+            "key",
+            TEXT,
+            "Identity of a message: position, message-id, dedup-key, or a Spark SQL expression.",
             POSITION,
         ),
         Field("columns", MAPPING, "Column of the table -> Spark SQL expression.", {}),
         Field("source", MAPPING, "Further options of the source: filter.sql, columns …", {}),
-        Field("mode", TEXT, "Once from start to end, or a stream.", BATCH, (BATCH, STREAMING)),
-        Field("checkpoint", TEXT, "Directory where a stream remembers how far it is.", None),
-        Field("trigger", TEXT, "Of a stream: available-now, or how often: 10s.", AVAILABLE_NOW),
-        Field("create", FLAG, "Make the table when it is missing.", True),
+        Field("mode", TEXT, "A batch from start to end, or a stream.", BATCH, (BATCH, STREAMING)),
+        Field("checkpoint", TEXT, "Checkpoint directory of a stream.", None),
+        Field("trigger", TEXT, "Of a stream: available-now, or an interval: 10s.", AVAILABLE_NOW),
+        Field("create", FLAG, "Create the table if it is missing.", True),
         Field("batch_rows", INTEGER, "Rows of one statement.", 1_000),
-    )  # fmt: skip
+    )
 
     def plan(self, task: Task) -> list[str]:
         options, key = task.options, task.options["key"]
-        source = source_options(task.connection, options["topic"], key, options["source"])
+        source = build_source_options(task.connection, options["topic"], key, options["source"])
         batch = {name: text for name, text in source.items() if not name.startswith("max")}
         messages = task.spark.read.format("rocketmq").options(**batch).load()
-        rows = rows_of(messages, key, options["columns"] or None)
+        rows = select_table_rows(messages, key, options["columns"] or None)
         expression, _ = KEYS.get(key, (key, ()))
         return [
             f"read {source.get('topic', 'the source')} as a {options['mode']}",
             f"key {KEY_COLUMN}: {expression}",
             f"columns {', '.join(f'{name} {kind}' for name, kind in rows.dtypes[1:])}",
-            f"insert into {options['table']} of {shown_url(options['url'])} what is not there",
+            f"insert new rows into {options['table']} of {url_without_password(options['url'])}",
         ]
 
     def run(self, task: Task) -> Report:
         options = task.options
-        place = f"{options['table']} of {shown_url(options['url'])}"
+        table = f"{options['table']} of {url_without_password(options['url'])}"
         names = ("url", "table", "topic", "key", "create", "batch_rows", "source")
         given = {name: options[name] for name in names} | {"columns": options["columns"] or None}
-        done = Written()
         if options["mode"] == BATCH:
             done = write_table(task.spark, task.connection, **given)
         elif not options["checkpoint"]:
             raise ConfigurationError(
-                "a stream needs a checkpoint.", fix="Say checkpoint: DIRECTORY, or mode: batch."
+                "a stream needs a checkpoint.", fix="Set checkpoint: DIRECTORY, or mode: batch."
             )
         else:
-
-            def tell(number: int, written: Written) -> None:
-                nonlocal done
-                done = Written(done.rows + written.rows, done.new + written.new)
-                task.say(
-                    f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {place}"
-                )
-
-            query = stream_table(
-                task.spark, task.connection, checkpoint=options["checkpoint"],
-                trigger=options["trigger"], on_batch=tell, **given,
-            )  # fmt: skip
-            while query.isActive and not task.stopping():
-                threading.Event().wait(0.2)
-            if query.isActive:  # the micro-batch under way is the last
-                finish(query)
-            query.awaitTermination()
+            done = _run_stream(task, given, table)
         repeated = done.rows - done.new
         report = Report({"rows": done.rows, "new": done.new, "repeated": repeated})
-        task.tell(
-            report, f"{done.rows:,} messages, {done.new:,} new rows in {place};"
-            f" {repeated:,} were there already",
-        )  # fmt: skip
+        task.report_lines(
+            report,
+            f"{done.rows:,} messages, {done.new:,} new rows in {table};"
+            f" {repeated:,} existed already",
+        )
         return report
+
+
+def _run_stream(task: Task, given: Mapping[str, Any], table: str) -> Written:
+    """Run a stream until it ends or the task is stopped, and return the numbers of all rows.
+
+    `given` are arguments of `stream_table`, and `table` names the table in texts. The current
+    micro-batch is finished.
+    """
+    done = Written()
+
+    def add_batch(number: int, written: Written) -> None:
+        nonlocal done
+        done = Written(done.rows + written.rows, done.new + written.new)
+        task.say(f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {table}")
+
+    query = stream_table(
+        task.spark,
+        task.connection,
+        checkpoint=task.options["checkpoint"],
+        trigger=task.options["trigger"],
+        on_batch=add_batch,
+        **given,
+    )
+    while query.isActive and not task.stopping():
+        threading.Event().wait(STOP_CHECK_S)
+    if query.isActive:
+        finish_query(query)
+    query.awaitTermination()
+    return done
 
 
 DEDUP: Final = Dedup()

@@ -1,12 +1,13 @@
-"""What a run leaves for others to read: a small JSON file a pipeline, made of its events.
+"""The progress of runs as small JSON files, one for each pipeline, written from the run's events.
 
     sluice pipeline run late.yaml --progress DIRECTORY      writes DIRECTORY/late-flights.json
     sluice console --pipelines DIRECTORY                    shows it
 
-It is replaced as a whole: when something happens, at most once a second, and every ten seconds
-while nothing does. So a run whose file says "running" and is a minute old has been killed, or its
-machine is gone. The last steps are kept, the numbers of each sink, and the error that ended it;
-secrets of the pipeline's file are hidden. Nothing here needs Spark.
+The file is replaced as a whole: after an event, at most once in `WRITE_INTERVAL_MS`, and every
+`REFRESH_S` seconds if there are no events. So if a file has the state "running" and is older than
+`DEAD_AFTER_MS`, the process was killed or its machine is down. The file contains the last events
+("steps"), the numbers of each sink, and the error that ended the run. Secrets of the pipeline's
+file are masked. This module does not need Spark.
 """
 
 import logging
@@ -30,22 +31,33 @@ if TYPE_CHECKING:
     from sluicemq.pipelines.run import Event
 
 logger = logging.getLogger(__name__)
+
 RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
 FAILED, STALLED = "failed", "stalled"
-STEPS_MAX: Final = 200
-WRITE_MS: Final = 1000
-BEAT_S: Final = 10.0
-SILENT_MS: Final = 60_000
-STALL_MS: Final = 300_000
-SUFFIX: Final = ".json"
 STATES: Final = (RUNNING, FINISHED, STOPPED, FAILED, STALLED)
+"""The states of a run. A file never contains STALLED; `parse_progress` derives it."""
+STEPS_MAX: Final = 200
+"""The file contains this number of events at most, the newest ones."""
+WRITE_INTERVAL_MS: Final = 1000
+"""The shortest time between two writes that are caused by events."""
+REFRESH_S: Final = 10.0
+"""The interval at which the file is written without events."""
+DEAD_AFTER_MS: Final = 60_000
+"""A running process whose file is older than this has ended without notice."""
+STALLED_AFTER_MS: Final = 300_000
+"""A run that has rows left and no event for this time is stalled."""
+SUFFIX: Final = ".json"
 FILE_BYTES_MAX: Final = 4 << 20
+"""Larger files are not read."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Keeps the file of one run; `kind`: batch, streaming or the name of a ready pipeline. It may
-    hear events from several threads. That the file cannot be written stops no run."""
+    """Writes the progress file of one run.
+
+    `kind` is "batch", "streaming" or the name of a ready pipeline. `record_event` may be called
+    from several threads. If the file cannot be written, a warning is logged and the run continues.
+    """
 
     directory: str
     pipeline: str
@@ -55,8 +67,8 @@ class Recorder:
     clock: Clock = SYSTEM_CLOCK
     state: str = field(default=RUNNING, init=False)
     error: str = field(default="", init=False)
-    begun_ms: int = field(init=False)
-    stepped_ms: int = field(init=False)
+    started_ms: int = field(init=False)
+    last_event_ms: int = field(init=False)
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
     steps: deque[dict[str, Any]] = field(
         default_factory=lambda: deque(maxlen=STEPS_MAX), init=False
@@ -66,107 +78,140 @@ class Recorder:
     lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self.begun_ms = self.stepped_ms = self.clock.now_ms()
+        self.started_ms = self.last_event_ms = self.clock.now_ms()
 
-    def hear(self, event: "Event") -> None:
-        """An event of the run."""
+    def record_event(self, event: "Event") -> None:
+        """Add an event, and write the file unless it was written within `WRITE_INTERVAL_MS`."""
         now_ms, figures = self.clock.now_ms(), event.figures
         with self.lock:
-            self.stepped_ms = now_ms
+            self.last_event_ms = now_ms
             self.is_stopping |= event.kind == "stopping" or bool(figures.get("left"))
             sink = figures.get("sink")
             if sink is not None:
-                known = self.sinks.setdefault(sink, {"rows": 0})
-                rows = int(figures.get("rows", 0))
-                known["rows"] = known["rows"] + rows if event.kind == "batch" else rows
-                known["rows_per_second"] = figures.get("rows_per_second")
-                is_written = event.kind == "written"
-                known["left"] = 0 if is_written else figures.get("lag")
-                known["eta_s"] = 0 if is_written else figures.get("eta_s")
-            self.steps.append({
-                "time_ms": now_ms, "kind": event.kind, "sink": sink, "text": event.text,
-                "rows_per_second": figures.get("rows_per_second"), "left": figures.get("lag"),
-            })  # fmt: skip
-            if now_ms - self.written_ms >= WRITE_MS:
-                self.write()
+                self._update_sink(sink, event)
+            self.steps.append(
+                {
+                    "time_ms": now_ms,
+                    "kind": event.kind,
+                    "sink": sink,
+                    "text": event.text,
+                    "rows_per_second": figures.get("rows_per_second"),
+                    "left": figures.get("lag"),
+                }
+            )
+            if now_ms - self.written_ms >= WRITE_INTERVAL_MS:
+                self.write_file()
 
-    def beat(self) -> None:
-        """It still runs."""
+    def _update_sink(self, sink: str, event: "Event") -> None:
+        """Update the numbers of a sink.
+
+        The rows of a "batch" event are added. Those of any other event are the new total.
+        """
+        figures = event.figures
+        known = self.sinks.setdefault(sink, {"rows": 0})
+        rows = int(figures.get("rows", 0))
+        known["rows"] = known["rows"] + rows if event.kind == "batch" else rows
+        known["rows_per_second"] = figures.get("rows_per_second")
+        is_written = event.kind == "written"
+        known["left"] = 0 if is_written else figures.get("lag")
+        known["eta_s"] = 0 if is_written else figures.get("eta_s")
+
+    def refresh(self) -> None:
+        """Write the file, which shows that the process is alive."""
         with self.lock:
-            self.write()
+            self.write_file()
 
-    def end(self, error: str = "") -> None:
-        """How it ended; "": well, or stopped in order."""
+    def finish(self, error: str = "") -> None:
+        """Write the file with the final state. `error` is empty if the run completed or stopped."""
         with self.lock:
             self.error = error
             self.state = FAILED if error else STOPPED if self.is_stopping else FINISHED
-            self.write()
+            self.write_file()
 
-    def write(self) -> None:
-        """The file as it is now."""
+    def write_file(self) -> None:
+        """Replace the file. The caller holds the lock."""
         self.written_ms = self.clock.now_ms()
         values = {
-            "pipeline": self.pipeline, "file": self.file, "kind": self.kind, "state": self.state,
-            "error": self.error, "process": process_id(), "begun_ms": self.begun_ms,
-            "seen_ms": self.written_ms, "stepped_ms": self.stepped_ms, "sinks": self.sinks,
+            "pipeline": self.pipeline,
+            "file": self.file,
+            "kind": self.kind,
+            "state": self.state,
+            "error": self.error,
+            "process": process_id(),
+            "begun_ms": self.started_ms,
+            "seen_ms": self.written_ms,
+            "stepped_ms": self.last_event_ms,
+            "sinks": self.sinks,
             "steps": list(self.steps),
-        }  # fmt: skip
+        }
         name = quote(self.pipeline, safe="") + SUFFIX
         try:
             self.files.make_directory(self.directory, durable=False)
             text = orjson.dumps(values, default=str).decode()
             overwrite_text(self.files, f"{self.directory}/{name}", text)
         except (OSError, SluiceError):
-            logger.warning("the progress of %s cannot be written", self.pipeline, exc_info=True)
+            logger.warning("cannot write the progress of %s", self.pipeline, exc_info=True)
 
 
 @contextmanager
-def recording(directory: str, pipeline: "Pipeline") -> Iterator[Callable[["Event"], None]]:
-    """Within it events that are heard stand in the directory's file; "": in none."""
+def record_progress(directory: str, pipeline: "Pipeline") -> Iterator[Callable[["Event"], None]]:
+    """Return a context manager that records a run; its value is the function to call with events.
+
+    The file in `directory` is written while the context is open, and at its end with the final
+    state. An exception that ends the context is recorded and raised. If `directory` is empty,
+    nothing is recorded.
+    """
     if not directory:
         yield lambda _event: None
         return
     kind = pipeline.use or pipeline.mode
     recorder = Recorder(directory.rstrip("/"), pipeline.name, pipeline.path, kind)
-    over = threading.Event()
+    is_over = threading.Event()
 
-    def beat_on() -> None:
-        while not over.wait(BEAT_S):
-            recorder.beat()
+    def refresh_periodically() -> None:
+        while not is_over.wait(REFRESH_S):
+            recorder.refresh()
 
-    thread = threading.Thread(target=beat_on, name="progress of a pipeline", daemon=True)
-    recorder.beat()
+    thread = threading.Thread(
+        target=refresh_periodically, name="progress of a pipeline", daemon=True
+    )
+    recorder.refresh()
     thread.start()
     error = ""
     try:
-        yield recorder.hear
+        yield recorder.record_event
     except BaseException as failure:
         error = pipeline.secrets.mask(str(failure)) or type(failure).__name__
         raise
     finally:
-        over.set()
+        is_over.set()
         thread.join()
-        recorder.end(error)
+        recorder.finish(error)
 
 
-# --------------------------------------------------------------------------- read by others
+# ---- reading the files
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last run of a pipeline as its file tells. `rows` are done, `left` are not (None: nobody
-    knows), `eta_ms` until then; `why` says why it is stalled or cannot be read."""
+    """The last run of a pipeline, as its file describes it.
+
+    `rows` is the number of rows that are complete. `rows_left` is the number of the others, and
+    `eta_ms` the estimated time until they are complete; None means unknown. `sinks` and `steps`
+    have the keys of the file. If the run is stalled or the file cannot be read, `reason` says why;
+    otherwise it is empty. `kind` is empty if the file cannot be read.
+    """
 
     name: str
     kind: str = ""
     file: str = ""
     state: str = STALLED
     error: str = ""
-    why: str = ""
-    begun_ms: int = 0
-    stepped_ms: int = 0
+    reason: str = ""
+    started_ms: int = 0
+    last_event_ms: int = 0
     rows: int = 0
-    left: int | None = None
+    rows_left: int | None = None
     rows_per_second: float | None = None
     eta_ms: float | None = None
     sinks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -174,91 +219,124 @@ class Progress:
 
     @property
     def last_step(self) -> str:
+        """The text of the newest event, or "" if there is none."""
         return str(self.steps[-1]["text"]) if self.steps else ""
 
 
-def runs_of(
+def read_runs(
     directories: Iterable[str], files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
 ) -> dict[str, Progress]:
-    """The runs that these directories know, by name; of one name that which began last."""
+    """Return the runs in the directories by name, sorted; of the same name the last started one.
+
+    A directory that cannot be read appears under its own path, with a `reason`.
+    """
     found: dict[str, Progress] = {}
     for directory in directories:
         try:
             names = sorted(files.names(directory))
         except OSError as error:
-            found[directory] = Progress(
-                directory, why=f"the directory cannot be read: {error.strerror}"
-            )
+            reason = f"the directory cannot be read: {error.strerror}"
+            found[directory] = Progress(directory, reason=reason)
             continue
         for name in names:
             if name.endswith(SUFFIX):
-                run = run_of(f"{directory}/{name}", files, clock.now_ms())
-                if run.name not in found or run.begun_ms > found[run.name].begun_ms:
+                run = read_run(f"{directory}/{name}", files, clock.now_ms())
+                if run.name not in found or run.started_ms > found[run.name].started_ms:
                     found[run.name] = run
     return dict(sorted(found.items()))
 
 
-def run_of(path: str, files: Files, now_ms: int) -> Progress:
-    """One file; `Progress.why` for one that is none."""
+def read_run(path: str, files: Files, now_ms: int) -> Progress:
+    """Return the run in one file. If the file is invalid, the result has a `reason` and no kind."""
     try:
         file = files.open(path)
         try:
             if (size := file.size()) > FILE_BYTES_MAX:
                 raise ValueError(f"it has {size:,} bytes, the limit is {FILE_BYTES_MAX:,}")
-            told = orjson.loads(file.pread(size, 0))
+            values = orjson.loads(file.pread(size, 0))
         finally:
             file.close()
-        return made(told, now_ms)
+        return parse_progress(values, now_ms)
     except (
-        OSError, SluiceError, ValueError, KeyError, TypeError, AttributeError, OverflowError
-    ) as error:  # fmt: skip
+        OSError,
+        SluiceError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         name = path.rpartition("/")[2].removesuffix(SUFFIX).encode(errors="replace").decode()
         path = path.encode(errors="replace").decode()
-        return Progress(name, why=f"{path} is no progress of a pipeline: {error}")
+        reason = f"{path} is not a valid progress file of a pipeline: {error}"
+        return Progress(name, reason=reason)
 
 
-def made(told: Mapping[str, Any], now_ms: int) -> Progress:
-    """Of the values in a file. Raises KeyError, TypeError and ValueError for others."""
+def parse_progress(values: Mapping[str, Any], now_ms: int) -> Progress:
+    """Return the run that the values of a file describe.
+
+    A running process whose file is too old, or that has rows left and no recent event, becomes
+    STALLED. Raises KeyError, TypeError, ValueError, AttributeError or OverflowError if the values
+    are not those of a progress file.
+    """
     sinks = {
         str(name): {
-            **one, "rows": int(one["rows"]),
-            **{key: number(one.get(key)) for key in ("left", "rows_per_second", "eta_s")},
+            **one,
+            "rows": int(one["rows"]),
+            **{key: parse_number(one.get(key)) for key in ("left", "rows_per_second", "eta_s")},
         }
-        for name, one in told["sinks"].items()
-    }  # fmt: skip
+        for name, one in values["sinks"].items()
+    }
     steps = tuple(
         {
-            **one, "text": str(one["text"]), "sink": one.get("sink"),
-            "time_ms": int(one["time_ms"]), "left": number(one.get("left")),
-            "rows_per_second": number(one.get("rows_per_second")),
+            **one,
+            "text": str(one["text"]),
+            "sink": one.get("sink"),
+            "time_ms": int(one["time_ms"]),
+            "left": parse_number(one.get("left")),
+            "rows_per_second": parse_number(one.get("rows_per_second")),
         }
-        for one in told["steps"]
-    )  # fmt: skip
-    if told["state"] not in STATES:
-        raise ValueError(f"{told['state']!r} is no state")
-    lefts = [one.get("left") for one in sinks.values()]
-    paces = [one["rows_per_second"] for one in sinks.values() if one.get("rows_per_second")]
-    etas = [one["eta_s"] for one in sinks.values() if one.get("eta_s") is not None]
-    known = [int(one) for one in lefts if one is not None]
-    left = sum(known) if known and len(known) == len(lefts) else None
-    state, why = str(told["state"]), ""
-    if state == RUNNING and now_ms - told["seen_ms"] > SILENT_MS:
-        state, why = STALLED, "its process is gone: it was killed, or its machine is away"
-    elif state == RUNNING and left and now_ms - told["stepped_ms"] > STALL_MS:
-        state, why = STALLED, "it runs, and has done no step for a while though something is left"
+        for one in values["steps"]
+    )
+    if values["state"] not in STATES:
+        raise ValueError(f"{values['state']!r} is not a valid state")
+
+    left_by_sink = [one.get("left") for one in sinks.values()]
+    rates = [one["rows_per_second"] for one in sinks.values() if one.get("rows_per_second")]
+    etas_s = [one["eta_s"] for one in sinks.values() if one.get("eta_s") is not None]
+    known = [int(one) for one in left_by_sink if one is not None]
+    rows_left = sum(known) if known and len(known) == len(left_by_sink) else None
+
+    state, reason = str(values["state"]), ""
+    if state == RUNNING and now_ms - values["seen_ms"] > DEAD_AFTER_MS:
+        state, reason = STALLED, "the process has ended: it was killed, or its machine is down"
+    elif state == RUNNING and rows_left and now_ms - values["stepped_ms"] > STALLED_AFTER_MS:
+        state, reason = STALLED, "it is running, but has made no progress although rows are left"
     return Progress(
-        str(told["pipeline"]), str(told["kind"]), str(told["file"]), state, str(told["error"]),
-        why, int(told["begun_ms"]), int(told["stepped_ms"]),
-        sum(int(one["rows"]) for one in sinks.values()), left,
-        sum(paces) if paces else None, max(etas) * 1000 if etas else None,
-        sinks, steps,
-    )  # fmt: skip
+        name=str(values["pipeline"]),
+        kind=str(values["kind"]),
+        file=str(values["file"]),
+        state=state,
+        error=str(values["error"]),
+        reason=reason,
+        started_ms=int(values["begun_ms"]),
+        last_event_ms=int(values["stepped_ms"]),
+        rows=sum(int(one["rows"]) for one in sinks.values()),
+        rows_left=rows_left,
+        rows_per_second=sum(rates) if rates else None,
+        eta_ms=max(etas_s) * 1000 if etas_s else None,
+        sinks=sinks,
+        steps=steps,
+    )
 
 
-def number(value: Any) -> float | None:
-    """Of a file: whole where it is. Raises TypeError and ValueError."""
+def parse_number(value: Any) -> float | None:
+    """Return a finite number of a file as it is, or None for null. Integers stay integers.
+
+    Raises TypeError or ValueError for anything else.
+    """
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, str) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)

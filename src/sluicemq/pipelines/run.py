@@ -1,17 +1,18 @@
-"""Runs a pipeline: a batch sink after sink, a stream with a query for each sink, a ready one.
+"""Run a pipeline: a batch writes its sinks in turn, a stream has one query for each sink.
 
     pipeline = load_pipeline("late.yaml")
-    outcome = run(pipeline, spark, listener=lambda event: print(event.text))
+    report = run(pipeline, spark, listener=lambda event: print(event.text))
 
-All is checked before the first effect: the source is there, the transform parses, every sink can
-take its columns. The driver holds no rows: they go from executors to sinks, numbers come from
-Spark's own counts. A stream's micro-batches come from `recentProgress`; a batch write is watched by
-a thread that looks at Spark's status store: tasks done and rows read of each running stage. The
-time left is reckoned from the share of tasks (or, unfiltered, of messages) done.
+Everything is checked before the first effect: the source exists, the transform parses, and every
+sink accepts its columns. The driver holds no rows. They go from executors to sinks, and their
+numbers come from Spark's own counters. The micro-batches of a stream are read from
+`recentProgress`. A batch write is observed by a thread that reads Spark's status store: the
+completed tasks and the rows of each running stage. The remaining time is estimated from the share
+of completed tasks, or of messages if nothing is filtered.
 
-`stopping` is looked at between steps. A stream then finishes its micro-batches; a batch finishes
-the sink it is at and leaves the others out (`Outcome.left`). The first signal asks to stop, the
-second does not wait.
+`stopping` is called between steps. When it returns True, a stream finishes its micro-batches. A
+batch finishes its current sink and skips the others (`Report.skipped`). The first signal asks a run
+to stop, and the second ends the process at once.
 """
 
 import logging
@@ -26,8 +27,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.pipelines.file import ROCKETMQ, Pipeline
-from sluicemq.pipelines.plan import Writer, checked_frame, reach_of, sentence_of
-from sluicemq.pipelines.ready import CHECK_S, Report, Task, finish, ready, trigger_of
+from sluicemq.pipelines.plan import (
+    Writer,
+    load_checked_frame,
+    resolve_read_range,
+    summarize_spark_error,
+)
+from sluicemq.pipelines.ready import (
+    CHECK_S,
+    Report,
+    Task,
+    find_ready_pipeline,
+    finish_query,
+    spark_trigger,
+)
 from sluicemq.spark.classic import get_spark_context
 from sluicemq.spark.errors import PlaceError, Secrets
 from sluicemq.spark.progress import stream_progress
@@ -37,19 +50,26 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 logger = logging.getLogger(__name__)
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-TELL_S: Final = 0.2
-PERIOD_S: Final = 2.0
+"""The signals that ask a run to stop."""
+SIGNAL_OUTPUT_S: Final = 0.2
+"""The longest time for which a signal handler waits until its line is printed."""
+PROGRESS_PERIOD_S: Final = 2.0
+"""The interval at which the progress of a batch write is reported."""
+
 Stopping = Callable[[], bool]
+"""Returns whether the run was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of text and its numbers, for people and for programs; without secrets. `kind`:
-    started, stage, batch, written, line, stopping, done.
+    """Something that happened in a run: a line of text and the same as numbers, without secrets.
 
-    late-flights topic-report: batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 0
-    {"event": "batch", "pipeline": "late-flights", "sink": "topic-report", "batch": 7, …}
+    `kind` is one of started, stage, batch, written, line, stopping and done. For example:
+
+        late-flights topic-report: batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 0
+        {"event": "batch", "pipeline": "late-flights", "sink": "topic-report", "batch": 7, …}
     """
 
     kind: str
@@ -57,22 +77,28 @@ class Event:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the event as the object that `sluice pipeline run --json` prints."""
         return {"event": self.kind, "text": self.text, **self.figures}
 
 
 Listener = Callable[[Event], None]
+"""Receives each event of a run, possibly from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """The events of one pipeline's run; what to do with them (stderr, JSON lines) is the
-    listener's."""
+class EventEmitter:
+    """Passes the events of one run to the listener, with the name of the pipeline added."""
 
     pipeline: str
     listener: Listener
     secrets: Secrets = field(default_factory=Secrets)
 
     def emit(self, kind: str, text: str, **figures: Any) -> None:
+        """Pass an event to the listener.
+
+        Its text begins with the pipeline, and the sink if the figures have one. Secrets in it are
+        masked.
+        """
         sink = figures.get("sink")
         head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
         shown = self.secrets.mask(head + text)
@@ -86,35 +112,54 @@ def run(
     listener: Listener = lambda event: None,
     stopping: Stopping = lambda: False,
 ) -> Report:
-    """Runs it to its end, or until `stopping`. Raises ConfigurationError with the place of the file
-    for what cannot work, and SluiceError for what fails while it runs."""
-    events = Events(pipeline.name, listener, pipeline.secrets)
-    began_s = SYSTEM_CLOCK.monotonic_s()
+    """Run the pipeline until it ends, or until `stopping()` is True, and return its report.
+
+    Raises ConfigurationError, with the line of the file, if a part of the file cannot work or a
+    sink fails, and other SluiceErrors for what fails during the run.
+    """
+    events = EventEmitter(pipeline.name, listener, pipeline.secrets)
+    started_s = SYSTEM_CLOCK.monotonic_s()
     try:
         if pipeline.use is not None:
-            events.emit("started", f"the ready pipeline {pipeline.use!r}")
-            said: set[str] = set()
-
-            def say(text: str) -> None:
-                said.add(text)
-                events.emit("line", text)
-
-            task = Task(spark, pipeline.given, pipeline.cluster, say, stopping)
-            report = ready(pipeline.use).run(task)
-            for line in report.lines:
-                if line not in said:  # most are told as soon as they are known
-                    events.emit("line", line)
+            report = _run_ready_pipeline(pipeline, pipeline.use, spark, events, stopping)
+        elif pipeline.is_streaming:
+            report = _run_stream(pipeline, spark, events, stopping)
         else:
-            run_it = _run_stream if pipeline.is_streaming else _run_batch
-            report = run_it(pipeline, spark, events, stopping)
+            report = _run_batch(pipeline, spark, events, stopping)
     except PlaceError as error:
-        raise pipeline.failed(error) from error.__cause__
-    spent_s = round(SYSTEM_CLOCK.monotonic_s() - began_s, 1)
+        raise pipeline.to_configuration_error(error) from error.__cause__
+    spent_s = round(SYSTEM_CLOCK.monotonic_s() - started_s, 1)
     ending = f"done in {spent_s} s"
-    if report.left:
-        ending = f"stopped after {spent_s} s; not written: {', '.join(report.left)}"
-    events.emit("done", ending, seconds=spent_s, rows=report.rows, left=report.left,
-                figures=report.figures, files=report.files)  # fmt: skip
+    if report.skipped:
+        ending = f"stopped after {spent_s} s; not written: {', '.join(report.skipped)}"
+    events.emit(
+        "done",
+        ending,
+        seconds=spent_s,
+        rows=report.rows,
+        left=report.skipped,
+        figures=report.figures,
+        files=report.files,
+    )
+    return report
+
+
+def _run_ready_pipeline(
+    pipeline: Pipeline, use: str, spark: "SparkSession", events: EventEmitter, stopping: Stopping
+) -> Report:
+    """Run the ready pipeline `use`, and emit an event for each line that it reports."""
+    events.emit("started", f"the ready pipeline {use!r}")
+    emitted: set[str] = set()
+
+    def say(text: str) -> None:
+        emitted.add(text)
+        events.emit("line", text)
+
+    task = Task(spark, pipeline.use_options, pipeline.cluster, say, stopping)
+    report = find_ready_pipeline(use).run(task)
+    for line in report.lines:
+        if line not in emitted:  # most lines have been emitted during the run
+            events.emit("line", line)
     return report
 
 
@@ -122,63 +167,76 @@ def run(
 
 
 def _run_batch(
-    pipeline: Pipeline, spark: "SparkSession", events: Events, stopping: Stopping
+    pipeline: Pipeline, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    reach = reach_of(pipeline)
-    pinned = pipeline if reach is None else reach.pinned(pipeline)
-    frame, writers = checked_frame(pinned, spark)
-    messages = None if reach is None else reach.messages
+    """Write the sinks of a batch one after the other, all from the same range of offsets."""
+    read_range = resolve_read_range(pipeline)
+    pinned = pipeline if read_range is None else read_range.pin(pipeline)
+    frame, writers = load_checked_frame(pinned, spark)
+    messages = None if read_range is None else read_range.message_count
     what = "a batch"
-    if reach is not None:
-        what = f"{reach.messages:,} messages of {len(reach.start)} queues"
+    if read_range is not None:
+        what = f"{read_range.message_count:,} messages of {len(read_range.starts)} queues"
     events.emit("started", f"{what}, sinks: {len(writers)}", messages=messages)
     assert pipeline.source is not None
     if {"filter.tags", "filter.sql"} & set(pipeline.source.options) or pipeline.transform:
-        messages = None  # who knows how many rows a filter leaves
+        messages = None  # the number of rows after a filter is unknown
     report = Report()
     for writer in writers:
         if stopping():
-            report.left.append(writer.sink.name)
+            report.skipped.append(writer.sink.name)
         else:
-            report.rows[writer.sink.name] = _write(spark, writer, frame, events, messages)
+            report.rows[writer.sink.name] = _write_sink(spark, writer, frame, events, messages)
     return report
 
 
-def _write(
-    spark: "SparkSession", writer: Writer, frame: "DataFrame", events: Events, messages: int | None
+def _write_sink(
+    spark: "SparkSession",
+    writer: Writer,
+    frame: "DataFrame",
+    events: EventEmitter,
+    messages: int | None,
 ) -> int:
-    from pyspark.sql import Observation  # noqa: PLC0415 - takes a second
-    from pyspark.sql.functions import count, lit  # noqa: PLC0415
+    """Write a batch to one sink and return the number of rows.
+
+    `messages` is the number of rows that are read, or None if it is unknown. Raises PlaceError.
+    """
+    from pyspark.sql import Observation  # noqa: PLC0415 - a slow import
+    from pyspark.sql.functions import count, lit  # noqa: PLC0415 - as above
 
     sink = writer.sink.name
-    seen = Observation()
-    group = f"{events.pipeline} {sink} {uuid.uuid4().hex[:8]}"
-    began_s = SYSTEM_CLOCK.monotonic_s()
+    observation = Observation()
+    job_group = f"{events.pipeline} {sink} {uuid.uuid4().hex[:8]}"
+    started_s = SYSTEM_CLOCK.monotonic_s()
     writer.prepare(frame)
     try:
-        with BatchWatch(spark, events, sink, group, messages).watching():
-            writer.write(frame.observe(seen, count(lit(1)).alias("rows")))
+        with BatchMonitor(spark, events, sink, job_group, messages).monitoring():
+            writer.write_batch(frame.observe(observation, count(lit(1)).alias("rows")))
     except Exception as error:
-        raise _failed(writer, error) from error
-    rows = int(seen.get["rows"])
-    spent_s = max(0.001, SYSTEM_CLOCK.monotonic_s() - began_s)
+        raise _to_sink_error(writer, error) from error
+    rows = int(observation.get["rows"])
+    spent_s = max(0.001, SYSTEM_CLOCK.monotonic_s() - started_s)
     events.emit(
-        "written", f"{rows:,} rows into {writer.target} in {spent_s:.1f} s,"
-        f" {rows / spent_s:,.0f} rows/s", sink=sink, rows=rows, seconds=round(spent_s, 1),
+        "written",
+        f"{rows:,} rows into {writer.target} in {spent_s:.1f} s, {rows / spent_s:,.0f} rows/s",
+        sink=sink,
+        rows=rows,
+        seconds=round(spent_s, 1),
         rows_per_second=round(rows / spent_s, 1),
-    )  # fmt: skip
+    )
     return rows
 
 
-def _failed(writer: Writer, error: BaseException) -> Exception:
+def _to_sink_error(writer: Writer, error: BaseException) -> Exception:
+    """Return an error of a write as a PlaceError about the sink."""
     if isinstance(error, PlaceError):
         return error
-    return writer.sink.error(f"{writer.target}: {sentence_of(error)}")
+    return writer.sink.error(f"{writer.target}: {summarize_spark_error(error)}")
 
 
 @dataclass(frozen=True, slots=True)
-class StageNumbers:
-    """One stage as Spark's status store has it."""
+class StageProgress:
+    """The progress of one stage in Spark's status store. `done` counts completed tasks."""
 
     stage: int
     tasks: int
@@ -186,206 +244,268 @@ class StageNumbers:
     rows: int
 
 
-class BatchWatch:
-    """Tells how far the jobs of one group are, every PERIOD_S, and when a stage is done."""
+class BatchMonitor:
+    """Emits the progress of a job group's stages while a batch is written.
+
+    Each stage with rows is reported every `PROGRESS_PERIOD_S` if it has changed, and when
+    it is complete.
+    """
 
     def __init__(
         self,
         spark: "SparkSession",
-        events: Events,
+        events: EventEmitter,
         sink: str,
-        group: str,
+        job_group: str,
         messages: int | None,
         *,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """Observe the jobs of `job_group`, a name that is unique in the Spark context.
+
+        `messages` is the number of rows that are read, or None if it is unknown.
+        """
         self._context = get_spark_context(spark)
-        self._events, self._sink, self._group = events, sink, group
+        self._events, self._sink, self._job_group = events, sink, job_group
         self._messages = messages
         self._clock = clock
-        self._began_s: dict[int, float] = {}
-        self._last: dict[int, StageNumbers] = {}
-        self._told: set[int] = set()
-        self._over = threading.Event()
+        self._started_s: dict[int, float] = {}
+        self._last: dict[int, StageProgress] = {}
+        self._completed: set[int] = set()
+        self._is_over = threading.Event()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Within it a thread looks; at the end what is untold is told."""
+    def monitoring(self) -> Iterator[None]:
+        """Return a context manager in which this thread's jobs belong to the group.
 
-        def look_on() -> None:
-            while not self._over.wait(PERIOD_S):
-                self.look()
+        A background thread emits their progress. Stages that have not been reported as complete are
+        reported at the end.
+        """
 
-        thread = threading.Thread(target=look_on, name=f"watch {self._sink}", daemon=True)
-        self._context.setJobGroup(self._group, f"pipeline {self._group}", interruptOnCancel=True)
+        def emit_periodically() -> None:
+            while not self._is_over.wait(PROGRESS_PERIOD_S):
+                self.emit_changes()
+
+        thread = threading.Thread(target=emit_periodically, name=f"watch {self._sink}", daemon=True)
+        self._context.setJobGroup(
+            self._job_group, f"pipeline {self._job_group}", interruptOnCancel=True
+        )
         thread.start()
         try:
             yield
-            self.look(at_end=True)
+            self.emit_changes(at_end=True)
         finally:
-            self._over.set()
+            self._is_over.set()
             thread.join()
             self._context.setLocalProperty("spark.jobGroup.id", None)
             self._context.setLocalProperty("spark.job.description", None)
 
-    def look(self, *, at_end: bool = False) -> None:
-        """Tells what changed. Never raises: a job is not to fail of being watched."""
+    def emit_changes(self, *, at_end: bool = False) -> None:
+        """Emit an event for each stage that has changed; with `at_end`, for completed ones only.
+
+        Errors are logged and not raised, because the job must not fail if its progress cannot be
+        read.
+        """
         try:
             tracker = self._context.statusTracker()
-            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._job_group)]
             stages = {stage for job in jobs if job is not None for stage in job.stageIds}
             store: Any = self._context._jsc.sc().statusStore()
-            for stage in sorted(stages - self._told):
-                if tracker.getStageInfo(stage) is None:
-                    continue
-                data = store.lastStageAttempt(stage)
-                if str(data.status().toString()) in ("PENDING", "SKIPPED"):
-                    continue
-                began_ms = data.submissionTime().get().getTime()
-                self._began_s.setdefault(stage, began_ms / 1000)
-                rows = max(int(data.inputRecords()), int(data.shuffleReadRecords()))
-                tasks, done = int(data.numTasks()), int(data.numCompleteTasks())
-                numbers = StageNumbers(stage, tasks, done, rows)
-                if numbers == self._last.get(stage):
-                    continue
-                self._last[stage] = numbers
-                is_over = tasks > 0 and done == tasks
-                if is_over or (rows and not at_end):
-                    self._tell(numbers)
-                if is_over:
-                    self._told.add(stage)
+            for stage in sorted(stages - self._completed):
+                if tracker.getStageInfo(stage) is not None:
+                    self._emit_change(store, stage, at_end=at_end)
         except Exception:
-            logger.debug("the progress of %s cannot be read", self._group, exc_info=True)
+            logger.debug("cannot read the progress of %s", self._job_group, exc_info=True)
 
-    def _tell(self, numbers: StageNumbers) -> None:
-        spent_s = max(0.001, self._clock.now_ms() / 1000 - self._began_s[numbers.stage])
-        pace = numbers.rows / spent_s
-        share = numbers.done / numbers.tasks if numbers.tasks else 0.0
-        if self._messages and numbers.rows <= self._messages:
-            share = max(share, numbers.rows / self._messages)
+    def _emit_change(self, store: Any, stage: int, *, at_end: bool) -> None:
+        """Read one stage from Spark's status store, and emit an event if it has changed."""
+        data = store.lastStageAttempt(stage)
+        if str(data.status().toString()) in ("PENDING", "SKIPPED"):
+            return
+        started_ms = data.submissionTime().get().getTime()
+        self._started_s.setdefault(stage, started_ms / 1000)
+        rows = max(int(data.inputRecords()), int(data.shuffleReadRecords()))
+        tasks, done = int(data.numTasks()), int(data.numCompleteTasks())
+        progress = StageProgress(stage, tasks, done, rows)
+        if progress == self._last.get(stage):
+            return
+        self._last[stage] = progress
+        is_complete = tasks > 0 and done == tasks
+        if is_complete or (rows and not at_end):
+            self._emit_stage(progress)
+        if is_complete:
+            self._completed.add(stage)
+
+    def _emit_stage(self, progress: StageProgress) -> None:
+        spent_s = max(0.001, self._clock.now_ms() / 1000 - self._started_s[progress.stage])
+        rate = progress.rows / spent_s
+        share = progress.done / progress.tasks if progress.tasks else 0.0
+        if self._messages and progress.rows <= self._messages:
+            share = max(share, progress.rows / self._messages)
         eta_s = None if share == 0 else round(spent_s * (1 - share) / share, 1)
         left = "" if eta_s is None or share == 1 else f", {eta_s:.0f} s left"
         self._events.emit(
             "stage",
-            f"stage {numbers.stage}: {numbers.done} of {numbers.tasks} tasks,"
-            f" {numbers.rows:,} rows, {pace:,.0f} rows/s{left}",
-            sink=self._sink, stage=numbers.stage, tasks=numbers.tasks, tasks_done=numbers.done,
-            rows=numbers.rows, rows_per_second=round(pace, 1), eta_s=eta_s,
-        )  # fmt: skip
+            f"stage {progress.stage}: {progress.done} of {progress.tasks} tasks,"
+            f" {progress.rows:,} rows, {rate:,.0f} rows/s{left}",
+            sink=self._sink,
+            stage=progress.stage,
+            tasks=progress.tasks,
+            tasks_done=progress.done,
+            rows=progress.rows,
+            rows_per_second=round(rate, 1),
+            eta_s=eta_s,
+        )
 
 
 # ---- a stream
 
 
 def _run_stream(
-    pipeline: Pipeline, spark: "SparkSession", events: Events, stopping: Stopping
+    pipeline: Pipeline, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    frame, writers = checked_frame(pipeline, spark)
+    """Run a query for each sink until all have ended, one fails, or `stopping()` is True.
+
+    The queries finish their current micro-batches at the end.
+    """
+    frame, writers = load_checked_frame(pipeline, spark)
     for writer in writers:
         writer.prepare(frame)
-    watches: list[QueryWatch] = []
-    of_topics = pipeline.source is not None and pipeline.source.kind == ROCKETMQ
+    monitors: list[QueryMonitor] = []
+    reads_topics = pipeline.source is not None and pipeline.source.kind == ROCKETMQ
     try:
         for writer in writers:
-            stream = writer.stream(frame).queryName(f"{pipeline.name}/{writer.sink.name}")
-            stream = stream.option("checkpointLocation", pipeline.checkpoint_of(writer.sink))
-            try:
-                query = stream.trigger(**trigger_of(pipeline.trigger)).start()
-            except Exception as failure:
-                raise _failed(writer, failure) from failure
-            watches.append(QueryWatch(query, writer.sink.name, events, of_topics))
-        what = f"a stream into {writers[0].target}" if len(writers) == 1 else (
-            f"a stream into {len(writers)} sinks; each sink reads for itself, with its own"
-            " checkpoint"
-        )  # fmt: skip
-        events.emit("started", what)
-        while not stopping() and any(watch.query.isActive for watch in watches):
-            for watch in watches:
-                watch.tell_new()
-            if any(not watch.query.isActive and watch.query.exception() for watch in watches):
+            query = _start_query(pipeline, writer, frame)
+            monitors.append(QueryMonitor(query, writer.sink.name, events, reads_topics))
+        events.emit("started", _describe_stream(writers))
+        while not stopping() and any(one.query.isActive for one in monitors):
+            for monitor in monitors:
+                monitor.emit_new_batches()
+            if any(not one.query.isActive and one.query.exception() for one in monitors):
                 break
             threading.Event().wait(CHECK_S)
     finally:
-        for watch in watches:
-            finish(watch.query)
-            watch.tell_new()
-    for watch, writer in zip(watches, writers, strict=True):
-        error = watch.query.exception()
+        for monitor in monitors:
+            finish_query(monitor.query)
+            monitor.emit_new_batches()
+    for monitor, writer in zip(monitors, writers, strict=True):
+        error = monitor.query.exception()
         if error is not None:
-            raise _failed(writer, error)
-    return Report(rows={watch.sink: watch.rows for watch in watches})
+            raise _to_sink_error(writer, error)
+    return Report(rows={one.sink: one.rows for one in monitors})
+
+
+def _start_query(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> "StreamingQuery":
+    """Start the query of one sink, with its own checkpoint. Raises PlaceError if it fails."""
+    stream = writer.build_stream_writer(frame)
+    stream = stream.queryName(f"{pipeline.name}/{writer.sink.name}")
+    stream = stream.option("checkpointLocation", pipeline.checkpoint_of(writer.sink))
+    try:
+        return stream.trigger(**spark_trigger(pipeline.trigger_s)).start()
+    except Exception as failure:
+        raise _to_sink_error(writer, failure) from failure
+
+
+def _describe_stream(writers: list[Writer]) -> str:
+    if len(writers) == 1:
+        return f"a stream into {writers[0].target}"
+    return f"a stream into {len(writers)} sinks; each has its own query and checkpoint"
 
 
 @dataclass(slots=True)
-class QueryWatch:
-    """Tells each micro-batch of one query once."""
+class QueryMonitor:
+    """Emits an event for each micro-batch of one query.
+
+    `last_batch` is the number of the last one that was emitted, and `rows` the number of rows that
+    they read. If `reads_topics` is True, events contain the lag and the rows filtered by brokers.
+    """
 
     query: "StreamingQuery"
     sink: str
-    events: Events
-    of_topics: bool = True
-    told: int = -1
+    events: EventEmitter
+    reads_topics: bool = True
+    last_batch: int = -1
     rows: int = 0
 
-    def tell_new(self) -> None:
-        """Lines for the micro-batches since the last call; empty triggers are not worth one."""
+    def emit_new_batches(self) -> None:
+        """Emit an event for each micro-batch since the last call; empty triggers have none."""
         last: Any = self.query.lastProgress
-        if last is None or int(last["batchId"]) <= self.told:
+        if last is None or int(last["batchId"]) <= self.last_batch:
             return
         for progress in self.query.recentProgress:
-            if int(progress["batchId"]) <= self.told or "addBatch" not in progress["durationMs"]:
-                continue
-            self.told = int(progress["batchId"])
-            found, rows = stream_progress(progress), int(progress["numInputRows"])
-            text = f"batch {found.batch}: {rows:,} rows, {found.rows_per_second:,.0f} rows/s"
-            figures: dict[str, Any] = {}
-            if self.of_topics:
-                text = found.describe()
-                eta_s = None if found.lag is None else round(found.remaining_s(), 1)
-                figures = {"filtered": found.filtered, "lag": found.lag, "eta_s": eta_s}
-            self.rows += rows
-            self.events.emit(
-                "batch", text, sink=self.sink, batch=found.batch, rows=rows,
-                rows_per_second=round(found.rows_per_second, 1), **figures,
-            )  # fmt: skip
+            is_new = int(progress["batchId"]) > self.last_batch
+            if is_new and "addBatch" in progress["durationMs"]:
+                self._emit_batch(progress)
+
+    def _emit_batch(self, progress: Any) -> None:
+        self.last_batch = int(progress["batchId"])
+        found, rows = stream_progress(progress), int(progress["numInputRows"])
+        text = f"batch {found.batch}: {rows:,} rows, {found.rows_per_second:,.0f} rows/s"
+        figures: dict[str, Any] = {}
+        if self.reads_topics:
+            text = found.describe()
+            eta_s = None if found.lag is None else round(found.remaining_s(), 1)
+            figures = {"filtered": found.filtered, "lag": found.lag, "eta_s": eta_s}
+        self.rows += rows
+        self.events.emit(
+            "batch",
+            text,
+            sink=self.sink,
+            batch=found.batch,
+            rows=rows,
+            rows_per_second=round(found.rows_per_second, 1),
+            **figures,
+        )
 
 
 # ---- stopping
 
 
-class Stop:
-    """Whether somebody asked to stop."""
+class StopRequest:
+    """A request to stop, made by a signal. Calling the object returns whether it was made."""
 
-    def __init__(self, told: Callable[[str], None] = lambda text: None) -> None:
-        self._asked = threading.Event()
-        self._told = told
+    def __init__(self, announce: Callable[[str], None] = lambda text: None) -> None:
+        """Call `announce` with a text for the user when a signal arrives."""
+        self._is_requested = threading.Event()
+        self._announce = announce
 
     def __call__(self) -> bool:
-        return self._asked.is_set()
+        """Return whether the run was asked to stop."""
+        return self._is_requested.is_set()
 
-    def ask(self, number: int = signal.SIGTERM, _frame: Any = None) -> None:
-        """The handler of a signal."""
-        if self._asked.is_set():
-            self._tell("stopped hard")
+    def handle_signal(self, number: int = signal.SIGTERM, _frame: Any = None) -> None:
+        """Request the stop. If it is requested already, end the process with code 128 + `number`.
+
+        This is a handler for `signal.signal`.
+        """
+        if self._is_requested.is_set():
+            self._announce_in_thread("stopped at once")
             os._exit(128 + number)
-        self._asked.set()
-        self._tell("stopping: what is under way is finished first; once more stops at once")
+        self._is_requested.set()
+        self._announce_in_thread(
+            "stopping: the current work is finished first; a second signal stops at once"
+        )
 
-    def _tell(self, text: str) -> None:
-        """In a thread of its own: a signal can come while a line is being printed, and Python
-        prints no other one within that."""
-        teller = threading.Thread(target=self._told, args=(text,), daemon=True)
-        teller.start()
-        teller.join(TELL_S)
+    def _announce_in_thread(self, text: str) -> None:
+        # A signal may arrive while the main thread prints a line, and Python's buffered output
+        # cannot be entered again from a signal handler.
+        thread = threading.Thread(target=self._announce, args=(text,), daemon=True)
+        thread.start()
+        thread.join(SIGNAL_OUTPUT_S)
 
 
 @contextmanager
-def stop_on_signals(stop: Stop) -> Iterator[None]:
-    """Within it SIGINT and SIGTERM ask `stop`. After the session is made: Spark sets its own."""
+def stop_on_signals(stop: StopRequest) -> Iterator[None]:
+    """Return a context manager in which SIGINT and SIGTERM request `stop`.
+
+    The handlers that were set before are restored at the end. Enter it after the Spark session is
+    created, because Spark sets a handler of its own. In another thread than the main one it does
+    nothing, because Python only allows the main thread to set handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop.ask) for number in SIGNALS}
+    before = {number: signal.signal(number, stop.handle_signal) for number in SIGNALS}
     try:
         yield
     finally:

@@ -1,22 +1,24 @@
-"""Names in a SQL query -> topics, archives, dead letters, retries and traces.
+"""Run SQL queries whose tables are topics, archives, dead letters, retries and traces.
 
     flights, topics.flights    the topic
-    dead_letters.GROUP         what the group gave up: the topic %DLQ%GROUP
-    retries.GROUP              what it has to retry: %RETRY%GROUP
+    dead_letters.GROUP         the dead letters of the group: the topic %DLQ%GROUP
+    retries.GROUP              the messages that the group has to retry: the topic %RETRY%GROUP
     traces                     the events that clients traced (see pipelines.trace)
-    NAME, archive.NAME         an archive or Parquet directory that was given; without a name of its
-                               own, `archive.flights` is the topic in it and `archive` all of it
+    NAME, archive.NAME         an archive or Parquet directory that was passed to `Tables`; if it
+                               has no name, `archive.flights` is the topic in it, and `archive` is
+                               all of it
 
-The names are found by Spark itself: the query is analysed, Spark says which relation it does not
-know and where it stands in the text, a view is made for that place, and so on until it knows them
-all. So nothing is read but what the query names, in any place that SQL has for a name.
+Spark itself finds the names. It analyses the query and reports which relation it does not know, and
+the position of the name in the text. A view is created for that position, and so on until all
+relations are known. So nothing is read but what the query names, and names are found wherever SQL
+allows them.
 
-Topics are read narrowly, each reference by itself. The views are stand-ins at first; Spark's
-optimizer tells what is left of their columns (`find_used_columns`) and which predicates they are
-under (`references`), and the real views read that alone. They have all the columns still, null
-where nothing looks. When the map `properties` is only used as `properties['origin']`, it is a map
-of promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'` is
-the broker's, which it is not for a map from a source.
+Each reference to a topic only reads what it needs. Its view is a placeholder at first. Spark's
+optimizer reports which of the columns are used (`find_used_columns`) and which predicates apply
+(`spark.references`). The final view reads only these. It still has all columns, with null in those
+that are not used. If the map `properties` is only used in the form `properties['origin']`, it is
+built from promoted columns, because Spark's optimizer simplifies that. So the broker can evaluate
+`properties['origin'] = 'JFK'`, which it cannot for a map that the source returns.
 """
 
 import json
@@ -54,15 +56,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRACES, ARCHIVE, TOPICS = "traces", "archive", "topics"
+"""The first parts of names in a query."""
 PREFIXES: Final = {"dead_letters": DLQ_PREFIX, "retries": RETRY_PREFIX, TOPICS: ""}
+"""The prefix of the topic for each first part of a name."""
 _MAP: Final = "properties"
-_EVERYTHING: Final = UsedColumns(frozenset(BASE_TYPES))
+"""The map column."""
+_ALL_COLUMNS: Final = UsedColumns(frozenset(BASE_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a name in the query stands for: a `topic`, whose every place has a view of its own, or
-    something else, whose view is made once. `view` is the view's name."""
+    """A relation of a query: the name in the query, and the name of its view.
+
+    `topic` is the topic, or None for another relation. Each reference to a topic has its own view.
+    References to another relation share one.
+    """
 
     name: str
     view: str
@@ -71,109 +79,135 @@ class Relation:
 
 @dataclass(slots=True)
 class Tables:
-    """The relations of queries in one session.
+    """Runs queries over topics and archives in one Spark session.
 
-    `connection` are options of the source (`nameServers`, credentials); `topics` gives the names of
-    all topics; `archives` are paths by name ("" for one without); times are milliseconds.
+    `connection` are options of the source (`nameServers`, credentials). `list_topics` returns the
+    names of all topics. `archives` maps names to paths; the name "" is an archive without a name.
+    Only messages with since_ms <= store time < until_ms are read, in milliseconds since 1970; None
+    means no limit.
     """
 
     spark: "SparkSession"
     connection: Mapping[str, str]
-    topics: Callable[[], Sequence[str]]
+    list_topics: Callable[[], Sequence[str]]
     archives: Mapping[str, str] = field(default_factory=dict)
     since_ms: int | None = None
     until_ms: int | None = None
 
     def query(self, text: str) -> "DataFrame":
-        """The query as a DataFrame. Raises ConfigurationError for what is no query and for names
-        of nothing; what else is wrong with it, Spark raises."""
+        """Return the result of a query as a DataFrame.
+
+        Raises ConfigurationError if the text is a command, or a name in it does not exist. Spark
+        raises its own errors for other mistakes in the query.
+        """
         check_is_query(self.spark, text)
         known: list[Relation] = []
 
-        def view_of(name: str) -> str:
+        def create_view(name: str) -> str:
             shared = (one for one in known if one.name == name and one.topic is None)
             relation = next(shared, None)
             if relation is None:
-                relation = self._relation(name, f"{name.replace('`', '')} {len(known) + 1}")
+                relation = self._create_relation(name, f"{name.replace('`', '')} {len(known) + 1}")
                 known.append(relation)
             return relation.view
 
         try:
-            text, frame = replace_unknown_tables(self.spark, text, view_of)
+            text, frame = replace_unknown_tables(self.spark, text, create_view)
             topics = [one for one in known if one.topic is not None]
             if not topics:
                 return frame
-            columns, shown = narrowed(find_used_columns(frame, _MAP) or _EVERYTHING)
-            schema = to_spark_schema(parse_columns(columns))
-            stand_ins = [PlaceholderTable.create(self.spark, schema) for _ in topics]
-            for one, stand_in in zip(topics, stand_ins, strict=True):
-                self._show(one.view, stand_in.frame.selectExpr(*shown))
-            found = extract_predicates(self.spark.sql(text), stand_ins)
-            moments = self._moments([one.topic for one in topics if one.topic is not None])
-            for one, predicates in zip(topics, found, strict=True):
-                assert one.topic is not None
-                options = {"topic": one.topic, "columns": columns, **moments[one.topic]}
-                options |= {"predicates": predicates} if predicates else {}
-                reader = self.spark.read.format("rocketmq").options(**options, **self.connection)
-                self._show(one.view, reader.load().selectExpr(*shown))
+            self._narrow_views(text, frame, topics)
             return self.spark.sql(text)
-        finally:  # a frame keeps what its views meant
+        finally:  # the DataFrame keeps the meaning of its views
             for one in known:
                 self.spark.catalog.dropTempView(one.view)
 
-    def _moments(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Options that say from when to when a topic is read: to one end in all its places."""
+    def _narrow_views(self, text: str, frame: "DataFrame", topics: Sequence[Relation]) -> None:
+        """Replace the views of topics by ones that read only what the query needs.
+
+        `text` is the query with the names of views, and `frame` its result over placeholders.
+        """
+        used = find_used_columns(frame, _MAP) or _ALL_COLUMNS
+        columns, expressions = narrow_columns(used)
+        schema = to_spark_schema(parse_columns(columns))
+        placeholders = [PlaceholderTable.create(self.spark, schema) for _ in topics]
+        for one, placeholder in zip(topics, placeholders, strict=True):
+            self._create_view(one.view, placeholder.frame.selectExpr(*expressions))
+        found = extract_predicates(self.spark.sql(text), placeholders)
+        names = [one.topic for one in topics if one.topic is not None]
+        range_options = self._build_range_options(names)
+        for one, predicates in zip(topics, found, strict=True):
+            assert one.topic is not None
+            options = {"topic": one.topic, "columns": columns, **range_options[one.topic]}
+            options |= {"predicates": predicates} if predicates else {}
+            reader = self.spark.read.format("rocketmq").options(**options, **self.connection)
+            self._create_view(one.view, reader.load().selectExpr(*expressions))
+
+    def _build_range_options(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return, for each topic, the options of the source that limit the time or the offsets.
+
+        A topic that occurs several times gets one end, so that all its references read the same.
+        """
         times = (("startingTimestamp", self.since_ms), ("endingTimestamp", self.until_ms))
         given = {option: str(time_ms) for option, time_ms in times if time_ms is not None}
         found = {topic: dict(given) for topic in topics}
-        for topic, places in Counter(topics).items():
-            if places > 1 and self.until_ms is None:
+        for topic, reference_count in Counter(topics).items():
+            if reference_count > 1 and self.until_ms is None:
                 options = parse_options({"topic": topic, **self.connection}, READ)
                 with open_admin(options) as admin:
                     ends = resolve_ending_offsets(admin, options, fetch_bounds(admin, [topic]))
                 found[topic]["endingOffsets"] = json.dumps(offsets_to_table(ends, by_topic=False))
         return found
 
-    def _relation(self, name: str, view: str) -> Relation:
+    def _create_relation(self, name: str, view: str) -> Relation:
+        """Create the view of a name in the query; that of a topic is a placeholder.
+
+        Raises ConfigurationError if there is nothing of this name.
+        """
         parts = split_name(name)
         first = parts[0].lower()
         topic = None
         if len(parts) == 1 and parts[0] in self.archives:
-            frame = self._archive(parts[0])
+            frame = self._load_archive(parts[0])
         elif first == ARCHIVE and self.archives and len(parts) <= 2:
-            frame = self._archive(*parts[1:])
+            frame = self._load_archive(*parts[1:])
         elif len(parts) == 1 and first == TRACES:
-            from sluicemq.pipelines.trace import read_events  # noqa: PLC0415 - pyarrow
+            from sluicemq.pipelines.trace import read_events  # noqa: PLC0415 - imports pyarrow
 
-            begin, end = (None if at is None else str(at) for at in (self.since_ms, self.until_ms))
+            begin = None if self.since_ms is None else str(self.since_ms)
+            end = None if self.until_ms is None else str(self.until_ms)
             frame = read_events(self.spark, self.connection, begin=begin, end=end)
         elif len(parts) == 1 or (len(parts) == 2 and first in PREFIXES):
             topic = parts[0] if len(parts) == 1 else PREFIXES[first] + parts[1]
-            topics = self.topics()
+            topics = self.list_topics()
             if topic not in topics:
                 raise _unknown_topic(topic, [*topics, *self.archives])
             frame = PlaceholderTable.create(self.spark, to_spark_schema(parse_columns(None))).frame
         else:
             raise ConfigurationError(
-                f"there is nothing by the name {name}.",
-                fix="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that "
-                "was given; write names with other signs than letters, digits and _ in"
+                f"there is no table {name}.",
+                fix="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that"
+                " was passed; write names with other characters than letters, digits and _ in"
                 " `backquotes`.",
             )
-        self._show(view, frame)
+        self._create_view(view, frame)
         return Relation(name, view, topic)
 
-    def _show(self, view: str, frame: "DataFrame") -> None:
+    def _create_view(self, view: str, frame: "DataFrame") -> None:
         frame.createOrReplaceTempView(quote_name(view))
 
-    def _archive(self, name: str = "") -> "DataFrame":
-        """A directory by its name; else the topic of that name in the one that has no name."""
+    def _load_archive(self, name: str = "") -> "DataFrame":
+        """Return the archive of this name, or else the topic `name` in the archive without a name.
+
+        Raises ConfigurationError if there is neither.
+        """
         path = self.archives.get(name, self.archives.get(""))
         if path is None:
             raise ConfigurationError(
-                f"there is no archive {name!r}.", fix=f"Given are: {', '.join(self.archives)}."
+                f"there is no archive {name!r}.",
+                fix=f"The archives are: {', '.join(self.archives)}.",
             )
-        frame = archived(self.spark, path)
+        frame = read_archive_or_parquet(self.spark, path)
         if name and name not in self.archives:
             frame = frame.where(f"topic = {string_literal(name)}")
         for symbol, time_ms in ((">=", self.since_ms), ("<", self.until_ms)):
@@ -182,9 +216,9 @@ class Tables:
         return frame
 
 
-def archived(spark: "SparkSession", path: str) -> "DataFrame":
-    """What the pipeline `archive` wrote, or any other directory of Parquet files."""
-    from sluicemq.pipelines.archive import read_archive  # noqa: PLC0415 - heavy
+def read_archive_or_parquet(spark: "SparkSession", path: str) -> "DataFrame":
+    """Return the archive at `path`, or else the Parquet files of any other directory."""
+    from sluicemq.pipelines.archive import read_archive  # noqa: PLC0415 - a slow import
 
     try:
         return read_archive(spark, path)
@@ -192,46 +226,53 @@ def archived(spark: "SparkSession", path: str) -> "DataFrame":
         return spark.read.parquet(path)
 
 
-def narrowed(used: UsedColumns) -> tuple[str, list[str]]:
-    """The option `columns`, and the view's expressions: every column, null where it is not used."""
-    # In `properties` of a topic these are never there, as they have columns of their own.
-    promoted = sorted(key for key in used.map_keys - AUTOMATIC_PROPERTIES if key and "`" not in key)
-    by_key = bool(used.map_keys) and used.map_keys - AUTOMATIC_PROPERTIES == set(promoted)
+def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
+    """Return the option `columns` of the source, and the expressions of the view.
+
+    The view has every column of the source, with null in those that are not used.
+    """
+    # The map `properties` never contains these, because they have columns of their own.
+    map_keys = used.map_keys - AUTOMATIC_PROPERTIES
+    promoted = sorted(key for key in map_keys if key and "`" not in key)
+    is_by_key = bool(used.map_keys) and map_keys == set(promoted)
     columns = [name for name in BASE_TYPES if name in used.names]
-    if used.map_keys and not by_key:
+    if used.map_keys and not is_by_key:
         columns, promoted = [*columns, _MAP], []
-    aliases = {key: f"__property_{at}" for at, key in enumerate(promoted)}
+    aliases = {key: f"__property_{index}" for index, key in enumerate(promoted)}
     items = [*columns, *(f"prop:`{key}`:string as {alias}" for key, alias in aliases.items())]
-    shown = []
+    expressions = []
     for name, kind in BASE_TYPES.items():
         if name in columns:
-            shown.append(name)
+            expressions.append(name)
         elif name == _MAP and aliases:
-            pairs = ", ".join(f"{string_literal(key)}, {at}" for key, at in aliases.items())
-            shown.append(f"map({pairs}) AS {_MAP}")
+            pairs = ", ".join(f"{string_literal(key)}, {alias}" for key, alias in aliases.items())
+            expressions.append(f"map({pairs}) AS {_MAP}")
         else:
-            shown.append(f"CAST(NULL AS {kind.simpleString()}) AS {name}")
-    return ",".join(items) or "queue_id", shown
+            expressions.append(f"CAST(NULL AS {kind.simpleString()}) AS {name}")
+    return ",".join(items) or "queue_id", expressions
 
 
 def check_is_query(spark: "SparkSession", text: str) -> None:
-    """Raises ConfigurationError for a command (`DROP TABLE`, `INSERT` …), and Spark's own error
-    for a text that does not parse, ConfigurationError for a session of Spark Connect too. Nothing
-    is run."""
+    """Raise ConfigurationError if the text is a command (`DROP TABLE`, `INSERT` …). Nothing is run.
+
+    Raises Spark's own error if the text does not parse, and ConfigurationError for a session of
+    Spark Connect.
+    """
     get_session_state(spark).sqlParser().parsePlan(text)
     if not can_parse(spark, f"SELECT * FROM (\n{text}\n)"):
         raise ConfigurationError(
-            "this is a command, and only queries are run.", fix="Write select … from TOPIC."
+            "the text is a command, and only queries are run.", fix="Write select … from TOPIC."
         )
 
 
 def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
+    """Return the error for a topic that does not exist, with suggestions from `names`."""
     if topic.startswith(tuple(prefix for prefix in PREFIXES.values() if prefix)):
         prefix = DLQ_PREFIX if is_dead_letter_topic(topic) else RETRY_PREFIX
         groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return ConfigurationError(
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
-            fix=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
+            fix=f"Groups with such a topic: {', '.join(sorted(groups)) or 'none'}.",
         )
     own_names = revealed_names(names)
     users_topics = sorted(

@@ -1,30 +1,34 @@
-"""The ready pipeline `trace`: what clients traced, as latency, failures, slow and lost deliveries.
+"""The ready pipeline `trace`: latency, failures, slow handlers and lost messages from traces.
 
-    trace topic -> events (a row a record) -> OUTPUT/events -> tables -> OUTPUT/…, lines, a chart
+    trace topic -> events (a row for each record) -> OUTPUT/events -> tables -> OUTPUT/…, lines,
+    a chart
 
-Reads the traces of Python and of Java clients. Events, sends and deliveries are written first and
-the tables computed from those files, so the topic is read once; only aggregates come to the driver.
+Traces of Python and of Java clients are read. Events, sends and deliveries are written first, and
+the tables are computed from these files, so the topic is read once. Only aggregates come to the
+driver.
 
-    events      one row a record
-    sends       one a message: when it was sent first, or committed
-    deliveries  one a delivery: SubBefore and SubAfter with the same request and message
-    journeys    one for each message and group: when it came first, how often, was it consumed
+    events      one row for each record
+    sends       one for each message: when it was first sent, and when it was committed
+    deliveries  one for each delivery: SubBefore and SubAfter with the same request and message
+    journeys    one for each message and group: its first delivery, the number of deliveries, and
+                whether it was consumed
 
     latency     journeys by topic, group and hour: from the send to the first delivery
     failures    sends and deliveries by topic, group and cause
-    consuming   what handlers cost, by topic and group, the slow ones first
+    consuming   the duration of handlers, by topic and group, the slow ones first
     unconsumed  messages that were sent and never delivered to a group, by topic and group
 
-A trace message holds up to a hundred records (`client.core.tracing`), which are decoded a block of
-messages at a time, in the Python workers of the executors. Java writes one `Pub` for a whole batch,
-with all its ids in one field: it becomes a row for each id. Records that nobody understands are
-rows of the kind `Unread`: they are counted, not hidden.
+A trace message contains up to a hundred records (`model.trace_records`). The Python workers of the
+executors decode them, one Arrow array of bodies at a time. Java writes one `Pub` record for a whole
+batch, with all message ids in one field; it becomes a row for each id. Records that cannot be
+decoded become rows of the kind `Unread`, so that they are counted.
 
-Clients may tell an event twice (a trace message that was sent again), and Java tells each attempt
-of a send: so everything is grouped by its ids before it is counted. A consumer does not tell the
-topic: it is the one of the message's `Pub`, null when its producer does not trace. Latency leaves
-out delayed messages, which are meant to be late; of a transaction it counts from the commit. Clocks
-of two machines may differ: a delivery before its send is counted as `before_sent`.
+Clients may write an event twice (if they repeat the send of a trace message), and Java writes a
+record for each attempt of a send. So everything is grouped by its ids before it is counted. Records
+of consumers do not contain the topic. It is taken from the message's `Pub`, and null if the
+producer does not trace. Latency leaves out delayed messages, and counts from the commit for
+transactional ones. The clocks of two machines may differ: a delivery before its send is counted as
+`before_sent`.
 
     tables = trace(spark, {"nameServers": "127.0.0.1:9876"}, output="out/trace")
     tables.latency.show()
@@ -38,21 +42,22 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
 
-from sluicemq.client.core.tracing import (
-    ConsumeTrace,
-    DeliveryTrace,
-    RecallTrace,
-    SendTrace,
-    TransactionTrace,
-    decode_trace_records,
-)
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.system_names import TRACE_TOPIC, is_system_group
-from sluicemq.pipelines.audit import subscriptions_of
+from sluicemq.model.trace_records import (
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
+    TraceRecord,
+    TransactionTrace,
+    decode_trace_records,
+)
+from sluicemq.pipelines.audit import fetch_subscriptions
 from sluicemq.pipelines.ready import (
     DURATION,
     FLAG,
@@ -61,70 +66,108 @@ from sluicemq.pipelines.ready import (
     REQUIRED,
     TEXT,
     Field,
-    Ready,
+    ReadyPipeline,
     Report,
     Task,
+    format_table,
     load_messages,
-    table_lines,
 )
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.schema import BAD_BODY_RAW
 from sluicemq.spark.sources.offsets import open_admin
 
 PAIRS_MAX: Final = 1_000
+"""The number of pairs of topic and group that are examined for lost messages."""
 PANELS_MAX: Final = 6
+"""The number of pairs of topic and group in the chart."""
 HOURS_SHOWN_MAX: Final = 24 * 31
+"""The number of hours in a panel of the chart, the newest ones."""
 ROWS_MAX: Final = 50_000
-"""Of a table: all that ever comes to the driver."""
+"""The number of rows of a table that come to the driver and are written."""
 
 # ---- events
 
-Event = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
 UNREAD: Final = "Unread"
-_WORDS: Final = {SendTrace: "Pub", DeliveryTrace: "SubBefore", ConsumeTrace: "SubAfter",
-                 TransactionTrace: "EndTransaction", RecallTrace: "Recall"}  # fmt: skip
-_ARROW: Final = {
-    "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
-}  # fmt: skip
+"""The kind of a record that cannot be decoded."""
+_KINDS: Final = {
+    SendTrace: "Pub",
+    DeliveryTrace: "SubBefore",
+    ConsumeTrace: "SubAfter",
+    TransactionTrace: "EndTransaction",
+    RecallTrace: "Recall",
+}
+"""The kind of each record, as RocketMQ names it in traces."""
+_ARROW_TYPES: Final = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+}
 _FIELDS: Final = {
-    "kind": "string", "time_ms": "bigint", "topic": "string", "group": "string",
-    "message_id": "string", "request_id": "string", "tags": "string", "keys": "string",
-    "message_kind": "string", "success": "boolean", "outcome": "string", "cost_ms": "int",
-    "retry_times": "int", "body_length": "int", "state": "string", "region": "string",
-    "store_host": "string", "client_host": "string", "offset_message_id": "string",
-}  # fmt: skip
-"""`time_ms` is the client's clock; what a kind of event does not say is null."""
-_EVENTS: Final = pa.list_(pa.struct([(name, _ARROW[kind]) for name, kind in _FIELDS.items()]))
+    "kind": "string",
+    "time_ms": "bigint",
+    "topic": "string",
+    "group": "string",
+    "message_id": "string",
+    "request_id": "string",
+    "tags": "string",
+    "keys": "string",
+    "message_kind": "string",
+    "success": "boolean",
+    "outcome": "string",
+    "cost_ms": "int",
+    "retry_times": "int",
+    "body_length": "int",
+    "state": "string",
+    "region": "string",
+    "store_host": "string",
+    "client_host": "string",
+    "offset_message_id": "string",
+}
+"""The columns of an event with their Spark types.
+
+`time_ms` is the time of the client's clock. Columns that a kind of event does not have are null.
+"""
+_EVENTS: Final = pa.list_(pa.struct([(name, _ARROW_TYPES[kind]) for name, kind in _FIELDS.items()]))
 SCHEMA: Final = f"array<struct<{', '.join(f'`{name}`: {kind}' for name, kind in _FIELDS.items())}>>"
-"""What `decoded` gives for each trace message."""
+"""The Spark type of the result of `decode_bodies`, for each trace message."""
 
 
-def decoded(bodies: pa.Array) -> pa.Array:
-    """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
+def decode_bodies(bodies: pa.Array) -> pa.Array:
+    """Return the list of events of each trace message, from an array of message bodies.
+
+    Spark calls this function as an Arrow UDF. A null body has no events.
+    """
     found = []
     for body in bodies.to_pylist():
-        records, unread = decode_trace_records(body or b"")
-        rows, events = [], list[Event]()
-        for record in records:
-            if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
-                events.append(record)
-                continue
-            ids = (record.message_id or "").split(",")  # a Java batch: one for each message
-            places = [*(record.offset_message_id or "").split(","), *(None for _ in ids)]
-            events += [
-                replace(record, message_id=one, offset_message_id=place)
-                for one, place in zip(ids, places, strict=False)
-            ]
-        for event in events:
-            values = {name: getattr(event, name, None) for name in _FIELDS}
-            values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
-            if isinstance(event, SendTrace | TransactionTrace):
-                values["message_kind"] = event.kind.name.lower()
-            if isinstance(event, ConsumeTrace):
-                values["outcome"] = event.outcome.name.lower().replace("_", " ")
-            rows.append(values)
-        found.append(rows + [{"kind": UNREAD}] * unread)
+        records, unread_count = decode_trace_records(body or b"")
+        events = [_to_event(one) for record in records for one in _split_batch(record)]
+        found.append(events + [{"kind": UNREAD}] * unread_count)
     return pa.array(found, _EVENTS)
+
+
+def _split_batch(record: TraceRecord) -> list[TraceRecord]:
+    """Return one record for each message of a Java batch, or a list of the record itself."""
+    if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
+        return [record]
+    ids = (record.message_id or "").split(",")
+    # There may be fewer offset message ids than message ids.
+    offset_ids = [*(record.offset_message_id or "").split(","), *(None for _ in ids)]
+    return [
+        replace(record, message_id=one, offset_message_id=offset_id)
+        for one, offset_id in zip(ids, offset_ids, strict=False)
+    ]
+
+
+def _to_event(record: TraceRecord) -> dict[str, Any]:
+    """Return the columns of an event."""
+    values = {name: getattr(record, name, None) for name in _FIELDS}
+    values |= {"kind": _KINDS[type(record)], "message_kind": None, "outcome": None}
+    if isinstance(record, SendTrace | TransactionTrace):
+        values["message_kind"] = record.kind.name.lower()
+    if isinstance(record, ConsumeTrace):
+        values["outcome"] = record.outcome.name.lower().replace("_", " ")
+    return values
 
 
 def read_events(
@@ -135,16 +178,19 @@ def read_events(
     begin: str | None = None,
     end: str | None = None,
 ) -> DataFrame:
-    """The events of a trace topic, one row each: `time` is the client's clock, `told` when the
-    broker stored the trace. `begin` and `end` are store times, milliseconds since 1970 or ISO 8601.
+    """Return the events of a trace topic as a DataFrame with one row for each.
+
+    The columns are `time` (by the client's clock), those of `_FIELDS` except `time_ms`, and `told`,
+    the time when the broker stored the trace. `begin` and `end` are store times, in milliseconds
+    since 1970 or ISO 8601; the end is exclusive, and None means no limit.
     """
     options = {"startingTimestamp": begin} if begin else {}
     options |= {"endingTimestamp": end} if end else {}
-    # A body that cannot be decompressed is counted among the records that cannot be read.
+    # A body that cannot be decompressed cannot be decoded, and is counted as unread.
     options["badBody"] = BAD_BODY_RAW
     messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
-    decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
-    events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")
+    decode = F.arrow_udf(decode_bodies, SCHEMA)
+    events = messages.select(F.explode(decode("body")).alias("event"), "store_time")
     return events.selectExpr(
         "timestamp_millis(event.time_ms) as time", "event.*", "store_time as told"
     ).drop("time_ms")
@@ -238,13 +284,16 @@ on w.message_id = j.message_id and w.`group` = j.`group`
 group by w.topic, w.`group` order by never desc, w.topic, w.`group`
 """
 _ACCURACY: Final = 10_000
-"""Of percentiles: the rank is right to one part in so many, with memory that does not grow."""
+"""The accuracy of percentiles: the relative error of the rank is at most 1 / _ACCURACY."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTables:
-    """DataFrames; nothing is computed before it is asked for. `missing` has a row for each message
-    and group that `unconsumed` counts under `never`."""
+    """The tables over traces, as DataFrames that Spark computes when they are used.
+
+    The module describes them. `missing` has a row for each message and group that `unconsumed`
+    counts as `never`.
+    """
 
     events: DataFrame
     sends: DataFrame
@@ -269,64 +318,77 @@ def trace(
     settle_s: float = 60.0,
     slow_s: float = 1.0,
 ) -> TraceTables:
-    """Writes the events under `output` and gives the tables over them, not computed yet.
+    """Write the events, sends and deliveries under `output`, and return the tables over them.
 
-    `groups`: only these are asked about unconsumed messages; without, all that traced a delivery.
-    What was sent in the last `settle_s` before the newest event is not counted as unconsumed: it
-    may still be on its way. A handler is slow from `slow_s` on.
+    Events of the trace topic `topic` are read from the store time `begin` to `end`, as in
+    `read_events`. `groups` are the groups that are examined for unconsumed messages; an empty one
+    means all that traced a delivery. Messages that were sent in the last `settle_s` seconds before
+    the newest event do not count as unconsumed, because they may still be delivered. A handler is
+    slow if it takes at least `slow_s` seconds. Raises the client's errors.
     """
 
-    def kept(frame: DataFrame, name: str) -> DataFrame:
+    def write_and_reload(frame: DataFrame, name: str) -> DataFrame:
         path = f"{output.rstrip('/')}/{name}"
         frame.write.mode("overwrite").parquet(path)
         return spark.read.schema(frame.schema).parquet(path)
 
-    def ranked(query: str, column: str, **values: Any) -> DataFrame:
+    def with_percentiles(query: str, column: str, **values: Any) -> DataFrame:
         texts = ", ".join(
             f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
             for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
         )
         return spark.sql(query.replace("{percentiles}", texts), **values)
 
-    events = kept(read_events(spark, connection, topic=topic, begin=begin, end=end), "events")
-    sends = kept(spark.sql(_SENDS, events=events), "sends")
-    deliveries = kept(spark.sql(_DELIVERIES, events=events, sends=sends), "deliveries")
+    traced = read_events(spark, connection, topic=topic, begin=begin, end=end)
+    events = write_and_reload(traced, "events")
+    sends = write_and_reload(spark.sql(_SENDS, events=events), "sends")
+    deliveries = write_and_reload(spark.sql(_DELIVERIES, events=events, sends=sends), "deliveries")
     newest = events.selectExpr("max(unix_millis(time))").collect()[0][0]
     until_ms = (newest or 0) - int(settle_s * 1000)
-    both = deliveries.where("topic is not null and `group` is not null").select("topic", "group")
-    found = both.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
+    named = deliveries.where("topic is not null and `group` is not null").select("topic", "group")
+    found = named.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
     chosen = [(row[0], row[1]) for row in found if not groups or row[1] in groups]
     pairs = spark.createDataFrame(
-        _with_filters(connection, chosen),
+        _add_filters(connection, chosen),
         "topic string, `group` string, tags array<string>, expression string",
     )
     journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
     wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
+    slow_ms = int(slow_s * 1000)
     return TraceTables(
-        events, sends, deliveries, journeys,
-        latency=ranked(_LATENCY, "latency_ms", journeys=journeys),
+        events=events,
+        sends=sends,
+        deliveries=deliveries,
+        journeys=journeys,
+        latency=with_percentiles(_LATENCY, "latency_ms", journeys=journeys),
         failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
-        consuming=ranked(_CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=int(slow_s * 1000)),
+        consuming=with_percentiles(_CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=slow_ms),
         unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
         missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
-    )  # fmt: skip
+    )
 
 
-def _with_filters(
+def _add_filters(
     connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str, list[str], str | None]]:
-    """Topic and group with what the group wants now, as far as brokers know it: its tags (none when
-    it wants all, or it is not known from the tags), and its filter as text."""
+    """Return (topic, group, tags, filter) for each pair, from the group's present subscription.
+
+    `tags` is empty if the group receives all tags, does not filter by tags, or its subscription is
+    unknown. `filter` is the text of its expressions, or None if unknown.
+    """
     with open_admin(parse_options(connection)) as admin:
         known = {
-            one.group: one for one in subscriptions_of(admin, sorted({group for _, group in pairs}))
+            one.group: one
+            for one in fetch_subscriptions(admin, sorted({group for _, group in pairs}))
         }
     found = []
     for topic, group in pairs:
-        said = known[group].all_of(topic)
-        tags = {tag for one in said for tag in one.tags}
-        is_by_tags = bool(said) and all(is_tag_kind(one.kind) and one.tags for one in said)
-        expression = "; ".join(one.expression for one in said) or None
+        subscriptions = known[group].all_of(topic)
+        tags = {tag for one in subscriptions for tag in one.tags}
+        is_by_tags = bool(subscriptions) and all(
+            is_tag_kind(one.kind) and one.tags for one in subscriptions
+        )
+        expression = "; ".join(one.expression for one in subscriptions) or None
         found.append((topic, group, sorted(tags) if is_by_tags else [], expression))
     return found
 
@@ -336,32 +398,34 @@ def _with_filters(
 _TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "latency": ("Delivery latency by topic, group and hour", {}),
     "failures": ("Failures by topic, group and cause", {"failures": "failed"}),
-    "consuming": ("Cost of handlers by topic and group, the slow ones first",
-                  {"slow": "slow_deliveries"}),
+    "consuming": (
+        "Duration of handlers by topic and group, the slow ones first",
+        {"slow": "slow_deliveries"},
+    ),
     "unconsumed": ("Sent and never delivered to the group", {"never": "never_delivered"}),
-}  # fmt: skip
-"""What is shown: title, and columns whose sums are figures."""
+}
+"""The tables that are written and shown: the title, and the figures that are sums of columns."""
 
 
-def _table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
-    """Computes a table, writes and shows it; its rows, which are aggregates."""
+def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
+    """Compute a table, write it below `output`, report it, and return its rows."""
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
     path, kind = f"{output}/{name}", task.options["format"]
-    written = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
-    (written.option("header", "true") if kind == "csv" else written).format(kind).save(path)
+    writer = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
+    (writer.option("header", "true") if kind == "csv" else writer).format(kind).save(path)
     report.files.append(path)
-    shown, (title, sums) = task.options["rows"], _TABLES[name]
-    task.tell(report, *table_lines(title, frame.columns, rows, shown, f" in {path}"))
+    rows_max, (title, sums) = task.options["rows"], _TABLES[name]
+    task.report_lines(report, *format_table(title, frame.columns, rows, rows_max, f" in {path}"))
     report.figures[name] = len(rows)
     for column, figure in sums.items():
         report.figures[figure] = sum(row[column] for row in rows)
     return rows
 
 
-def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
-    """Groups of the traced topics that have traced nothing: nothing can be said of them."""
+def _report_untraced_groups(task: Task, report: Report, tables: TraceTables) -> None:
+    """Report the groups of the traced topics that have traced no delivery."""
     topics = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
-    told = {
+    traced = {
         row[0] for row in tables.deliveries.select("group").distinct().limit(PAIRS_MAX).collect()
     }
     with open_admin(parse_options(task.connection)) as admin:
@@ -370,32 +434,32 @@ def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
                 groups = admin.groups_of_topic(topic)
             except (RouteNotFoundError, RequestError):
                 continue
-            silent = [
-                name for name in groups
-                if name not in told and not is_system_group(name)
-            ]  # fmt: skip
-            if silent:
-                task.tell(
+            untraced = [name for name in groups if name not in traced and not is_system_group(name)]
+            if untraced:
+                task.report_lines(
                     report,
-                    f"Not known: whether {', '.join(silent)} got messages of {topic}: nothing was "
-                    "traced (trace=True, in Java enableMsgTrace).",
+                    f"Not known: whether {', '.join(untraced)} received messages of {topic},"
+                    " because they do not trace (set trace=True, or enableMsgTrace in Java).",
                 )
 
 
-def _chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
-    """Delivery latency as a picture: the percentiles by hour, a panel for each topic and group.
+def _draw_chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
+    """Draw the table `latency` into OUTPUT/latency.png: a panel for each topic and group.
 
-    matplotlib draws into the file alone (Agg): no display. Raises ConfigurationError without it.
+    Only the `PANELS_MAX` pairs with the most messages are drawn. The chart is left out, with a line
+    in the report, if `output` is not a local path. Raises ConfigurationError if matplotlib is not
+    installed.
     """
     if "://" in output:
-        task.tell(report, "The chart is not drawn: it can be written to a local path alone.")
+        task.report_lines(report, "The chart is not drawn: it needs a local output directory.")
         return
+    # Agg draws to files only, and needs no display.
     try:
         importlib.import_module("matplotlib").use("Agg")
         figures, dates = map(importlib.import_module, ("matplotlib.figure", "matplotlib.dates"))
     except ImportError:
         raise ConfigurationError(
-            "a chart is asked for and matplotlib is not installed.",
+            "the chart needs matplotlib, which is not installed.",
             fix=f"Set chart: false. {install_extra('spark')}",
         ) from None
     panels: dict[str, list[Any]] = defaultdict(list)
@@ -418,6 +482,7 @@ def _chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None
 
 
 def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None:
+    """Draw the percentiles of one topic and group. `dates` is the module `matplotlib.dates`."""
     times = [row["hour"] for row in hours]
     for name, color in (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677")):
         values = [max(row[name], 0.5) for row in hours]
@@ -432,24 +497,34 @@ def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None
     axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
 
 
-class Trace(Ready):
+class Trace(ReadyPipeline):
+    """Compute the tables over traces, write and show them, and draw a chart.
+
+    Raises ConfigurationError and the client's errors.
+    """
+
     name = "trace"
-    what = (
-        "Delivery latency, failures, slow consumers and lost messages out of the traces of clients."
+    description = (
+        "Delivery latency, failures, slow consumers and lost messages from the traces of clients."
     )
     fields = (
-        Field("output", TEXT, "Directory of the results; what is there is replaced.", REQUIRED),
+        Field("output", TEXT, "Directory of the results; existing ones are replaced.", REQUIRED),
         Field("topic", TEXT, "Topic of the traces.", TRACE_TOPIC),
-        Field("since", DURATION, "Only what was traced in the last time, such as 24h.", None),
+        Field("since", DURATION, "Age of the oldest traces that are read, such as 24h.", None),
         Field("begin", TEXT, "First store time: milliseconds or ISO 8601.", None),
-        Field("end", TEXT, "Store time where reading ends, exclusive.", None),
-        Field("groups", LIST, "Only these groups are asked about lost messages.", ()),
-        Field("settle", DURATION, "What was sent so shortly before the end is not lost yet.", 60.0),
-        Field("slow", DURATION, "A handler that takes so long is slow.", 1.0),
+        Field("end", TEXT, "Store time at which reading ends, exclusive.", None),
+        Field("groups", LIST, "Only these groups are examined for lost messages.", ()),
+        Field(
+            "settle",
+            DURATION,
+            "Messages sent within this time before the newest event do not count as lost.",
+            60.0,
+        ),
+        Field("slow", DURATION, "Duration from which on a handler is slow.", 1.0),
         Field("format", TEXT, "Format of the tables.", "parquet", ("parquet", "csv")),
         Field("rows", INTEGER, "Rows shown of each table.", 20),
         Field("chart", FLAG, "Draw latency.png (matplotlib).", True),
-    )  # fmt: skip
+    )
 
     def plan(self, task: Task) -> list[str]:
         options = task.options
@@ -471,24 +546,30 @@ class Trace(Ready):
         if since is not None:
             begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
         tables = trace(
-            task.spark, task.connection, output=output, topic=options["topic"], begin=begin,
-            end=options["end"], groups=options["groups"], settle_s=options["settle"],
+            task.spark,
+            task.connection,
+            output=output,
+            topic=options["topic"],
+            begin=begin,
+            end=options["end"],
+            groups=options["groups"],
+            settle_s=options["settle"],
             slow_s=options["slow"],
-        )  # fmt: skip
+        )
         report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
         counts = tables.events.groupBy("kind").count().collect()
         report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
         if not counts:
-            task.tell(report, f"{options['topic']} has no traces of that time.")
+            task.report_lines(report, f"{options['topic']} has no traces of this period.")
         for name in _TABLES:
             if not task.stopping():
-                rows = _table(task, report, name, getattr(tables, name), output)
+                rows = _write_table(task, report, name, getattr(tables, name), output)
                 if name == "latency" and options["chart"]:
-                    _chart(task, report, rows, output)
+                    _draw_chart(task, report, rows, output)
         if not task.stopping():
             tables.missing.write.mode("overwrite").parquet(f"{output}/missing")
             report.files.append(f"{output}/missing")
-            _add_silent(task, report, tables)
+            _report_untraced_groups(task, report, tables)
         return report
 
 

@@ -22,9 +22,7 @@ from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sluicemq.acl.guard import Guard
-from sluicemq.broker.lanes.rules import difference, subscription_key
-from sluicemq.broker.metrics import serve_metrics
-from sluicemq.broker.otlp import MetricsPusher
+from sluicemq.broker.lanes.rules import describe_difference, subscription_key
 from sluicemq.client.admin.topics import masters
 from sluicemq.client.core import requests
 from sluicemq.client.core.conversations import (
@@ -58,6 +56,8 @@ from sluicemq.net.tls import Tls
 from sluicemq.proxy.backend import OnRequest, OnResponse, master_addresses
 from sluicemq.proxy.server import Proxy, ProxyCollector
 from sluicemq.supervision import Supervisor, start_shared
+from sluicemq.telemetry.metrics import serve_metrics
+from sluicemq.telemetry.otlp import MetricsPusher
 from sluicemq.wire.bodies import decode_consumer_connections, decode_heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import decode_header
@@ -506,8 +506,8 @@ class SubscriptionConflicts:
             return
         text = (
             f"{first[0]} and {other[0]} of the group {group} have different subscriptions: "
-            f"{difference(first[1], other[1])}. Their broker does not check this, so some messages "
-            "are not delivered. Give one of them another group, or the same subscription."
+            f"{describe_difference(first[1], other[1])}. Their broker does not check this, so some "
+            "messages are not delivered. Give one of them another group, or the same subscription."
         )
         if self.warnings.get(group) != text:
             self.warnings[group] = text

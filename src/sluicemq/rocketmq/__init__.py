@@ -1,4 +1,4 @@
-"""RocketMQ's own names, for those who come from its Java or Python client.
+"""Clients with the class and method names of RocketMQ's Java and Python clients.
 
     producer = DefaultMQProducer("my_group")
     producer.set_namesrv_addr("127.0.0.1:9876")
@@ -6,10 +6,12 @@
     producer.send(Message("TopicTest", "TagA", "k1", b"Hello"))
     producer.shutdown()
 
-Classes, life cycle (`start`, `shutdown`) and vocabulary are the original ones, methods are in snake
-case, calls block. Underneath is the asyncio client on a thread of its own (`client.threaded`), so
-checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. A name that is not there is an error
-at once. New programs: `sluicemq.Sluice`.
+Classes, settings and life cycle (`start`, `shutdown`) are RocketMQ's, method names are in snake
+case, and calls block. Each client runs SluiceMQ's asyncio client on a thread, so checks, retries
+and errors (`sluicemq.errors`) are SluiceMQ's. Using a name that does not exist raises
+AttributeError at once, with the right name in the text.
+
+New programs should use `sluicemq.Sluice` instead.
 """
 
 from sluicemq.client.core.names import Credentials as SessionCredentials
@@ -28,11 +30,6 @@ from sluicemq.rocketmq.choices import (
     SelectMessageQueueByHash,
     SelectMessageQueueByRandom,
     SendCallback,
-)
-from sluicemq.rocketmq.clients import (
-    DefaultMQProducer,
-    TransactionListener,
-    TransactionMQProducer,
 )
 from sluicemq.rocketmq.consumers import (
     ConsumeConcurrentlyContext,
@@ -58,6 +55,11 @@ from sluicemq.rocketmq.messages import (
     SendResult,
     SendStatus,
     TransactionSendResult,
+)
+from sluicemq.rocketmq.producers import (
+    DefaultMQProducer,
+    TransactionListener,
+    TransactionMQProducer,
 )
 
 __all__ = [

@@ -1,5 +1,4 @@
-"""What a program may decide for itself, in RocketMQ's words: which queue a message goes to, who
-reads which queue, what happens when a send is done, and who signs.
+"""Classes by which an application customizes the clients: selectors, strategies, callbacks, keys.
 
     class ByCustomer(MessageQueueSelector):
         def select(self, mqs, msg, arg):
@@ -9,9 +8,9 @@ reads which queue, what happens when a send is done, and who signs.
     producer.send(message, SelectMessageQueueByHash(), "customer-7")
     consumer.set_allocate_message_queue_strategy(AllocateMessageQueueAveragelyByCircle())
 
-The same argument leads to the same queue as with Java's selector by hash, as long as the topic has
-as many queues: text and whole numbers are hashed as Java hashes them. The ready strategies compute
-what Java's do, so a group may have members in both languages.
+`SelectMessageQueueByHash` hashes strings and integers as Java does. So the same argument selects
+the same queue as Java's client, while the topic has the same number of queues. The allocation
+strategies compute the same queues as Java's. So a group may have members in both languages.
 """
 
 import random
@@ -29,83 +28,100 @@ from sluicemq.client.core.balance import (
 )
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError, SluiceError
-from sluicemq.model import topic as places
 from sluicemq.model.ids import java_hash
+from sluicemq.model.topic import MessageQueue as ModelQueue
 from sluicemq.model.topic import Strategy, allocate_average, allocate_circle
 from sluicemq.rocketmq.messages import (
+    AnyMessageQueue,
     Message,
     MessageQueue,
-    Place,
     SendResult,
-    frozen_queue,
-    queues_of,
+    to_model_queue,
+    to_rocketmq_queues,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AclClientRPCHook:
-    """Signs every request with these keys; other hooks there are not."""
+    """A hook that signs every request with the given keys. No other hooks are supported."""
 
     session_credentials: Credentials
 
 
 class SendCallback(ABC):
-    """One of the two is called when a send is done, on the client's thread: be quick there."""
+    """An object that is notified of the end of an asynchronous send.
+
+    One of the two methods is called, on the thread of the client's event loop. It must return
+    quickly, because all other work of the client waits meanwhile.
+    """
 
     @abstractmethod
     def on_success(self, send_result: SendResult) -> None:
-        """The message is stored."""
+        """Handle the result of a message that is stored."""
 
     @abstractmethod
     def on_exception(self, e: SluiceError) -> None:
-        """It is not, or nobody knows (SendUnknownError)."""
+        """Handle the error of a send that failed.
+
+        The message is not stored. If `e` is a SendUnknownError, it may be stored.
+        """
 
 
 class MessageQueueSelector(ABC):
-    """Chooses the queue of a message."""
+    """An object that selects the queue of a message."""
 
     @abstractmethod
     def select(self, mqs: list[MessageQueue], msg: Message, arg: Any) -> MessageQueue:
-        """One of `mqs`; `arg` is what `send` was given."""
+        """Return one of `mqs`, the writable queues of the topic.
+
+        `arg` is the argument that was passed to `send` after the selector.
+        """
 
 
 Selector = MessageQueueSelector | Callable[[list[MessageQueue], Message, Any], MessageQueue]
-"""A selector, or a function that is one."""
+"""A `MessageQueueSelector`, or a function with the parameters of its `select`."""
 
 
 class SelectMessageQueueByHash(MessageQueueSelector):
-    """The queue by the hash of `arg`: a text, or a whole number of 64 bits."""
+    """A selector by the hash code that Java has for the argument: a string or a 64-bit integer."""
 
     def select(self, mqs: list[MessageQueue], msg: Message, arg: Any) -> MessageQueue:
-        """Raises ConfigurationError for any other argument."""
+        """Return the queue whose index is the hash code of `arg` modulo the number of queues.
+
+        Raises ConfigurationError unless `arg` is a string or an integer of 64 bits.
+        """
         if isinstance(arg, str):
-            hashed = java_hash(arg)
+            hash_code = java_hash(arg)
         elif not isinstance(arg, int) or not -(2**63) <= arg < 2**63:
             raise ConfigurationError(
-                f"the selector's argument is {arg!r}.", fix="Use a text or a whole number."
+                f"the selector's argument must be a string or a 64-bit integer, got {arg!r}.",
+                fix="Pass a string or an integer.",
             )
         elif -(2**31) <= arg < 2**31:
-            hashed = int(arg)
+            hash_code = int(arg)
         else:
-            hashed = (arg ^ (arg >> 32)) & 0xFFFFFFFF
-            hashed -= (1 << 32) if hashed & 0x80000000 else 0
-        return mqs[abs(hashed) % len(mqs)]
+            hash_code = (arg ^ (arg >> 32)) & 0xFFFFFFFF
+            hash_code -= (1 << 32) if hash_code & 0x80000000 else 0
+        return mqs[abs(hash_code) % len(mqs)]
 
 
 class SelectMessageQueueByRandom(MessageQueueSelector):
-    """Any queue."""
+    """A selector that selects a random queue."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
+        """Select queues with `rng`; None means a new random number generator."""
         self._rng = rng or random.Random()
 
     def select(self, mqs: list[MessageQueue], msg: Message, arg: Any) -> MessageQueue:
-        """The argument does not matter."""
+        """Return a random queue. `arg` is ignored."""
         return self._rng.choice(mqs)
 
 
 class AllocateMessageQueueStrategy(ABC):
-    """Which queues a member of a group reads; every member computes it and has to come to the
-    same."""
+    """A rule that distributes the queues of a topic over the members of a group.
+
+    Every member computes its own queues, so all members must have the same strategy and settings.
+    """
 
     @abstractmethod
     def allocate(
@@ -115,22 +131,26 @@ class AllocateMessageQueueStrategy(ABC):
         mq_all: list[MessageQueue],
         cid_all: list[str],
     ) -> list[MessageQueue]:
-        """The queues of the member `current_cid`; both lists are sorted."""
+        """Return the queues of the member with client id `current_cid`.
 
-    def core(self, group: str) -> Strategy:
-        """The same as the asyncio client asks it."""
+        `mq_all` are all queues of the topic and `cid_all` the client ids of all members. Both are
+        sorted.
+        """
+
+    def to_core_strategy(self, group: str) -> Strategy:
+        """Return a function with which the asyncio client calls this strategy for a group."""
 
         def allocate(
-            client_id: str, queues: Sequence[places.MessageQueue], members: Sequence[str]
-        ) -> list[places.MessageQueue]:
-            own = self.allocate(group, client_id, queues_of(queues), list(members))
-            return list(map(frozen_queue, own))
+            client_id: str, queues: Sequence[ModelQueue], members: Sequence[str]
+        ) -> list[ModelQueue]:
+            allocated = self.allocate(group, client_id, to_rocketmq_queues(queues), list(members))
+            return list(map(to_model_queue, allocated))
 
         return allocate
 
 
-class _Ready(AllocateMessageQueueStrategy):
-    """One that the core computes."""
+class _BuiltinStrategy(AllocateMessageQueueStrategy):
+    """A strategy that `client.core.balance` implements."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -142,73 +162,93 @@ class _Ready(AllocateMessageQueueStrategy):
         mq_all: list[MessageQueue],
         cid_all: list[str],
     ) -> list[MessageQueue]:
-        return queues_of(self._strategy(current_cid, list(map(frozen_queue, mq_all)), cid_all))
+        queues = list(map(to_model_queue, mq_all))
+        return to_rocketmq_queues(self._strategy(current_cid, queues, cid_all))
 
 
-class AllocateMessageQueueAveragely(_Ready):
-    """Runs of consecutive queues."""
+class AllocateMessageQueueAveragely(_BuiltinStrategy):
+    """A strategy that gives each member a run of consecutive queues."""
 
     def __init__(self) -> None:
         super().__init__(allocate_average)
 
 
-class AllocateMessageQueueAveragelyByCircle(_Ready):
-    """Dealt out in turn."""
+class AllocateMessageQueueAveragelyByCircle(_BuiltinStrategy):
+    """A strategy that gives the queues to the members in turn, one at a time."""
 
     def __init__(self) -> None:
         super().__init__(allocate_circle)
 
 
-class AllocateMessageQueueConsistentHash(_Ready):
-    """Few queues move when members come and go; with Java's own hash function."""
+class AllocateMessageQueueConsistentHash(_BuiltinStrategy):
+    """A strategy by consistent hashing: few queues move when members join or leave.
+
+    The hash function is that of Java's client.
+    """
 
     def __init__(self, virtual_node_cnt: int = VIRTUAL_NODES) -> None:
+        """Put each member on the ring `virtual_node_cnt` times.
+
+        Raises ConfigurationError unless that is 1 to 100,000.
+        """
         super().__init__(ConsistentHash(virtual_node_cnt))
 
 
-class AllocateMessageQueueByConfig(_Ready):
-    """Exactly these queues."""
+class AllocateMessageQueueByConfig(_BuiltinStrategy):
+    """A strategy that gives this member exactly the configured queues."""
 
-    def __init__(self, message_queue_list: Iterable[Place] = ()) -> None:
+    def __init__(self, message_queue_list: Iterable[AnyMessageQueue] = ()) -> None:
+        """Configure the queues. Raises ConfigurationError as `set_message_queue_list` does."""
         self.set_message_queue_list(message_queue_list)
 
-    def set_message_queue_list(self, message_queue_list: Iterable[Place]) -> None:
-        """Before start."""
-        super().__init__(ConfiguredQueues(frozenset(map(frozen_queue, message_queue_list))))
+    def set_message_queue_list(self, message_queue_list: Iterable[AnyMessageQueue]) -> None:
+        """Replace the queues. Call this before the consumer starts.
+
+        Raises ConfigurationError if a queue lacks a value.
+        """
+        super().__init__(ConfiguredQueues(frozenset(map(to_model_queue, message_queue_list))))
 
 
-class AllocateMessageQueueByMachineRoom(_Ready):
-    """Only queues of brokers that are named `room@…`, of these rooms."""
+class AllocateMessageQueueByMachineRoom(_BuiltinStrategy):
+    """A strategy for brokers whose names are `room@…`: allocates queues of the given rooms only."""
 
     def __init__(self, consumeridcs: Iterable[str] = ()) -> None:
+        """Allocate the queues of the brokers in the rooms `consumeridcs`."""
         self.set_consumeridcs(consumeridcs)
 
     def set_consumeridcs(self, consumeridcs: Iterable[str]) -> None:
-        """The rooms, before start."""
+        """Replace the rooms. Call this before the consumer starts."""
         super().__init__(MachineRooms(frozenset(consumeridcs)))
 
 
 class MachineRoomResolver(ABC):
-    """Tells the rooms apart."""
+    """An object that knows in which machine room a broker and a consumer are."""
 
     @abstractmethod
     def broker_deploy_in(self, message_queue: MessageQueue) -> str:
-        """The room of its broker, which is all that this queue names."""
+        """Return the room of a broker.
+
+        `message_queue` has only a broker name: its topic is "" and its queue id is 0.
+        """
 
     @abstractmethod
     def consumer_deploy_in(self, client_id: str) -> str:
-        """The room of a member."""
+        """Return the room of the member with this client id."""
 
 
 class AllocateMachineRoomNearby(AllocateMessageQueueStrategy):
-    """Queues go to the members of their room, by another strategy; those of a room without members
-    to all."""
+    """A strategy that allocates the queues of each machine room to the members in that room.
+
+    Another strategy distributes them among these members. Queues of a room without members are
+    distributed over all members.
+    """
 
     def __init__(
         self,
         allocate_message_queue_strategy: AllocateMessageQueueStrategy,
         machine_room_resolver: MachineRoomResolver,
     ) -> None:
+        """Distribute the queues of each room with the given strategy."""
         self._inner = allocate_message_queue_strategy
         self._resolver = machine_room_resolver
 
@@ -219,11 +259,17 @@ class AllocateMachineRoomNearby(AllocateMessageQueueStrategy):
         mq_all: list[MessageQueue],
         cid_all: list[str],
     ) -> list[MessageQueue]:
-        """Raises ConfigurationError when the resolver names no room."""
+        """Return the queues of the member with client id `current_cid`.
+
+        Raises ConfigurationError if the resolver returns an empty room.
+        """
 
         def broker_room(name: str) -> str:
             return self._resolver.broker_deploy_in(MessageQueue("", name, 0))
 
-        inner = self._inner.core(consumer_group)
-        nearby = MachineRoomNearby(inner, broker_room, self._resolver.consumer_deploy_in)
-        return queues_of(nearby(current_cid, list(map(frozen_queue, mq_all)), cid_all))
+        nearby = MachineRoomNearby(
+            self._inner.to_core_strategy(consumer_group),
+            broker_room,
+            self._resolver.consumer_deploy_in,
+        )
+        return to_rocketmq_queues(nearby(current_cid, list(map(to_model_queue, mq_all)), cid_all))

@@ -1,6 +1,6 @@
-"""Messages, queues, results and choices in RocketMQ's words.
+"""Messages, queues, results and constants with the names of RocketMQ's Java client.
 
-A `Message` is made as in Java, by position, or by name:
+The constructor of `Message` has Java's overloads by position, and keywords:
 
     Message("orders", b"41 books")
     Message("orders", "paid", b"41 books")                      # topic, tags, body
@@ -8,7 +8,11 @@ A `Message` is made as in Java, by position, or by name:
     Message("orders", "paid", "order-7", 0, b"41 books", True)  # … flag, body, wait_store_msg_ok
     Message("orders", "41 books", tags="paid", keys="order-7")
 
-Attributes have the names of Java's getters: `message.tags` and `message.get_tags()` are the same.
+Java's getters and setters are methods in snake case, and each is also an attribute:
+`message.get_tags()` and `message.tags` are the same.
+
+SluiceMQ's own values (`sluicemq.model`) are immutable. The classes of this module convert to them
+with `to_model` and `to_model_queue`, and from them with `from_core` and `to_rocketmq_queues`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,28 +22,33 @@ from functools import total_ordering
 from typing import Any, Final, Self, overload
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
-from sluicemq.client.aio.received import ReceivedMessage, of_record
+from sluicemq.client.aio.received import ReceivedMessage, record_attribute
 from sluicemq.client.core.consuming import original_topic
 from sluicemq.client.core.requests import PullStatus
 from sluicemq.client.core.requests import SendResult as CoreSendResult
 from sluicemq.errors import ConfigurationError, UndecodableBodyError
-from sluicemq.model import message as model
-from sluicemq.model import topic as places
+from sluicemq.model.message import Message as ModelMessage
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
-from sluicemq.rocketmq.names import Gets, Sets, Strict
+from sluicemq.model.topic import MessageQueue as ModelQueue
+from sluicemq.rocketmq.names import Getter, Setter, StrictAttributes
 
 
-class Word(Enum):
-    """A constant that prints as it is written."""
+class _Constant(Enum):
+    """An enumeration whose members have the repr by which code names them: `SendStatus.SEND_OK`."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
-class SendStatus(Word):
-    """How far a stored message got."""
+class SendStatus(_Constant):
+    """The safety of a message that the broker has stored.
+
+    SEND_OK means as safe as the broker is configured to keep messages. FLUSH_DISK_TIMEOUT means
+    that the disk sync took too long, SLAVE_NOT_AVAILABLE that no slave could receive the message,
+    and FLUSH_SLAVE_TIMEOUT that no slave confirmed it in time.
+    """
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -47,37 +56,47 @@ class SendStatus(Word):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
-class ConsumeConcurrentlyStatus(Word):
-    """What a listener returns; None counts as success."""
+class ConsumeConcurrentlyStatus(_Constant):
+    """The result of a call of a `MessageListenerConcurrently`.
+
+    CONSUME_SUCCESS, or None, acknowledges the messages. RECONSUME_LATER has them delivered again.
+    """
 
     CONSUME_SUCCESS = 0
     RECONSUME_LATER = 1
 
 
-class ConsumeOrderlyStatus(Word):
-    """What an orderly listener returns; None counts as success."""
+class ConsumeOrderlyStatus(_Constant):
+    """The result of a call of a `MessageListenerOrderly`.
+
+    SUCCESS, or None, acknowledges the messages. SUSPEND_CURRENT_QUEUE_A_MOMENT has them delivered
+    again after a pause, before any later message of their queue.
+    """
 
     SUCCESS = 0
     SUSPEND_CURRENT_QUEUE_A_MOMENT = 1
 
 
-class ConsumeFromWhere(Word):
-    """Where a group without a committed offset begins."""
+class ConsumeFromWhere(_Constant):
+    """The point at which a group without a committed offset begins to read a queue."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
     CONSUME_FROM_TIMESTAMP = "timestamp"
 
 
-class MessageModel(Word):
-    """Whether a group shares the queues, or each of its consumers reads all."""
+class MessageModel(_Constant):
+    """The rule for the members of a group: they share the queues, or each reads all of them."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
-class LocalTransactionState(Word):
-    """How a local transaction stands, in RocketMQ's spelling."""
+class LocalTransactionState(_Constant):
+    """The state of a local transaction, in RocketMQ's spelling.
+
+    With UNKNOW, the broker sends a transaction check later.
+    """
 
     COMMIT_MESSAGE = "commit"
     ROLLBACK_MESSAGE = "rollback"
@@ -86,29 +105,34 @@ class LocalTransactionState(Word):
 
 @dataclass(frozen=True, slots=True)
 class MessageSelector:
-    """An expression and its kind: `MessageSelector.by_sql("a > 3")`, `.by_tag("A || B")`."""
+    """A filter expression and its type.
+
+    MessageSelector.by_sql("a > 3")
+    MessageSelector.by_tag("A || B")
+    """
 
     expression: str
     expression_type: str = TAG
 
     @staticmethod
     def by_sql(expression: str) -> "MessageSelector":
-        """By properties, in SQL92."""
+        """Return a selector by properties, with an expression in SQL92."""
         return MessageSelector(expression, SQL92)
 
     @staticmethod
     def by_tag(expression: str) -> "MessageSelector":
-        """By tags; "*" wants all."""
+        """Return a selector by tags, such as "A || B". The expression "*" selects all messages."""
         return MessageSelector(expression, TAG)
 
 
 @total_ordering
-class MessageQueue(Strict):
-    """One queue of a topic at one broker; equal to, and sorted as, the `MessageQueue` of the other
-    clients with the same values.
+class MessageQueue(StrictAttributes):
+    """One queue of a topic on one broker.
 
-    `MessageQueue()` is filled by its setters, as in Java. Clients take the values that a queue has
-    when it is given to them: a later change has no effect on them.
+    It is equal to, and sorts like, a `sluicemq.MessageQueue` with the same values.
+
+    As in Java, `MessageQueue()` can be filled by its setters. A method that receives a queue copies
+    its values, so changing the queue afterwards has no effect on the method.
     """
 
     __slots__ = ("broker_name", "queue_id", "topic")
@@ -121,48 +145,54 @@ class MessageQueue(Strict):
     def __init__(self) -> None: ...
 
     @overload
-    def __init__(self, other: "MessageQueue | places.MessageQueue", /) -> None: ...
+    def __init__(self, other: "MessageQueue | ModelQueue", /) -> None: ...
 
     @overload
     def __init__(self, topic: str, broker_name: str, queue_id: int) -> None: ...
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        """Make a queue of its three values, a copy of another queue, or one without values for the
-        setters. Raises ConfigurationError for anything else."""
-        if len(given) == 1 and isinstance(given[0], MessageQueue | places.MessageQueue):
+        """Make a queue from its three values, a copy of another queue, or an empty queue.
+
+        Raises ConfigurationError for any other arguments.
+        """
+        if len(given) == 1 and isinstance(given[0], MessageQueue | ModelQueue):
             given = tuple(given[0])
-        values = dict(zip(_PARTS, given, strict=False)) | named
-        if len(given) > len(_PARTS) or values.keys() - set(_PARTS) or 0 < len(values) < len(_PARTS):
+        values = dict(zip(_QUEUE_FIELDS, given, strict=False)) | named
+        if (
+            len(given) > len(_QUEUE_FIELDS)
+            or values.keys() - set(_QUEUE_FIELDS)
+            or 0 < len(values) < len(_QUEUE_FIELDS)
+        ):
             raise ConfigurationError(
-                f"MessageQueue got {(*given, *named.values())!r}.",
-                fix="Give topic, broker_name and queue_id, or nothing and call set_topic, "
-                "set_broker_name and set_queue_id.",
+                "MessageQueue takes topic, broker_name and queue_id, or nothing, got "
+                f"{(*given, *named.values())!r}.",
+                fix="Pass all three, or none and call set_topic, set_broker_name and set_queue_id.",
             )
         self.topic = values.get("topic", "")
         self.broker_name = values.get("broker_name", "")
         self.queue_id = values.get("queue_id", 0)
 
-    set_topic = Sets[str]()
-    set_broker_name = Sets[str]()
-    set_queue_id = Sets[int]()
-    get_topic = Gets[str]()
-    get_broker_name = Gets[str]()
-    get_queue_id = Gets[int]()
+    set_topic = Setter[str]()
+    set_broker_name = Setter[str]()
+    set_queue_id = Setter[int]()
+    get_topic = Getter[str]()
+    get_broker_name = Getter[str]()
+    get_queue_id = Getter[int]()
 
     @property
     def broker(self) -> str:
-        """The name of its broker, as the other clients call it."""
+        """The broker name, as `sluicemq.MessageQueue` calls it."""
         return self.broker_name
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.topic, self.broker_name, self.queue_id))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, MessageQueue | places.MessageQueue):
+        if not isinstance(other, MessageQueue | ModelQueue):
             return NotImplemented
         return tuple(self) == tuple(other)
 
-    def __lt__(self, other: "MessageQueue | places.MessageQueue") -> bool:
+    def __lt__(self, other: "MessageQueue | ModelQueue") -> bool:
         return tuple(self) < tuple(other)
 
     def __hash__(self) -> int:
@@ -175,44 +205,51 @@ class MessageQueue(Strict):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
-_PARTS: Final = ("topic", "broker_name", "queue_id")
-Place = MessageQueue | places.MessageQueue
-"""A queue as callers may give it: in RocketMQ's words, or one of the other clients."""
+_QUEUE_FIELDS: Final = ("topic", "broker_name", "queue_id")
+AnyMessageQueue = MessageQueue | ModelQueue
+"""A queue as an application may pass it: of this module, or of `sluicemq`."""
 
 
-def frozen_queue(queue: Place) -> places.MessageQueue:
-    """Return the queue as the asyncio client takes it, with the values of now. Raises
-    ConfigurationError if one of them is missing or of another type."""
-    if isinstance(queue, places.MessageQueue):
+def to_model_queue(queue: AnyMessageQueue) -> ModelQueue:
+    """Return `queue` as the immutable `MessageQueue` of the other clients.
+
+    Raises ConfigurationError if a value of the queue is missing or has a wrong type.
+    """
+    if isinstance(queue, ModelQueue):
         return queue
     if not isinstance(queue, MessageQueue):
-        raise ConfigurationError(f"the queue is {queue!r}.", fix="Give a MessageQueue.")
+        raise ConfigurationError(
+            f"a queue must be a MessageQueue, got {queue!r}.", fix="Pass a MessageQueue."
+        )
     for name in ("topic", "broker_name"):
         value = getattr(queue, name)
         if not isinstance(value, str) or not value:
             raise ConfigurationError(
-                f"the {name} of {queue!r} is {value!r}.", fix=f"Call set_{name} with a name."
+                f"the {name} of {queue!r} must be a string that is not empty, got {value!r}.",
+                fix=f"Call set_{name} with a name.",
             )
     number = queue.queue_id
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise ConfigurationError(
-            f"the queue_id of {queue!r} is {number!r}.", fix="Call set_queue_id with 0 or more."
+            f"the queue_id of {queue!r} must be an integer of 0 or more, got {number!r}.",
+            fix="Call set_queue_id with 0 or more.",
         )
-    return places.MessageQueue(*queue)
+    return ModelQueue(*queue)
 
 
-def queues_of(queues: Iterable[Place]) -> list[MessageQueue]:
-    """Return copies of the queues in RocketMQ's words."""
+def to_rocketmq_queues(queues: Iterable[AnyMessageQueue]) -> list[MessageQueue]:
+    """Return copies of the queues as instances of this module's `MessageQueue`."""
     return [MessageQueue(*queue) for queue in queues]
 
 
-_FORMS: Final = (
+_MESSAGE_OVERLOADS: Final = (
     ("body",),
     ("tags", "body"),
     ("tags", "keys", "body"),
     ("tags", "keys", "flag", "body", "wait_store_msg_ok"),
 )
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
+"""The positional parameters that may follow the topic, by overload of Java's constructor."""
+_ARGUMENT_TYPES: Final[dict[str, tuple[type, ...]]] = {
     "tags": (str, type(None)),
     "keys": (str, type(None)),
     "flag": (int,),
@@ -221,14 +258,38 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-class Message(Strict):
-    """A message under construction. By position a body is of bytes where tags stand before it, so
-    that an exchange of the two is found."""
+class Message(StrictAttributes):
+    """A message that an application sends. Its attributes may be changed before it is sent.
+
+    - `topic`, `body` (bytes), `tags`, and `keys`, several of which are separated by spaces.
+    - `properties`: strings by name, for filters and consumers. Reserved names are refused when the
+      message is sent.
+    - `flag`: an integer that is stored with the message. RocketMQ does not use it.
+    - `wait_store_msg_ok`: whether the broker responds only when the message is as safe as it is
+      configured to be.
+    - `delay_time_level`: deliver the message after this delay level of the broker; 0 means none.
+      `delay_time_ms`: deliver it after this time. `deliver_time_ms`: deliver it at this time, in
+      milliseconds since 1970. At most one of the three may be set.
+    - `sharding_key`: messages with the same key go to the same queue.
+    - `transaction_id`: set when the message is sent in a transaction, "" before.
+
+    By position, a body that follows tags must be bytes. So an exchange of tags and body is found.
+    """
 
     __slots__ = (
-        "body", "delay_time_level", "delay_time_ms", "deliver_time_ms", "flag", "keys",
-        "properties", "sharding_key", "tags", "topic", "transaction_id", "wait_store_msg_ok",
-    )  # fmt: skip
+        "body",
+        "delay_time_level",
+        "delay_time_ms",
+        "deliver_time_ms",
+        "flag",
+        "keys",
+        "properties",
+        "sharding_key",
+        "tags",
+        "topic",
+        "transaction_id",
+        "wait_store_msg_ok",
+    )
 
     @overload
     def __init__(self) -> None: ...
@@ -253,9 +314,15 @@ class Message(Strict):
 
     @overload
     def __init__(
-        self, topic: str, tags: str | None, keys: str | None, flag: int, body: bytes,
-        wait_store_msg_ok: bool, /,
-    ) -> None: ...  # fmt: skip
+        self,
+        topic: str,
+        tags: str | None,
+        keys: str | None,
+        flag: int,
+        body: bytes,
+        wait_store_msg_ok: bool,
+        /,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -267,10 +334,15 @@ class Message(Strict):
         flag: int = 0,
         wait_store_msg_ok: bool = True,
     ) -> None:
+        """Make a message from the arguments of one of Java's constructors, or from keywords.
+
+        A body that is a string is encoded as UTF-8. Raises ConfigurationError if the positional
+        arguments have a wrong number, order or type.
+        """
         if len(given) == 1:
             (body,) = given
         elif given:
-            tags, keys, flag, body, wait_store_msg_ok = _by_position(topic, given)
+            tags, keys, flag, body, wait_store_msg_ok = _bind_positional(topic, given)
         self.topic = topic
         self.tags = tags or None
         self.flag = flag
@@ -278,51 +350,56 @@ class Message(Strict):
         self.properties: dict[str, str] = {}
         self.delay_time_level = 0
         self.sharding_key: str | None = None
-        self.transaction_id = ""  # set when it is sent in a transaction
+        self.transaction_id = ""
         self.delay_time_ms: int | None = None
         self.deliver_time_ms: int | None = None
         self.set_keys(keys or ())
         self.set_body(body)
 
-    set_topic = Sets[str]()
-    set_tags = Sets[str | None]()
-    set_flag = Sets[int]()
-    set_wait_store_msg_ok = Sets[bool]()
-    set_delay_time_level = Sets[int]()
-    set_delay_time_ms = Sets[int | None]()
-    set_deliver_time_ms = Sets[int | None]()
-    get_topic = Gets[str]()
-    get_body = Gets[bytes]()
-    get_tags = Gets[str | None]()
-    get_keys = Gets[str]()
-    get_flag = Gets[int]()
-    get_properties = Gets[dict[str, str]]()
-    get_delay_time_level = Gets[int]()
-    get_transaction_id = Gets[str]()
-    is_wait_store_msg_ok = Gets[bool]("wait_store_msg_ok")
+    set_topic = Setter[str]()
+    set_tags = Setter[str | None]()
+    set_flag = Setter[int]()
+    set_wait_store_msg_ok = Setter[bool]()
+    set_delay_time_level = Setter[int]()
+    set_delay_time_ms = Setter[int | None]()
+    set_deliver_time_ms = Setter[int | None]()
+    get_topic = Getter[str]()
+    get_body = Getter[bytes]()
+    get_tags = Getter[str | None]()
+    get_keys = Getter[str]()
+    get_flag = Getter[int]()
+    get_properties = Getter[dict[str, str]]()
+    get_delay_time_level = Getter[int]()
+    get_transaction_id = Getter[str]()
+    is_wait_store_msg_ok = Getter[bool]("wait_store_msg_ok")
 
     def set_keys(self, keys: str | Sequence[str]) -> None:
-        """Several keys are separated by spaces, or a sequence."""
+        """Set the keys: a sequence of strings, or a string with keys separated by spaces."""
         self.keys = keys if isinstance(keys, str) else " ".join(keys)
 
     def set_body(self, body: bytes | str) -> None:
-        """A text is sent as UTF-8."""
+        """Set the body. A string is encoded as UTF-8."""
         self.body = body.encode() if isinstance(body, str) else bytes(body)
 
     def set_delay_time_sec(self, seconds: int) -> None:
-        """Delivers it so many seconds after it is sent."""
+        """Have the message delivered `seconds` seconds after it is sent."""
         self.delay_time_ms = seconds * 1000
 
     def put_user_property(self, name: str, value: str) -> None:
-        """For filters and consumers. Texts only, as in Java: `str(number)`."""
+        """Set a property, which filters and consumers can read.
+
+        As in Java, `value` must be a string; otherwise this raises ConfigurationError. A reserved
+        name is refused when the message is sent.
+        """
         if not isinstance(value, str):
             raise ConfigurationError(
-                f"the property {name!r} would be {value!r}.", fix=f"Give a text: {str(value)!r}."
+                f"the value of the property {name!r} must be a string, got {value!r}.",
+                fix=f"Pass a string: {str(value)!r}.",
             )
         self.properties[name] = value
 
     def get_user_property(self, name: str) -> str | None:
-        """None when it has no such property."""
+        """Return the value of a property, or None if the message does not have it."""
         return self.properties.get(name)
 
     def __repr__(self) -> str:
@@ -331,138 +408,162 @@ class Message(Strict):
             f"body={_short(self.body)}, properties={self.properties!r})"
         )
 
-    def frozen(self) -> model.Message:
-        """The same as SluiceMQ's own value."""
-        return model.Message(
-            self.topic,
-            self.body,
-            self.tags,
-            tuple(self.keys.split()),
-            dict(self.properties),
-            self.flag,
-            self.wait_store_msg_ok,
-            self.sharding_key,
-            self.delay_time_level,
-            self.delay_time_ms,
-            self.deliver_time_ms,
+    def to_model(self) -> ModelMessage:
+        """Return the message as the immutable `Message` of the other clients."""
+        return ModelMessage(
+            topic=self.topic,
+            body=self.body,
+            tag=self.tags,
+            keys=tuple(self.keys.split()),
+            properties=dict(self.properties),
+            flag=self.flag,
+            wait_store_ok=self.wait_store_msg_ok,
+            sharding_key=self.sharding_key,
+            delay_level=self.delay_time_level,
+            delay_ms=self.delay_time_ms,
+            deliver_at_ms=self.deliver_time_ms,
         )
 
 
-def _by_position(topic: str, given: tuple[Any, ...]) -> tuple[Any, Any, int, bytes, bool]:
-    """(tags, keys, flag, body, wait_store_msg_ok) of Java's constructors with three and more."""
-    form = next((form for form in _FORMS if len(form) == len(given)), None)
-    if form is None:
+def _bind_positional(topic: str, given: tuple[Any, ...]) -> tuple[Any, Any, int, bytes, bool]:
+    """Return (tags, keys, flag, body, wait_store_msg_ok) for the arguments after the topic.
+
+    `given` are two or more positional arguments of one of Java's constructors. Raises
+    ConfigurationError if no constructor has that many, or one has a wrong type.
+    """
+    parameters = next((form for form in _MESSAGE_OVERLOADS if len(form) == len(given)), None)
+    if parameters is None:
         raise ConfigurationError(
-            f"Message takes no {len(given) + 1} arguments.",
-            fix="Give topic and body, with tags, keys and flag before the body, or by name.",
+            f"Message takes up to 4, or 6, positional arguments, got {len(given) + 1}.",
+            fix="Pass topic and body, with tags, keys and flag before the body, or use keywords.",
         )
-    for name, value in zip(form, given, strict=True):
-        if not isinstance(value, _KINDS[name]) or (name == "flag" and isinstance(value, bool)):
-            hint = " A text becomes bytes by .encode()." if name == "body" else ""
+    for name, value in zip(parameters, given, strict=True):
+        if not isinstance(value, _ARGUMENT_TYPES[name]) or (
+            name == "flag" and isinstance(value, bool)
+        ):
+            hint = " Encode a string with .encode()." if name == "body" else ""
             raise ConfigurationError(
                 f"Message({topic!r}, …) got {value!r} as {name}.",
-                fix=f"The order is ({', '.join(('topic', *form))}).{hint}",
+                fix=f"The order is ({', '.join(('topic', *parameters))}).{hint}",
             )
-    named = dict(zip(form, given, strict=True))
+    values = dict(zip(parameters, given, strict=True))
     return (
-        named["tags"], named.get("keys"), named.get("flag", 0), named["body"],
-        named.get("wait_store_msg_ok", True),
-    )  # fmt: skip
+        values["tags"],
+        values.get("keys"),
+        values.get("flag", 0),
+        values["body"],
+        values.get("wait_store_msg_ok", True),
+    )
 
 
 def _short(body: bytes) -> str:
+    """Return the repr of a body, cut if it has more than 64 bytes."""
     return repr(body) if len(body) <= 64 else f"{body[:61]!r}… {len(body)} B"
 
 
-class MessageExt(Strict):
-    """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
+class MessageExt(StrictAttributes):
+    """A message that was received from a broker. `record` is its `sluicemq.StoredMessage`.
+
+    Times (`born_timestamp`, `store_timestamp`) are milliseconds since 1970. `queue_offset` is the
+    offset in the queue, `commit_log_offset` the position in the commit log of the broker, and
+    `store_size` the size of the record in bytes. `raw_body` is the body as it is stored, possibly
+    compressed. `msg_id` is the id that the producer assigned; `offset_msg_id` contains the address
+    of the broker and the position instead.
+    """
 
     __slots__ = ("_attempt", "_received", "record")
 
     def __init__(
         self, record: StoredMessage, attempt: int = 1, received: ReceivedMessage | None = None
     ) -> None:
+        """Make a message from a stored record.
+
+        `attempt` counts the deliveries by this process, from 1. `received` is the message of the
+        asyncio consumer, None for a message that no consumer received.
+        """
         self.record = record
         self._attempt = attempt
         self._received = received
 
-    tags: str | None = of_record("tag")
-    raw_body: bytes = of_record("raw_body")
-    flag: int = of_record("flag")
-    msg_id: str = of_record("message_id")
-    offset_msg_id: str = of_record("offset_message_id")
-    transaction_id: str = of_record("message_id")
-    queue_id: int = of_record("queue_id")
-    broker_name: str = of_record("broker")
-    queue_offset: int = of_record("queue_offset")
-    commit_log_offset: int = of_record("physical_offset")
-    store_size: int = of_record("size_bytes")
-    born_timestamp: int = of_record("born_time_ms")
-    store_timestamp: int = of_record("store_time_ms")
+    tags: str | None = record_attribute("tag")
+    raw_body: bytes = record_attribute("raw_body")
+    flag: int = record_attribute("flag")
+    msg_id: str = record_attribute("message_id")
+    offset_msg_id: str = record_attribute("offset_message_id")
+    transaction_id: str = record_attribute("message_id")
+    queue_id: int = record_attribute("queue_id")
+    broker_name: str = record_attribute("broker")
+    queue_offset: int = record_attribute("queue_offset")
+    commit_log_offset: int = record_attribute("physical_offset")
+    store_size: int = record_attribute("size_bytes")
+    born_timestamp: int = record_attribute("born_time_ms")
+    store_timestamp: int = record_attribute("store_time_ms")
 
     @property
     def body(self) -> bytes:
-        """The body that the producer sent. Raises UndecodableBodyError when it cannot be
-        decoded."""
+        """The body that the producer sent.
+
+        Reading it raises UndecodableBodyError if it is stored compressed and cannot be decoded.
+        """
         return (self._received or self.record).body
 
     @property
     def body_error(self) -> UndecodableBodyError | None:
-        """The error that reading `body` raises, None when the body can be read."""
+        """The error that reading `body` raises, or None if the body can be read."""
         return (self._received or self.record).body_error
 
     @property
     def topic(self) -> str:
-        """That it was sent to, also when it comes from the retry topic."""
+        """The topic that the message was sent to, also if it comes from the retry topic."""
         return original_topic(self.record)
 
     @property
     def keys(self) -> str:
-        """Separated by spaces."""
+        """The keys, separated by spaces."""
         return " ".join(self.record.keys)
 
     @property
     def born_host(self) -> str:
-        """Who sent it: host:port."""
+        """The address of the producer, as "host:port"."""
         return str(self.record.born_host)
 
     @property
     def store_host(self) -> str:
-        """Who stored it: host:port."""
+        """The address of the broker that stored the message, as "host:port"."""
         return str(self.record.store_host)
 
     @property
     def reconsume_times(self) -> int:
-        """Redeliveries by the broker and by this process."""
+        """The number of redeliveries so far, by the broker and within this process; 0 at first."""
         return self.record.reconsume_times + self._attempt - 1
 
     @property
     def properties(self) -> dict[str, str]:
-        """The user's and the system's."""
+        """A copy of all properties, including those that RocketMQ has set."""
         return dict(self.record.properties)
 
-    get_topic = Gets[str]()
-    get_tags = Gets[str | None]()
-    get_keys = Gets[str]()
-    get_body = Gets[bytes]()
-    get_flag = Gets[int]()
-    get_msg_id = Gets[str]()
-    get_offset_msg_id = Gets[str]()
-    get_transaction_id = Gets[str]()
-    get_queue_id = Gets[int]()
-    get_broker_name = Gets[str]()
-    get_queue_offset = Gets[int]()
-    get_commit_log_offset = Gets[int]()
-    get_store_size = Gets[int]()
-    get_born_timestamp = Gets[int]()
-    get_born_host = Gets[str]()
-    get_store_timestamp = Gets[int]()
-    get_store_host = Gets[str]()
-    get_reconsume_times = Gets[int]()
-    get_properties = Gets[dict[str, str]]()
+    get_topic = Getter[str]()
+    get_tags = Getter[str | None]()
+    get_keys = Getter[str]()
+    get_body = Getter[bytes]()
+    get_flag = Getter[int]()
+    get_msg_id = Getter[str]()
+    get_offset_msg_id = Getter[str]()
+    get_transaction_id = Getter[str]()
+    get_queue_id = Getter[int]()
+    get_broker_name = Getter[str]()
+    get_queue_offset = Getter[int]()
+    get_commit_log_offset = Getter[int]()
+    get_store_size = Getter[int]()
+    get_born_timestamp = Getter[int]()
+    get_born_host = Getter[str]()
+    get_store_timestamp = Getter[int]()
+    get_store_host = Getter[str]()
+    get_reconsume_times = Getter[int]()
+    get_properties = Getter[dict[str, str]]()
 
     def get_user_property(self, name: str) -> str | None:
-        """None when it has no such property."""
+        """Return the value of a property, or None if the message does not have it."""
         return self.record.properties.get(name)
 
     get_property = get_user_property
@@ -478,8 +579,13 @@ class MessageExt(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class SendResult(Strict):
-    """What became of a sent message."""
+class SendResult(StrictAttributes):
+    """The result of sending one message.
+
+    `msg_id` is the id that this client assigned, and `offset_msg_id` contains the address of the
+    broker and the position in its commit log. `queue_offset` is the offset in `message_queue`.
+    `recall_handle` is the argument of `recall_message`; only timed messages have one.
+    """
 
     send_status: SendStatus
     msg_id: str
@@ -488,41 +594,48 @@ class SendResult(Strict):
     queue_offset: int
     recall_handle: str | None = None
 
-    get_send_status = Gets[SendStatus]()
-    get_msg_id = Gets[str]()
-    get_offset_msg_id = Gets[str]()
-    get_message_queue = Gets[MessageQueue]()
-    get_queue_offset = Gets[int]()
-    get_recall_handle = Gets[str | None]()
+    get_send_status = Getter[SendStatus]()
+    get_msg_id = Getter[str]()
+    get_offset_msg_id = Getter[str]()
+    get_message_queue = Getter[MessageQueue]()
+    get_queue_offset = Getter[int]()
+    get_recall_handle = Getter[str | None]()
 
     @classmethod
-    def of(cls, result: CoreSendResult, **more: Any) -> Self:
-        """The same in RocketMQ's words; `more`: fields of a subclass."""
+    def from_core(cls, result: CoreSendResult, **fields: Any) -> Self:
+        """Make a result from that of the asyncio client.
+
+        `fields` are the values of the further fields of a subclass.
+        """
         return cls(
-            SendStatus(result.status.value),
-            result.message_id,
-            result.offset_message_id,
-            MessageQueue(*result.queue),
-            result.queue_offset,
-            result.recall_handle,
-            **more,
+            send_status=SendStatus(result.status.value),
+            msg_id=result.message_id,
+            offset_msg_id=result.offset_message_id,
+            message_queue=MessageQueue(*result.queue),
+            queue_offset=result.queue_offset,
+            recall_handle=result.recall_handle,
+            **fields,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult(SendResult):
-    """What became of the half message, and how the local transaction ended."""
+    """The result of sending a prepared message, with the id and the state of its transaction."""
 
     transaction_id: str = ""
     local_transaction_state: LocalTransactionState = LocalTransactionState.UNKNOW
 
-    get_transaction_id = Gets[str]()
-    get_local_transaction_state = Gets[LocalTransactionState]()
+    get_transaction_id = Getter[str]()
+    get_local_transaction_state = Getter[LocalTransactionState]()
 
 
 @dataclass(frozen=True, slots=True)
-class PullResult(Strict):
-    """What a pull brought, and where to go on."""
+class PullResult(StrictAttributes):
+    """The result of a pull.
+
+    `next_begin_offset` is the offset for the next pull. The queue has the offsets from `min_offset`
+    up to, not including, `max_offset`. `msg_found_list` is empty unless `pull_status` is FOUND.
+    """
 
     pull_status: PullStatus
     next_begin_offset: int
@@ -530,25 +643,28 @@ class PullResult(Strict):
     max_offset: int
     msg_found_list: list[MessageExt]
 
-    get_pull_status = Gets[PullStatus]()
-    get_next_begin_offset = Gets[int]()
-    get_min_offset = Gets[int]()
-    get_max_offset = Gets[int]()
-    get_msg_found_list = Gets[list[MessageExt]]()
+    get_pull_status = Getter[PullStatus]()
+    get_next_begin_offset = Getter[int]()
+    get_min_offset = Getter[int]()
+    get_max_offset = Getter[int]()
+    get_msg_found_list = Getter[list[MessageExt]]()
 
     @staticmethod
-    def of(result: CorePullResult) -> "PullResult":
-        """The same in RocketMQ's words."""
-        found = [MessageExt(record) for record in result.messages]
+    def from_core(result: CorePullResult) -> "PullResult":
+        """Make a result from that of the asyncio client."""
         return PullResult(
-            result.status, result.next_offset, result.offset_min, result.offset_max, found
+            pull_status=result.status,
+            next_begin_offset=result.next_offset,
+            min_offset=result.offset_min,
+            max_offset=result.offset_max,
+            msg_found_list=[MessageExt(record) for record in result.messages],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class QueryResult(Strict):
-    """The messages that bear a key, newest first; [] when none does."""
+class QueryResult(StrictAttributes):
+    """The messages that have a key, the newest first."""
 
     message_list: list[MessageExt]
 
-    get_message_list = Gets[list[MessageExt]]()
+    get_message_list = Getter[list[MessageExt]]()

@@ -1,15 +1,16 @@
-"""Names that are there, and what happens to one that is not.
+"""The setters, getters and overloaded constructors of the classes with RocketMQ's names.
 
-Java's setters and getters are one line each, typed, so that an editor completes them and a type
-checker refuses a wrong value:
+Java's setters and getters are declared in one line each. The lines have types, so that editors
+complete the names and type checkers reject wrong values:
 
     send_msg_timeout = 10_000
-    set_send_msg_timeout = Sets[int]()    # set_send_msg_timeout(value): send_msg_timeout = value
-    get_send_msg_timeout = Gets[int]()
+    set_send_msg_timeout = Setter[int]()    # set_send_msg_timeout(value) sets send_msg_timeout
+    get_send_msg_timeout = Getter[int]()    # get_send_msg_timeout() returns it
 
-A name that nobody declared is an AttributeError at once, read or set, with the one that was meant:
-`setNamesrvAddr` is `set_namesrv_addr` here. What Java has and we do not says so, and what to do
-instead. Type checkers see none of this machinery: for them such a name just does not exist.
+Reading or setting an undeclared name raises AttributeError at once, and the error names the
+attribute that was probably meant: `setNamesrvAddr` is `set_namesrv_addr` here. For a setting that
+Java's client has and this one does not, the error says what to do instead (`_FIXES`). Type checkers
+do not see this mechanism; for them such a name does not exist.
 """
 
 import re
@@ -21,88 +22,92 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.hints import did_you_mean
 
 T = TypeVar("T")
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_BEFORE_NAMES: Final = "Java writes it before the names on the wire; so do you: 'prod%orders'."
-_GROUP: Final = "The attribute is group."
-_BY_ITSELF: Final = "Leave it out: the client sees to it by itself."
+_WORD_BOUNDARY: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_NAMESPACE: Final = "Write the namespace before the name of a topic or group: 'prod%orders'."
+_GROUP: Final = "Use the attribute group."
+_AUTOMATIC: Final = "Remove it: the client does this by itself."
 _FIXES: Final = {
-    "adjust_thread_pool_nums_threshold": _BY_ITSELF,
+    "adjust_thread_pool_nums_threshold": _AUTOMATIC,
     "auto_batch": "Send a list of messages.",
-    "await_termination_millis_when_shutdown": _BY_ITSELF,
-    "callback_executor": "Hand the result over to your executor in the callback.",
-    "async_sender_executor": _BY_ITSELF,
-    "client_callback_executor_threads": _BY_ITSELF,
-    "client_ip": "Members are told apart by themselves; instance_name keeps their offsets apart.",
-    "compress_level": _BY_ITSELF,
-    "compress_type": "Bodies are compressed with zlib, which every client reads.",
+    "await_termination_millis_when_shutdown": _AUTOMATIC,
+    "callback_executor": "Submit the result to your executor in the callback.",
+    "async_sender_executor": _AUTOMATIC,
+    "client_callback_executor_threads": _AUTOMATIC,
+    "client_ip": "Remove it: client ids are unique. Offset files are named by instance_name.",
+    "compress_level": _AUTOMATIC,
+    "compress_type": "Remove it: bodies are compressed with zlib, which every client can read.",
     "consumer_group": _GROUP,
-    "consume_timeout": "Give the work in your listener a deadline of its own.",
-    "consumer_pull_timeout_millis": _BY_ITSELF,
+    "consume_timeout": "Limit the time of the work in your listener.",
+    "consumer_pull_timeout_millis": _AUTOMATIC,
     "create_topic_key": "Create the topic: create_topic(topic, queue_num).",
     "default_topic_queue_nums": "Create the topic: create_topic(topic, queue_num).",
-    "heartbeat_broker_interval": _BY_ITSELF,
-    "language": _BY_ITSELF,
-    "max_message_size": "The brokers' maxMessageSize is the limit.",
+    "heartbeat_broker_interval": _AUTOMATIC,
+    "language": _AUTOMATIC,
+    "max_message_size": "Set maxMessageSize of the brokers.",
     "message_queue_listener": "Use register_topic_message_queue_change_listener, or poll.",
-    "namespace": _BEFORE_NAMES,
-    "namespace_v2": _BEFORE_NAMES,
-    "offset_store": "Offsets are at the brokers; offsets_directory is for broadcasting.",
-    "poll_name_server_interval": _BY_ITSELF,
+    "namespace": _NAMESPACE,
+    "namespace_v2": _NAMESPACE,
+    "offset_store": "Remove it: brokers store offsets. Set offsets_directory for broadcasting.",
+    "poll_name_server_interval": _AUTOMATIC,
     "producer_group": _GROUP,
-    "pull_interval": "pull_threshold_for_queue bounds what is fetched ahead.",
-    "pull_thread_nums": _BY_ITSELF,
-    "resume": "unsubscribe and subscribe again, or shut the consumer down and start one.",
-    "send_latency_fault_enable": "It is always on: a slow broker is avoided for a while.",
-    "suspend": "unsubscribe and subscribe again, or shut the consumer down and start one.",
-    "unit_mode": _BY_ITSELF,
+    "pull_interval": "Limit what is prefetched with pull_threshold_for_queue.",
+    "pull_thread_nums": _AUTOMATIC,
+    "resume": "Unsubscribe and subscribe again, or shut the consumer down and start another one.",
+    "send_latency_fault_enable": "Remove it: slow brokers are always avoided for a while.",
+    "suspend": "Unsubscribe and subscribe again, or shut the consumer down and start another one.",
+    "unit_mode": _AUTOMATIC,
     "update_core_pool_size": "Set consume_thread_max before start.",
 }
-"""What Java has and we do not, and what to do instead."""
+"""What to do instead of a setting or method that Java's client has and this package does not."""
 
 
-def snake(name: str) -> str:
-    """Java's name as it is written here.
+def to_snake_case(name: str) -> str:
+    """Return a name of Java in snake case.
 
-    >>> snake("setRetryAnotherBrokerWhenNotStoreOK")
+    >>> to_snake_case("setRetryAnotherBrokerWhenNotStoreOK")
     'set_retry_another_broker_when_not_store_ok'
     """
-    return _HUMP.sub("_", name).lower()
+    return _WORD_BOUNDARY.sub("_", name).lower()
 
 
-def unknown(kind: type, name: str) -> AttributeError:
-    """The error for a name that the class does not have, with the one that was meant."""
+def make_attribute_error(kind: type, name: str) -> AttributeError:
+    """Return the error for a `name` that the class `kind` does not have.
+
+    The text suggests the name that was probably meant, or says what to do instead.
+    """
     known = [one for one in dir(kind) if not one.startswith("_")]
-    wanted = snake(name)
-    bare = wanted.removeprefix("get_").removeprefix("set_").removeprefix("is_")
-    hint = did_you_mean(wanted, known, cutoff=0.7)
-    if wanted in known:
-        fix = f"Names are in snake case here: {wanted}."
-    elif bare in _FIXES:
-        fix = _FIXES[bare]
-    elif bare in known and not wanted.startswith("set_"):
-        fix = f"Read the attribute {bare}."
-    elif bare in known and any(one.startswith("set_") for one in known):
-        fix = f"Set the attribute {bare}."
-    elif bare in known:
-        fix = f"{bare} does not change: make another {kind.__name__} with it."
-    elif hint:
-        fix = hint
+    snake_name = to_snake_case(name)
+    attribute = snake_name.removeprefix("get_").removeprefix("set_").removeprefix("is_")
+    suggestion = did_you_mean(snake_name, known, cutoff=0.7)
+    if snake_name in known:
+        fix = f"Names are in snake case here: {snake_name}."
+    elif attribute in _FIXES:
+        fix = _FIXES[attribute]
+    elif attribute in known and not snake_name.startswith("set_"):
+        fix = f"Read the attribute {attribute}."
+    elif attribute in known and any(one.startswith("set_") for one in known):
+        fix = f"Set the attribute {attribute}."
+    elif attribute in known:
+        fix = f"{attribute} cannot be changed: create another {kind.__name__} with it."
+    elif suggestion:
+        fix = suggestion
     else:
-        fix = f"help({kind.__name__}) lists what there is."
-    return AttributeError(f"{kind.__name__} has no {name!r}. {fix}", name=name)
+        fix = f"See help({kind.__name__}) for its attributes and methods."
+    return AttributeError(f"{kind.__name__} has no attribute {name!r}. {fix}", name=name)
 
 
-class Strict:
-    """A class with `__slots__`, whose objects have these attributes and no others."""
+class StrictAttributes:
+    """A base class with `__slots__` whose instances have the declared attributes and no others."""
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # with them a type checker would take any name
+    # With these methods a type checker would accept any name.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
-            raise unknown(type(self), name)
+            raise make_attribute_error(type(self), name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             try:
@@ -110,48 +115,59 @@ class Strict:
             except AttributeError:
                 if hasattr(type(self), name):
                     raise
-                raise unknown(type(self), name) from None
+                raise make_attribute_error(type(self), name) from None
 
 
-class Settings:
-    """A class whose attributes stand in it with their defaults; a value of another kind than its
-    default is refused. Subclasses of users may have attributes of their own."""
+class CheckedAttributes:
+    """A base class whose settings are class attributes with their defaults.
+
+    Setting one to a value of another type than its default raises ConfigurationError. Subclasses
+    outside of this package may have further attributes.
+    """
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            raise unknown(type(self), name)
+            raise make_attribute_error(type(self), name)
 
         def __setattr__(self, name: str, value: Any) -> None:
             kind = type(self)
             if hasattr(kind, name):
                 if not name.startswith("_"):
-                    self._check(name, getattr(kind, name), value)
+                    self._check_setting(name, getattr(kind, name), value)
             elif not name.startswith("_") and kind.__module__.startswith(__package__):
-                raise unknown(kind, name)
+                raise make_attribute_error(kind, name)
             super().__setattr__(name, value)
 
-    def _check(self, name: str, default: Any, value: Any) -> None:
-        """Raises ConfigurationError for a value that cannot be one of this attribute."""
-        kind = type(default)
+    def _check_setting(self, name: str, default: Any, value: Any) -> None:
+        """Raise ConfigurationError if the attribute `name` cannot have `value`.
+
+        A value must have the type of `default`. Where that is a string, None or a property, any
+        value is accepted. A method cannot be replaced by something that is not callable.
+        """
+        expected = type(default)
         if isinstance(default, _Accessor) or (callable(default) and not callable(value)):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} is a method.", fix=f"Call it: {name}({value!r})."
             )
-        is_plain = not callable(default) and not isinstance(default, property | str | None)
-        if is_plain and (
-            not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
+        has_checked_type = not callable(default) and not isinstance(default, property | str | None)
+        if has_checked_type and (
+            not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool)
         ):
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} would be {value!r}.",
-                fix=f"It is of type {kind.__name__}, {default!r} unless it is set.",
+                f"{type(self).__name__}.{name} must be of type {expected.__name__}, got {value!r}.",
+                fix=f"Set a value of that type. The default is {default!r}.",
             )
 
 
 class _Accessor(Generic[T]):
-    """An argument names another attribute than its own name does."""
+    """A descriptor that gives access to an attribute by a method.
+
+    The attribute is the part of the method's name after the first underscore, unless the
+    constructor is given another one.
+    """
 
     def __init__(self, attribute: str = "") -> None:
         self._attribute = attribute
@@ -160,8 +176,8 @@ class _Accessor(Generic[T]):
         self._attribute = self._attribute or name.partition("_")[2]
 
 
-class Sets(_Accessor[T]):
-    """`set_x(value)`: x = value."""
+class Setter(_Accessor[T]):
+    """A method `set_x(value)` that sets the attribute `x`."""
 
     @overload
     def __get__(self, owner: None, kind: type) -> Self: ...
@@ -173,8 +189,8 @@ class Sets(_Accessor[T]):
         return self if owner is None else partial(setattr, owner, self._attribute)
 
 
-class Gets(_Accessor[T]):
-    """`get_x()`: x."""
+class Getter(_Accessor[T]):
+    """A method `get_x()` that returns the attribute `x`."""
 
     @overload
     def __get__(self, owner: None, kind: type) -> Self: ...
@@ -186,33 +202,52 @@ class Gets(_Accessor[T]):
         return self if owner is None else partial(getattr, owner, self._attribute)
 
 
-class Given:
-    """Positional arguments of one of Java's overloads, taken in its order by what they are."""
+class PositionalArguments:
+    """The positional arguments of a call of one of Java's overloaded methods.
+
+    Java chooses an overload by the types of the arguments. Here, the method takes the arguments one
+    after the other, each by the type that it expects next.
+    """
 
     def __init__(self, *arguments: Any) -> None:
-        self._rest = list(arguments)
+        self._remaining = list(arguments)
 
-    def take(self, *kinds: type[T]) -> T | None:
-        """The next argument if it is of one of these types, else None."""
-        if self._rest and isinstance(self._rest[0], kinds):
-            taken: T = self._rest.pop(0)
+    def take(self, *types: type[T]) -> T | None:
+        """Remove the next argument and return it, if it is an instance of one of `types`.
+
+        Otherwise return None, and leave the argument where it is. An argument None, which is how
+        Java leaves out a parameter, is removed.
+        """
+        if self._remaining and isinstance(self._remaining[0], types):
+            taken: T = self._remaining.pop(0)
             return taken
-        if self._rest and self._rest[0] is None:
-            self._rest.pop(0)
+        if self._remaining and self._remaining[0] is None:
+            self._remaining.pop(0)
         return None
 
     @property
-    def next(self) -> Any:
-        """What comes next; None at the end."""
-        return self._rest[0] if self._rest else None
+    def next_argument(self) -> Any:
+        """The argument that `take` looks at next, or None if there are no more."""
+        return self._remaining[0] if self._remaining else None
 
-    def pair(self, what: str, more: str) -> tuple[Any, Any]:
-        """The next two. Raises ConfigurationError when the second one is missing."""
-        if len(self._rest) < 2:
-            raise ConfigurationError(f"{what} came without {more}.", fix="Give both.")
-        return self._rest.pop(0), self._rest.pop(0)
+    def take_pair(self, first: str, second: str) -> tuple[Any, Any]:
+        """Remove the next two arguments and return them.
 
-    def end(self, what: str, fix: str) -> None:
-        """Raises ConfigurationError when something is left."""
-        if self._rest:
-            raise ConfigurationError(f"{what} does not take {self._rest[0]!r} there.", fix=fix)
+        Raises ConfigurationError if there are fewer. `first` and `second` describe the arguments in
+        its text: "a selector", "its argument".
+        """
+        if len(self._remaining) < 2:
+            raise ConfigurationError(
+                f"{first} was passed without {second}.", fix=f"Pass {first} and {second}."
+            )
+        return self._remaining.pop(0), self._remaining.pop(0)
+
+    def expect_end(self, called: str, fix: str) -> None:
+        """Raise ConfigurationError if there are further arguments.
+
+        `called` is the name of the called method, and `fix` says which arguments it accepts.
+        """
+        if self._remaining:
+            raise ConfigurationError(
+                f"{called} does not accept {self._remaining[0]!r} at this position.", fix=fix
+            )

@@ -54,10 +54,10 @@ from pyspark.sql import datasource
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, SluiceError
-from sluicemq.filter.check import check
+from sluicemq.filter.check import check_sql92
 from sluicemq.filter.evaluate import has_surrogate
 from sluicemq.filter.nodes import And, render
-from sluicemq.filter.subscriptions import SEPARATOR, compile_sql92, compile_whole, parse_tags
+from sluicemq.filter.subscriptions import SEPARATOR, compile_complete, compile_sql92, parse_tags
 from sluicemq.log_lines import TextLines
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.spark.schema import Column
@@ -387,7 +387,7 @@ def build_subscription(
     if wanted is not None and not wanted:
         return None
     if sql is not None:
-        compile_whole(sql)
+        compile_complete(sql)
     conditions = [*([sql] if sql is not None else []), *pushed.selectors]
     if not conditions:
         if wanted is None:
@@ -401,7 +401,7 @@ def build_subscription(
     # Conditions are joined as trees. In a joined text, a parenthesis or a comment of one condition
     # would change the meaning of the others.
     expression = render(And(tuple(compile_sql92(condition).tree for condition in conditions)))
-    compile_whole(expression)
+    compile_complete(expression)
     return Subscription(topic, expression, SQL92), None
 
 
@@ -538,7 +538,7 @@ def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) 
     mistake. `run_trial(expression)` evaluates it on these messages. An error of it is logged and
     otherwise ignored, because it must not make a read fail.
     """
-    findings = [f"{one.what} {one.instead}" for one in check(expression) if not one.is_error]
+    findings = [f"{one.what} {one.instead}" for one in check_sql92(expression) if not one.is_error]
     try:
         for report in run_trial(expression):
             newest = f"Of the newest {report['rows']} messages {report['matched']} match."

@@ -82,7 +82,7 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.errors import ConfigurationError, FilterEvaluationError
-from sluicemq.filter.evaluate import double_of, integer_of, long_of
+from sluicemq.filter.evaluate import parse_double, parse_integer, parse_long
 from sluicemq.hints import did_you_mean
 from sluicemq.spark.options import Options
 
@@ -129,7 +129,7 @@ PROPERTY_TYPES: Final[dict[str, DataType]] = {
 """The types that a promoted property may have, by name."""
 _DECIMAL_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 """A value that is inferred to be a number: not 007 (a code), nor Java's 5d and 0x1p3."""
-NUMBER_PARSERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
+NUMBER_PARSERS: Final = (("int", parse_integer), ("bigint", parse_long), ("double", parse_double))
 """The number types, narrowest first, each with the function that parses a string as Java does."""
 AUTO: Final = "auto"
 ALL_PROPERTIES: Final = "*"

@@ -49,9 +49,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.filter.evaluate import compile_value, constant_of
+from sluicemq.filter.evaluate import compile_node, constant_number
 from sluicemq.filter.nodes import (
     And,
+    BareProperty,
     Between,
     Equal,
     In,
@@ -65,14 +66,13 @@ from sluicemq.filter.nodes import (
     Or,
     Order,
     Property,
-    Truth,
     java_class,
     levels,
     property_names,
 )
-from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, stub, verdict_of
+from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, evaluate_verdict, stub_condition
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import compile_sql92, compile_whole
+from sluicemq.filter.subscriptions import compile_complete, compile_sql92
 from sluicemq.spark.references import quote_name
 from sluicemq.spark.schema import parse_columns
 
@@ -138,7 +138,7 @@ def compiled(
     subscribed is passed as a `Selector`, because RocketMQ ignores some text that may follow it.
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
-    parsed = compile_whole(selector) if isinstance(selector, str) else selector
+    parsed = compile_complete(selector) if isinstance(selector, str) else selector
     names = functions.array(*map(functions.lit, VERDICTS))
     try:
         condition = translate(parsed.tree, fields)
@@ -160,7 +160,7 @@ def selector_sql(
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
     try:
-        return translate(compile_whole(selector).tree, fields).match
+        return translate(compile_complete(selector).tree, fields).match
     except Inexpressible as reason:
         raise ConfigurationError(
             f"Spark SQL cannot express {selector[:80]!r}: {reason}.", fix="Use column() instead."
@@ -230,7 +230,7 @@ def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> Spar
             if row not in code_by_row:
                 pairs = zip(names, row, strict=True)
                 present = {name: value for name, value in pairs if value is not None}
-                code_by_row[row] = verdict_of(evaluate, present)
+                code_by_row[row] = evaluate_verdict(evaluate, present)
             codes.append(code_by_row[row])
         return pa.array(codes, pa.int32())
 
@@ -257,7 +257,7 @@ def translate(tree: Node, fields: PropertyExpressions) -> Condition:
     """
     nodes_by_level = levels(tree)
     if not property_names(tree):
-        return _constant_condition(verdict_of(compile_value(tree), {}))
+        return _constant_condition(evaluate_verdict(compile_node(tree), {}))
     if len(nodes_by_level) > DEPTH_MAX:
         raise Inexpressible(f"it is nested {len(nodes_by_level)} levels deep (limit {DEPTH_MAX})")
     nodes = [node for level in nodes_by_level for node in level]
@@ -351,7 +351,7 @@ class _Translator:
     def translate(self, node: Node) -> Condition:
         """Return the condition for a node. A node without properties is a constant."""
         if not property_names(node):
-            return _constant_condition(verdict_of(compile_value(node), {}))
+            return _constant_condition(evaluate_verdict(compile_node(node), {}))
         match node:
             case And(parts=parts):
                 return _join("AND", list(map(self.translate, parts)))
@@ -386,7 +386,7 @@ class _Translator:
             case IsNull(operand=Property() as operand, negated=negated):
                 operator = "IS NOT NULL" if negated else "IS NULL"
                 return _non_null_condition(f"{self._string(operand)} {operator}")
-            case Truth(operand=Property() as operand):
+            case BareProperty(operand=Property() as operand):
                 return _nullable_condition(
                     f"CASE WHEN {self._string(operand)} IS NOT NULL THEN FALSE END"
                 )
@@ -429,9 +429,9 @@ class _Translator:
     def _translate_order(self, node: Order) -> Condition:
         """Return the condition for <, <=, > or >=."""
         left, right = node.left, node.right
-        if isinstance(left, Property) and constant_of(right) is not None:
+        if isinstance(left, Property) and constant_number(right) is not None:
             return self._compare_number(left, node.operator, right)
-        if isinstance(right, Property) and constant_of(left) is not None:
+        if isinstance(right, Property) and constant_number(left) is not None:
             return self._compare_number(right, _SWAPPED_OPERATORS[node.operator], left)
         if java_class(left) is java_class(right) is JavaClass.STRING:
             texts = [self._string(left), self._string(right)]
@@ -447,7 +447,7 @@ class _Translator:
         as two comparisons.
         """
         wanted = java_class(node.low)
-        low, high = constant_of(node.low), constant_of(node.high)
+        low, high = constant_number(node.low), constant_number(node.high)
         is_simple = wanted is java_class(node.high) and isinstance(node.value, Property)
         if not is_simple or low is None or high is None:
             if node.negated:
@@ -467,7 +467,7 @@ class _Translator:
 
         `absent` is the verdict code if the message does not have the property.
         """
-        constant, wanted = constant_of(bound), java_class(bound)
+        constant, wanted = constant_number(bound), java_class(bound)
         assert constant is not None
         test = f"{operator} {number_literal(constant, wanted)}"
         return self._test_number(subject.name, wanted, test, absent)
@@ -505,7 +505,7 @@ class _Translator:
                 node = Order(
                     operator, self._to_stub(left, operands), self._to_stub(right, operands)
                 )
-            case Match(operand=operand) | IsNull(operand=operand) | Truth(operand=operand):
+            case Match(operand=operand) | IsNull(operand=operand) | BareProperty(operand=operand):
                 node = replace(node, operand=self._to_stub(operand, operands))
             case _:
                 raise Inexpressible(f"{type(node).__name__} occurs in an unusual place")
@@ -527,7 +527,7 @@ class _Translator:
             operands.append(_TableOperand(code, {FALSE: "x", TRUE: "true"}))
             return Property(name)
         operands.append(_TableOperand(self.translate(node).verdict_code, _STUB_VALUES))
-        return stub(len(operands) - 1)
+        return stub_condition(len(operands) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,7 +586,9 @@ def _negate(inner: Condition) -> Condition:
     """Return NOT of a condition."""
     if inner.nullable_boolean is not None:
         return _nullable_condition(f"NOT {inner.nullable_boolean}")
-    return _lookup_condition(Not(stub(0)), [_TableOperand(inner.verdict_code, _STUB_VALUES)])
+    return _lookup_condition(
+        Not(stub_condition(0)), [_TableOperand(inner.verdict_code, _STUB_VALUES)]
+    )
 
 
 def _join(word: str, parts: Sequence[Condition]) -> Condition:
@@ -596,7 +598,11 @@ def _join(word: str, parts: Sequence[Condition]) -> Condition:
         boolean = f"({f' {word} '.join(str(part.nullable_boolean) for part in parts)})"
         code = _nullable_condition(boolean).verdict_code
     else:
-        node: Node = And((stub(0), stub(1))) if word == "AND" else Or((stub(0), stub(1)))
+        node: Node = (
+            And((stub_condition(0), stub_condition(1)))
+            if word == "AND"
+            else Or((stub_condition(0), stub_condition(1)))
+        )
         code = _fold_codes(parts, node)
     match = f"({code} = {TRUE})"
     # An OR is TRUE if a part is TRUE and no part before it fails. So it is the OR of the parts'
@@ -644,7 +650,7 @@ def _evaluate_combinations(
     `values` are the items of each operand's stub values. In the order of the result, the code of
     the first operand changes fastest.
     """
-    evaluate: Callable[[Mapping[str, str]], bool | None] = compile_value(node)
+    evaluate: Callable[[Mapping[str, str]], bool | None] = compile_node(node)
     stub_values = [dict(items) for items in values]
     verdict_codes = []
     for codes in product(range(4), repeat=len(values)):
@@ -654,5 +660,5 @@ def _evaluate_combinations(
             for index, (code, known) in enumerate(code_of_operand)
             if code in known
         }
-        verdict_codes.append(verdict_of(evaluate, properties))
+        verdict_codes.append(evaluate_verdict(evaluate, properties))
     return verdict_codes

@@ -187,11 +187,6 @@ class RecordVerifier:
         self.trusted_from = log.written_offset
         """The position from which on this process has written the log itself."""
 
-    @property
-    def damaged_count(self) -> int:
-        """Number of damaged records that readers have met."""
-        return len(self._found)
-
     def is_trusted(self, position: int) -> bool:
         """Return whether this process has written the record at `position`."""
         return self.trusted_from <= position < self._log.written_offset

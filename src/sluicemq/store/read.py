@@ -310,7 +310,7 @@ class LogReader:
         if scan is None:
             columns = self.columns
             is_many = gather.may_postpone and end - offset >= COLUMN_UNITS_MIN
-            if is_many and columns is not None and not columns.is_warm:
+            if is_many and columns is not None and not columns.is_loaded:
                 gather.postponed = PostponedWork(columns.warm_up, lambda _: None)
                 return offset
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
@@ -318,9 +318,9 @@ class LogReader:
             end = min(end, offset + PROPERTY_SCAN_MAX)
             return self._read_selected(queue, gather, select, offset, end)
         vectorised = message_filter.vectorised  # type: ignore[attr-defined] # see `column_scan`
-        if consumed >= 0 and scan.holds(vectorised, queue, consumed, select):
+        if consumed >= 0 and scan.is_match(vectorised, queue, consumed, select):
             gather.held_from = consumed
-        return scan.run(vectorised, queue, gather, offset, end, select, weight)
+        return scan.collect_matches(vectorised, queue, gather, offset, end, select, weight)
 
     def _read_selected(
         self, queue: Queue, gather: RecordCollector, select: UnitSelector, offset: int, end: int
@@ -389,7 +389,7 @@ class LogReader:
             return None
         if not hasattr(type(message_filter), "vectorised"):
             return None  # the instance's attribute is read only if needed: it compiles the filter
-        return self.columns.ready_for(queue.topic)
+        return self.columns.scan_for(queue.topic)
 
     def cached_column_scan(self, message_filter: MessageFilter) -> "ColumnScan | None":
         """Return the scan that caches results of the filter; None if columns cannot evaluate it."""

@@ -437,7 +437,7 @@ class Store:
                 log.set_end(position)
                 log.followed_end = position
             for topic in {topic for topic, _ in self._queues.by_key}:
-                self.columns.delete(topic)
+                self.columns.delete_topic(topic)
             self.reader.clear_caches()
             self._hidden_ends.clear()
             self._queues.remove_all()
@@ -497,7 +497,7 @@ class Store:
                 )
                 self.reader.clear_caches()
                 for topic in topics_cut:
-                    self.columns.delete(topic)
+                    self.columns.delete_topic(topic)
             self._checkpoints.write_now()
         except OSError as error:
             log.mark_failed(error)
@@ -698,7 +698,7 @@ class Store:
             ) from error
         try:
             self._queues.delete_topic(topic)
-            self.columns.delete(topic)
+            self.columns.delete_topic(topic)
         except OSError as error:  # some files may be gone: the next start removes the rest
             self._log.mark_failed(error)
         self._checkpoints.write_now()

@@ -1,1 +1,1 @@
-"""What tests of programs that use SluiceMQ need: crashable files, clocks, embedded servers."""
+"""A test kit for programs that use SluiceMQ: embedded servers, a virtual clock, faulty disks."""

@@ -1,17 +1,21 @@
-"""The consensus service in memory, with the faults that a real one's network has.
+"""A consensus service in memory, with the faults of a real network.
 
     service = MemoryConsensus()
-    consensus = service.client()            # what one process has; any number of them
-    consensus.is_cut = True                 # nothing arrives there, nothing is heard of it
-    consensus.is_deaf = True                # what it asks is done, but no answer arrives
-    consensus.unlucky = random.Random(7)    # some requests and answers are lost, some come late
+    consensus = service.client()                # the service as one process sees it
+    consensus.is_disconnected = True            # no request and no event arrives
+    consensus.loses_responses = True            # requests are processed, but no response arrives
+    consensus.fault_rng = random.Random(7)      # some requests and responses are lost or late
 
-Keys, versions and leases are as in etcd: one count of revisions, a key's version is that of its
-last change, leases end with their keys. Time is the running loop's, so under a `VirtualClock` it is
-the test's. What the service does by itself belongs to no process (a context of its own), what it
-tells to a watch to who asked for it: whoever kills processes by their contexts hits the right ones.
-A fault shows as it does on a network: the caller waits for `timeout_s`, and then knows
-nothing (`ConsensusError`).
+Keys, versions and leases behave as in etcd: there is one counter of revisions, the version of a key
+is the revision of its last change, and a lease that ends deletes its keys. Time is that of the
+running loop, so under a `VirtualClock` it is virtual.
+
+A fault has the effect that it has on a network: the caller waits for `timeout_s`, and then gets a
+ConsensusError without knowing whether the request was processed.
+
+A simulation may kill a process by cancelling what runs in its context (`contextvars`). So what the
+service does by itself runs in a new context, and the callback of a watch runs in the context of the
+process that started the watch.
 """
 
 import asyncio
@@ -27,22 +31,30 @@ from sluicemq.errors import ConsensusError
 
 T = TypeVar("T")
 LATENCY_S: Final = 0.001
+"""The time that a request, a response or an event takes, by default."""
 TIMEOUT_S: Final = 1.0
-BAD_LUCK: Final = 0.1
+"""The time that a caller waits for a response, by default."""
+FAULT_PROBABILITY: Final = 0.1
+"""The probability that `fault_rng` lets a request or an event fail."""
 LATE_TIMEOUTS_MAX: Final = 3.0
+"""A late request is processed after up to this many time-outs."""
 
 
 class Fate(enum.Enum):
-    """What becomes of one request."""
+    """The fate of one request."""
 
-    WELL = enum.auto()
+    PROCESSED = enum.auto()
     LOST = enum.auto()
-    LATE = enum.auto()  # done when nobody waits for it any more
-    UNHEARD = enum.auto()  # done, and the answer is lost
+    LATE = enum.auto()  # It is processed after the caller's time-out.
+    RESPONSE_LOST = enum.auto()  # It is processed, and its response is lost.
 
 
 class MemoryConsensus:
-    """The service. `entries` is what it knows; it may be changed by tests through `apply`."""
+    """The service.
+
+    `entries` are its keys with their values and versions, which tests may change with `apply`.
+    `revision` is the number of changes so far, and `clients` are the results of `client`.
+    """
 
     def __init__(self, *, latency_s: float = LATENCY_S, timeout_s: float = TIMEOUT_S) -> None:
         self.entries: Entries = {}
@@ -56,22 +68,29 @@ class MemoryConsensus:
 
     @property
     def is_down(self) -> bool:
-        """Nobody reaches it, and leases do not end meanwhile (as in etcd without its majority)."""
+        """Whether no client can reach the service.
+
+        No lease ends meanwhile, as in an etcd cluster without a majority.
+        """
         return self._is_down
 
     @is_down.setter
     def is_down(self, value: bool) -> None:
         self._is_down = value
-        self._ring()
+        self._notify_clients()
 
     def client(self) -> "MemoryClient":
-        """The service as another process sees it."""
+        """Return the service as another process sees it."""
         client = MemoryClient(self)
         self.clients.append(client)
         return client
 
     def apply(self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS) -> bool:
-        """The swap, at this moment."""
+        """Apply `changes` at once if every key has its expected version; return whether it did.
+
+        `conditions` are the expected versions of further keys; 0 means that a key does not exist. A
+        change with a lease that has ended also makes the result False.
+        """
         conditions = {
             **conditions,
             **{c.key: c.expected_version for c in changes if c.expected_version is not None},
@@ -88,88 +107,98 @@ class MemoryConsensus:
                 self.entries.pop(key, None)
             else:
                 self.entries[key] = Entry(value, self.revision, lease)
-        self._ring()
+        self._notify_clients()
         return True
 
-    def found(self, prefix: str) -> Entries:
-        """What a read tells, at this moment."""
+    def find(self, prefix: str) -> Entries:
+        """Return the entries whose keys begin with `prefix`, at once."""
         return {key: entry for key, entry in self.entries.items() if key.startswith(prefix)}
 
-    def grant(self, ttl_s: float) -> int:
-        """A new lease."""
+    def grant_lease(self, ttl_s: float) -> int:
+        """Create a lease that ends after `ttl_s` seconds, and return its id."""
         lease_id = next(self._lease_ids)
-        self._leases[lease_id] = (ttl_s, self._timer(lease_id, ttl_s))
+        self._leases[lease_id] = (ttl_s, self._start_timer(lease_id, ttl_s))
         return lease_id
 
-    def keep(self, lease_id: int) -> bool:
-        """A lease lives on, if it is there."""
+    def renew_lease(self, lease_id: int) -> bool:
+        """Let a lease run for its full time again. Return False if it has ended."""
         if lease_id not in self._leases:
             return False
         ttl_s, timer = self._leases[lease_id]
         timer.cancel()
-        self._leases[lease_id] = (ttl_s, self._timer(lease_id, ttl_s))
+        self._leases[lease_id] = (ttl_s, self._start_timer(lease_id, ttl_s))
         return True
 
-    def end(self, lease_id: int) -> None:
-        """A lease ends, with its keys."""
+    def end_lease(self, lease_id: int) -> None:
+        """End a lease, and delete its keys. While the service is down, renew it instead."""
         if self.is_down:
-            self.keep(lease_id)
-        elif found := self._leases.pop(lease_id, None):
-            found[1].cancel()
-            ended = [Swap(key, None) for key, e in self.entries.items() if e.lease_id == lease_id]
-            if ended:
-                self.apply(ended)
+            self.renew_lease(lease_id)
+        elif lease := self._leases.pop(lease_id, None):
+            lease[1].cancel()
+            deletions = [
+                Swap(key, None) for key, entry in self.entries.items() if entry.lease_id == lease_id
+            ]
+            if deletions:
+                self.apply(deletions)
 
-    def _ring(self) -> None:
+    def _notify_clients(self) -> None:
+        """Send events to the watches of all clients."""
         for client in self.clients:
-            client.rung()
+            client.notify_watches()
 
-    def _timer(self, lease_id: int, ttl_s: float) -> asyncio.TimerHandle:
+    def _start_timer(self, lease_id: int, ttl_s: float) -> asyncio.TimerHandle:
+        """Start the timer that ends a lease, in a context that belongs to no process."""
         loop = asyncio.get_running_loop()
-        return loop.call_later(ttl_s, self.end, lease_id, context=contextvars.Context())
+        return loop.call_later(ttl_s, self.end_lease, lease_id, context=contextvars.Context())
 
 
 class _Watch(NamedTuple):
+    """A watch, and the context of the process that started it."""
+
     prefix: str
     on_change: Callable[[Entries], None]
     context: contextvars.Context
 
 
 class MemoryClient:
-    """A `Consensus`: the service, through this process' network."""
+    """A `Consensus` (see `broker.failover.consensus`): the service as one process sees it.
+
+    - `loses_responses`: requests are processed, but no response and no event arrives.
+    - `fault_rng`: decides which requests and events fail; None means that none does.
+    """
 
     def __init__(self, service: MemoryConsensus) -> None:
-        self.is_deaf = False
-        self.unlucky: random.Random | None = None
-        self._is_cut = False
+        self.loses_responses = False
+        self.fault_rng: random.Random | None = None
+        self._is_disconnected = False
         self._service = service
         self._watches: dict[int, _Watch] = {}
         self._watch_ids = itertools.count()
         self._leases: list[KeepAliveLease] = []
 
     @property
-    def is_cut(self) -> bool:
-        """Nothing arrives there, nothing is heard of it."""
-        return self._is_cut
+    def is_disconnected(self) -> bool:
+        """Whether the process is cut off: none of its requests and no event arrives."""
+        return self._is_disconnected
 
-    @is_cut.setter
-    def is_cut(self, value: bool) -> None:
-        self._is_cut = value
+    @is_disconnected.setter
+    def is_disconnected(self, value: bool) -> None:
+        self._is_disconnected = value
         if not value:
-            self.rung()
+            self.notify_watches()
 
     async def read(self, prefix: str) -> Entries:
-        return await self._ask(lambda: self._service.found(prefix))
+        return await self._request(lambda: self._service.find(prefix))
 
     async def swap(
         self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
     ) -> bool:
-        return await self._ask(lambda: self._service.apply(changes, conditions))
+        return await self._request(lambda: self._service.apply(changes, conditions))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
         number = next(self._watch_ids)
         self._watches[number] = _Watch(prefix, on_change, contextvars.copy_context())
-        self._tell_later(number)
+        self._notify_later(number)
 
         def end() -> None:
             self._watches.pop(number, None)
@@ -177,12 +206,14 @@ class MemoryClient:
         return end
 
     async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
-        lease_id = await self._ask(lambda: self._service.grant(ttl_s))
+        lease_id = await self._request(lambda: self._service.grant_lease(ttl_s))
         lease = KeepAliveLease(
-            lease_id, ttl_s, on_lost,
-            renew=lambda: self._ask(lambda: self._service.keep(lease_id)),
-            revoke=lambda: self._ask(lambda: self._service.end(lease_id)),
-        )  # fmt: skip
+            lease_id,
+            ttl_s,
+            on_lost,
+            renew=lambda: self._request(lambda: self._service.renew_lease(lease_id)),
+            revoke=lambda: self._request(lambda: self._service.end_lease(lease_id)),
+        )
         self._leases.append(lease)
         return lease
 
@@ -191,50 +222,59 @@ class MemoryClient:
         for lease in self._leases:
             lease.abandon()
 
-    def rung(self) -> None:
-        """Something has changed, or the service may be reached again."""
+    def notify_watches(self) -> None:
+        """Send an event to each watch: the entries may have changed. Some events arrive twice."""
         for number in self._watches:
-            self._tell_later(number)
-            if self.unlucky and self.unlucky.random() < BAD_LUCK:
-                self._tell_later(number)
+            self._notify_later(number)
+            if self.fault_rng and self.fault_rng.random() < FAULT_PROBABILITY:
+                self._notify_later(number)
 
-    def _tell_later(self, number: int) -> None:
+    def _notify_later(self, number: int) -> None:
+        """Send an event to a watch. It arrives late if `fault_rng` is set."""
         watch = self._watches[number]
 
-        def tell() -> None:
-            if number in self._watches and not (self._is_unreachable or self.is_deaf):
-                watch.on_change(self._service.found(watch.prefix))
+        def notify() -> None:
+            if number in self._watches and not (self._is_unreachable or self.loses_responses):
+                watch.on_change(self._service.find(watch.prefix))
 
         delay_s = self._service.latency_s
-        if self.unlucky:
-            delay_s += self.unlucky.random() * self._service.timeout_s
-        asyncio.get_running_loop().call_later(delay_s, tell, context=watch.context)
+        if self.fault_rng:
+            delay_s += self.fault_rng.random() * self._service.timeout_s
+        asyncio.get_running_loop().call_later(delay_s, notify, context=watch.context)
 
     @property
     def _is_unreachable(self) -> bool:
-        return self._is_cut or self._service.is_down
+        """Whether requests of this process do not reach the service."""
+        return self._is_disconnected or self._service.is_down
 
-    async def _ask(self, work: Callable[[], T]) -> T:
-        fate, service = self._fate(), self._service
+    async def _request(self, process: Callable[[], T]) -> T:
+        """Send a request that the service processes with `process`, and return its result.
+
+        Raises ConsensusError after the time-out if the request or its response is lost.
+        """
+        fate, service = self._choose_fate(), self._service
         await asyncio.sleep(service.latency_s)
-        if fate is Fate.LATE and self.unlucky:
-            late_s = service.timeout_s * self.unlucky.uniform(1, LATE_TIMEOUTS_MAX)
+        if fate is Fate.LATE and self.fault_rng:
+            late_s = service.timeout_s * self.fault_rng.uniform(1, LATE_TIMEOUTS_MAX)
 
-            def work_late() -> None:
+            def process_late() -> None:
                 if not self._is_unreachable:
-                    work()
+                    process()
 
             loop = asyncio.get_running_loop()
-            loop.call_later(late_s, work_late, context=contextvars.Context())
+            loop.call_later(late_s, process_late, context=contextvars.Context())
         elif not self._is_unreachable and fate is not Fate.LOST:
-            answer = work()
+            response = process()
             await asyncio.sleep(service.latency_s)
-            if not (self._is_unreachable or self.is_deaf or fate is Fate.UNHEARD):
-                return answer
+            if not (self._is_unreachable or self.loses_responses or fate is Fate.RESPONSE_LOST):
+                return response
         await asyncio.sleep(service.timeout_s)
-        raise ConsensusError(f"the consensus service has not answered for {service.timeout_s:g} s.")
+        raise ConsensusError(
+            f"the consensus service did not respond within {service.timeout_s:g} s."
+        )
 
-    def _fate(self) -> Fate:
-        if self.unlucky is None or self.unlucky.random() >= BAD_LUCK:
-            return Fate.WELL
-        return self.unlucky.choice((Fate.LOST, Fate.LATE, Fate.UNHEARD))
+    def _choose_fate(self) -> Fate:
+        """Choose what becomes of the next request."""
+        if self.fault_rng is None or self.fault_rng.random() >= FAULT_PROBABILITY:
+            return Fate.PROCESSED
+        return self.fault_rng.choice((Fate.LOST, Fate.LATE, Fate.RESPONSE_LOST))

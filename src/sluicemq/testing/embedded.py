@@ -1,15 +1,16 @@
-"""A real cluster inside a test: name server, broker and client in one process and one loop.
+"""A real cluster inside a test: name server, broker and client in one process and one event loop.
 
     async with embedded(clock=VirtualClock()) as mq:           # mq is a Sluice
         await mq.send("orders", b"1", delay_level=3)
         await mq.clock.advance(seconds=10)
 
-Nothing here imitates anything: `NameServer`, `Broker`, `Store` and `Sluice` are the production
-classes. What differs is below them: frames travel by `net.network` (or over TCP on loopback ports,
-`tcp=True`), files lie in memory (or in a directory, `store=PATH`), what would block runs in place,
-heartbeats come from the test's own loop, and time may be a `VirtualClock`.
+`NameServer`, `Broker`, `Store` and `Sluice` are the production classes; none is imitated. Only the
+layers below them differ. Frames travel through memory (`net.network`), or over TCP on loopback with
+`tcp=True`. Files are in memory, or in a directory with `store=PATH`. Work that would run on threads
+runs at once in the event loop, heartbeats are sent from the test's own loop, and the time may be a
+`VirtualClock`.
 
-Start and close let virtual time pass when they have to wait; as a rule they do not.
+Starting and closing a cluster let virtual time pass if they must wait, which is rare.
 """
 
 import contextlib
@@ -35,70 +36,87 @@ from sluicemq.testing.virtual import VirtualClock
 if TYPE_CHECKING:
     from sluicemq.proxy.server import Proxy
 
-LAZY_S: Final = 120.0
-SWEEP_LAZY_S: Final = 10.0
-SWEEP_DUE_S: Final = 0.5
-POLL_LAZY_S: Final = 300.0
-"""On virtual time a pull waits so long at the broker: it is answered as soon as there is something,
-and five hours of asking again every 15 s on every queue are the most of what such a test does."""
+PAUSE_MAX_S: Final = 120.0
+"""The longest pause of a background job of an idle broker, on virtual time."""
+SWEEP_PAUSE_MAX_S: Final = 10.0
+"""The same for the sweep, which delivers timed messages and checks transactions."""
+SWEEP_PAUSE_DUE_S: Final = 0.5
+"""The longest pause of the sweep while it may soon have something to do."""
+POLL_S: Final = 300.0
+"""How long a pull waits at the broker for messages, on virtual time.
+
+The broker responds as soon as there is a message. Most of the work of a test of five hours would
+otherwise be to repeat every pull of every queue each 15 s.
+"""
+SCAN_INTERVAL_MS: Final = 30_000
+"""How often a name server looks for brokers that are silent, on virtual time."""
 HOST: Final = "127.0.0.1"
 RNG_SEED: Final = 0
 MEMORY_ROOT: Final = "/sluicemq"
-SMALL: Final = {
+"""The root of the files in memory."""
+SMALL_SETTINGS: Final = {
     "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
     "mappedFileSizeConsumeQueue": "200000",
     "mappedFileSizeTimerLog": str(1 << 20),
     "brokerIP1": HOST,
     "metricsExporterType": "DISABLE",
 }
-"""Files of a test's size; the largest message (4 MiB) fits."""
-LAZY: Final = {"registerNameServerPeriod": "60000"}
-SCAN_LAZY_MS: Final = 30_000
-"""How rarely, on virtual time, a broker tells the name server that it lives, and that one looks."""
+"""The settings of every broker: small files, in which the largest message (4 MiB) fits."""
+VIRTUAL_TIME_SETTINGS: Final = {"registerNameServerPeriod": "60000"}
+"""Further settings on virtual time: brokers register with the name server less often."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Calm:
-    """How long the chores of a broker rest on virtual time: the longer, the longer nothing was
-    stored, up to LAZY_S; sweeps, on which deadlines hang, up to SWEEP_LAZY_S, and SWEEP_DUE_S while
-    a transaction is undecided or a timed message is due soon.
+class IdlePauses:
+    """The pauses of a broker's background jobs on virtual time.
 
-    Five hours in which a message is retried sixteen times would else be half a million rounds of
-    looking whether there is something to do.
+    The longer the broker has stored nothing, the longer they are: a quarter of that time, up to
+    `PAUSE_MAX_S`. For the sweep, on which deadlines depend, the limit is `SWEEP_PAUSE_MAX_S`, or
+    `SWEEP_PAUSE_DUE_S` while a transaction is not decided or a timed message is due soon.
+
+    Five virtual hours, in which a message is retried sixteen times, would otherwise take half a
+    million rounds in which the jobs find nothing to do.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._size = -1
-        self._since_s = 0.0
+        self._stored_bytes = -1
+        self._stored_since_s = 0.0
         self._broker: Broker | None = None
 
-    def watch(self, broker: Broker) -> None:
-        """The broker whose chores these are, once it has started."""
+    def attach(self, broker: Broker) -> None:
+        """Set the broker whose jobs these are. Called when it has started."""
         self._broker = broker
 
     def stretch(self, period_s: float) -> float:
-        """The pause before a chore of this period comes again."""
+        """Return the next pause of a job whose period is `period_s`, which is the minimum."""
         if self._broker is None:
             return period_s
-        now_s, size = self._clock.monotonic_s(), self._broker.store.written_offset
-        if size != self._size:
-            self._size, self._since_s = size, now_s
-        longest_s = LAZY_S
+        now_s, stored_bytes = self._clock.monotonic_s(), self._broker.store.written_offset
+        if stored_bytes != self._stored_bytes:
+            self._stored_bytes, self._stored_since_s = stored_bytes, now_s
+        pause_max_s = PAUSE_MAX_S
         if period_s == SWEEP_S:
             core, now_ms = self._broker.core, self._clock.now_ms()
             wheel = core.delayed.timers.files.wheel
-            soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_LAZY_S))
-            is_due = core.transactions.table or any(True for _ in soon)
-            longest_s = SWEEP_DUE_S if is_due else SWEEP_LAZY_S
-        return max(period_s, min((now_s - self._since_s) / 4, longest_s))
+            due_soon = wheel.iter_occupied_ms(now_ms, now_ms + int(2000 * SWEEP_PAUSE_MAX_S))
+            has_work = core.transactions.table or any(True for _ in due_soon)
+            pause_max_s = SWEEP_PAUSE_DUE_S if has_work else SWEEP_PAUSE_MAX_S
+        return max(period_s, min((now_s - self._stored_since_s) / 4, pause_max_s))
 
 
 class InlineExecutor(Executor):
-    """Does the work in place, so that nothing depends on how threads are scheduled."""
+    """An executor that runs each function at once, on the caller's thread.
+
+    So no test depends on the scheduling of threads.
+    """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn`, and return a future that is done.
+
+        KeyboardInterrupt, SystemExit and similar errors are raised, too.
+        """
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -111,9 +129,10 @@ class InlineExecutor(Executor):
 
 @with_hints
 class EmbeddedSluice(Sluice):
-    """A client of an embedded cluster; `servers` is the cluster, `clock` its time."""
+    """A client of an embedded cluster. `servers` is the cluster, `clock` its virtual clock."""
 
     def __init__(self, servers: "Servers", **options: Unpack[ClientOptions]) -> None:
+        """Make a client. `options` are the arguments of `Sluice`."""
         super().__init__(
             servers.name_server_address,
             clock=servers.clock,
@@ -124,11 +143,11 @@ class EmbeddedSluice(Sluice):
         )
         self.servers = servers
         if isinstance(servers.clock, VirtualClock):
-            self.cluster.poll_s = POLL_LAZY_S
+            self.cluster.long_poll_s = POLL_S
 
     @property
     def clock(self) -> VirtualClock:
-        """The virtual clock. Raises ConfigurationError when the cluster runs in real time."""
+        """The virtual clock. Raises ConfigurationError if the cluster runs in real time."""
         clock = self.servers.clock
         if not isinstance(clock, VirtualClock):
             raise ConfigurationError(
@@ -139,7 +158,17 @@ class EmbeddedSluice(Sluice):
 
 @with_hints
 class Servers:
-    """A name server and brokers by name, to be stopped and started in a test."""
+    """The servers of an embedded cluster: a name server, and brokers by name.
+
+    A test can stop and start each of them. A server keeps its port and its files meanwhile.
+
+    - `brokers`: the running brokers, by name; `files`: the files of each broker, also while it is
+      stopped; `proxies`: the proxies, by the name of their broker.
+    - `settings`: the keys of a broker.conf for all brokers that are started from now on.
+    - `rng`: the random numbers of all clients. The seed is constant, so tests see the same queues
+      in each run.
+    - `name_server`: None while it is stopped.
+    """
 
     def __init__(
         self,
@@ -150,18 +179,18 @@ class Servers:
         settings: Mapping[str, str] | None = None,
         proxy: bool = False,
     ) -> None:
-        """`settings`: keys of a broker.conf for every broker. `directory`: None is memory. `proxy`:
-        each broker has one beside it."""
+        """Prepare the cluster; `start` starts it.
+
+        Files are in `directory`, in memory if that is None. `settings` are keys of a broker.conf
+        for every broker. With `proxy`, each broker gets a proxy.
+        """
         self.clock = clock
         self.network = network
         self.rng: Random = Random(RNG_SEED)
-        """Of the clients: tests see the same queues in each run."""
         self.settings: dict[str, str] = dict(settings or {})
         self.brokers: dict[str, Broker] = {}
         self.files: dict[str, Files] = {}
-        """What each broker's files lie in; survives the broker."""
         self.proxies: dict[str, Proxy] = {}
-        """By the broker that they are of."""
         self._has_proxies = proxy
         self._directory = directory
         self._ports: dict[str, int] = {}
@@ -172,12 +201,12 @@ class Servers:
 
     @property
     def name_server_address(self) -> str:
-        """host:port of the name server."""
+        """The address of the name server, as "host:port"."""
         return f"{HOST}:{self._name_port}"
 
     @property
     def proxy_address(self) -> str:
-        """host:port for clients of gRPC: the proxy of the broker that was started first."""
+        """The address of the first broker's proxy, for gRPC clients, as "host:port"."""
         return f"{HOST}:{next(iter(self.proxies.values())).port}"
 
     @property
@@ -186,18 +215,21 @@ class Servers:
 
     @property
     def broker(self) -> Broker:
-        """The broker that was started first."""
+        """The running broker that was started first."""
         return next(iter(self.brokers.values()))
 
     async def start(self) -> None:
-        """Name server and one broker, `broker-a`."""
+        """Start the name server and one broker, `broker-a`."""
         await self.start_name_server()
         await self.start_broker()
 
     async def start_name_server(self) -> None:
-        """At the address it had before. Raises ConfigurationError when it runs already."""
+        """Start the name server, on the port that it had before.
+
+        Raises ConfigurationError if it is running.
+        """
         if self.name_server is not None:
-            raise ConfigurationError("the name server runs already.", fix="Stop it first.")
+            raise ConfigurationError("the name server is running already.", fix="Stop it first.")
         root = f"{self._directory or MEMORY_ROOT}/names"
         config = NameServerConfig(
             bind_address=HOST,
@@ -206,7 +238,7 @@ class Servers:
             config_path=f"{root}/namesrv.properties",
         )
         if self._is_virtual:
-            config = dataclasses.replace(config, scan_interval_ms=SCAN_LAZY_MS)
+            config = dataclasses.replace(config, scan_interval_ms=SCAN_INTERVAL_MS)
         server = NameServer(
             config, clock=self.clock, files=self._files_of("names"), network=self.network
         )
@@ -214,21 +246,24 @@ class Servers:
         self.name_server, self._name_port = server, server.port
 
     async def stop_name_server(self) -> None:
-        """Brokers and clients lose their connections to it."""
+        """Stop the name server. Brokers and clients lose their connections to it."""
         server, self.name_server = self.name_server, None
         if server is not None:
             await server.close()
 
     async def start_broker(self, name: str = "broker-a", **settings: str) -> Broker:
-        """A broker with the files and the port it had before. `settings`: keys of a broker.conf.
+        """Start a broker, with the files and the port that it had before, and return it.
 
-        Raises ConfigurationError for unknown keys and when it runs already.
+        `settings` are keys of a broker.conf, which override those of the cluster. Raises
+        ConfigurationError for an unknown key or an invalid value, and if the broker is running.
         """
         if name in self.brokers:
-            raise ConfigurationError(f"the broker {name!r} runs already.", fix="Stop it first.")
+            raise ConfigurationError(
+                f"the broker {name!r} is running already.", fix="Stop it first."
+            )
         keys = {
-            **SMALL,
-            **(LAZY if self._is_virtual else {}),
+            **SMALL_SETTINGS,
+            **(VIRTUAL_TIME_SETTINGS if self._is_virtual else {}),
             "brokerName": name,
             "bindAddress": HOST,
             "listenPort": str(self._ports.get(name, 0)),
@@ -239,10 +274,11 @@ class Servers:
         }
         config, store, warnings = load_broker_config("", overrides=keys, environment={})
         if warnings:
-            raise ConfigurationError(warnings[0], fix="Give keys of a broker.conf.")
-        if config.listen_port == 0:  # else its VIP port is two below, and nobody here needs it
+            raise ConfigurationError(warnings[0], fix="Pass keys of a broker.conf.")
+        # On a free port, the broker listens on loopback, whatever `settings` say.
+        if config.listen_port == 0:
             config = dataclasses.replace(config, bind_address=HOST)
-        calm = Calm(self.clock) if isinstance(self.clock, VirtualClock) else None
+        pauses = IdlePauses(self.clock) if isinstance(self.clock, VirtualClock) else None
         broker = Broker(
             config,
             store,
@@ -250,11 +286,11 @@ class Servers:
             files=self._files_of(name),
             network=self.network,
             executor=InlineExecutor() if self._directory is None else None,
-            stretch_pause=calm.stretch if calm else float,
+            stretch_pause=pauses.stretch if pauses else float,
         )
         await broker.start()
-        if calm is not None:
-            calm.watch(broker)
+        if pauses is not None:
+            pauses.attach(broker)
         self.brokers[name] = broker
         self._ports[name] = broker.port
         if self._has_proxies:
@@ -266,24 +302,30 @@ class Servers:
         return broker
 
     async def stop_broker(self, name: str = "broker-a") -> None:
-        """Stops it in order, its proxy before it; its files stay."""
+        """Stop the proxy of a broker, then the broker, in an orderly way. Its files are kept."""
         if name in self.proxies:
             await self.proxies.pop(name).close()
         await self.brokers.pop(name).close()
 
     async def restart_broker(self, name: str = "broker-a", **settings: str) -> Broker:
-        """Stops and starts it, with other settings if they are given."""
+        """Stop a broker and start it again, with `settings` as in `start_broker`; return it."""
         await self.stop_broker(name)
         return await self.start_broker(name, **settings)
 
     def client(self, **options: Unpack[ClientOptions]) -> EmbeddedSluice:
-        """Another client (the arguments of `Sluice`), closed with the cluster at the latest."""
+        """Return another client of the cluster. `options` are the arguments of `Sluice`.
+
+        It is closed with the cluster, if not before.
+        """
         client = EmbeddedSluice(self, **options)
         self._clients.append(client)
         return client
 
     async def close(self) -> None:
-        """Clients, then brokers, then the name server; all of them, whatever fails."""
+        """Close the clients, then the brokers, then the name server.
+
+        If closing one raises, the others are closed all the same.
+        """
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.stop_name_server)
             for name in self.brokers:
@@ -292,6 +334,7 @@ class Servers:
                 stack.push_async_callback(client.close)
 
     def _files_of(self, name: str) -> Files:
+        """Return the files of a server; the same ones on each call."""
         if self._directory is not None:
             return SYSTEM_FILES
         if name not in self.files:
@@ -312,23 +355,28 @@ async def embedded(
     settings: Mapping[str, str] | None = None,
     **client: Unpack[ClientOptions],
 ) -> AsyncIterator[EmbeddedSluice]:
-    """A name server, a broker and a client of them, for the time of the block.
+    """Run a name server and a broker inside the block, and yield a client of them.
 
-    `clock`: None is real time. `tcp`: free ports on loopback, for other processes and threads
-    (`mq.servers.name_server_address`). `proxy`: with `tcp`, a port for clients of gRPC, with TLS or
-    without (`mq.servers.proxy_address`). `store`: a directory; None keeps messages in memory.
-    `settings`: keys of a broker.conf. `client`: arguments of `Sluice`
-    (credentials, trace, producer_group, client_id …).
-    Raises ConfigurationError for unknown keys, for a clock in a loop that is not asyncio's, and for
-    a proxy that nobody can reach or that lacks its package.
+    - `clock`: a `VirtualClock`; None means real time.
+    - `tcp`: listen on free loopback ports, for other threads and processes. The address is
+      `mq.servers.name_server_address`.
+    - `proxy`: run a proxy for gRPC clients as well, with and without TLS, at
+      `mq.servers.proxy_address`. It needs `tcp` and the extra `grpc`.
+    - `store`: the directory of the files; None means in memory.
+    - `settings`: keys of a broker.conf, for every broker.
+    - Other keywords (credentials, trace, producer_group, client_id …) are arguments of `Sluice`.
+
+    Raises ConfigurationError for unknown keys, for a clock in an event loop that is not asyncio's,
+    and for a proxy without `tcp` or without its package.
     """
     if clock is not None and not isinstance(clock, VirtualClock):
         raise ConfigurationError(
-            f"the clock is {clock!r:.60}.", fix="Give a VirtualClock(), or None for real time."
+            f"clock must be a VirtualClock, got {clock!r:.60}.",
+            fix="Pass VirtualClock(), or None for real time.",
         )
     if proxy and not tcp:
         raise ConfigurationError(
-            "clients of gRPC reach a proxy by TCP alone.",
+            "gRPC clients can reach a proxy only over TCP.",
             fix="Use embedded(tcp=True, proxy=True).",
         )
     network: Network = SOCKET_NETWORK if tcp else MemoryNetwork()
@@ -342,13 +390,13 @@ async def embedded(
     if clock is not None:
         clock.drive()
     try:
-        with _passing(clock):
+        with _let_time_pass(clock):
             await servers.start()
         mq = servers.client(**client)
         try:
             yield mq
         finally:
-            with _passing(clock):
+            with _let_time_pass(clock):
                 await servers.close()
     finally:
         if clock is not None:
@@ -356,8 +404,8 @@ async def embedded(
 
 
 @contextlib.contextmanager
-def _passing(clock: VirtualClock | None) -> Any:
-    """Time passes when everybody waits, for the start and the end."""
+def _let_time_pass(clock: VirtualClock | None) -> Any:
+    """Let virtual time pass inside the block, even if the clock has `stands_still`."""
     if clock is None:
         yield
         return

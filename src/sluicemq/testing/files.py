@@ -1,30 +1,34 @@
-"""`CrashableFiles`: the file port in memory, which forgets what was not synced when it is crashed.
+"""A file system in memory that loses unsynced changes when the power fails.
 
-`crash` is a power loss, in which each unsynced change meets its fate:
+`CrashableFiles` implements `sluicemq.files.Files`. It keeps the contents of its files in memory at
+full size, so configure small files.
 
-    a write      is kept, dropped, torn (its beginning arrives, cut at any byte) or scattered
-                 (some of its 512-byte sectors arrive), each on its own: later writes may survive
-                 earlier ones
-    a change of  is kept or lost; when lost, so is all that came after it
-    size
-    names made,  of each directory the first so many changes are kept, or any of them, as long as
-    removed or   changes that touch the same name keep their order; a rename is one change: both
-    renamed      names or neither. What lay in a directory that is gone is gone
-    a failed     the kernel has thrown the pages away: a later fsync says yes and saves nothing of
-    fsync        them (that is why an fsync is never retried). The process still reads them, the
-                 next one does not
+`crash` returns a disk as a power failure may leave it. Each change that was not synced survives or
+not:
 
-After sqlite's test6.c and pebble's MemFS. All chance comes from one generator. `kill` is the end of
-a process only: everything written stays, and is still unsynced. `power_fails_after` lets the power
-fail in the middle of what is done next: the change after so many raises `PowerLost` (of a write
-nobody knows how much arrives), and so does every later one.
+    write        survives, is lost, is torn (a prefix of any length survives) or is scattered
+                 (some of its 512-byte sectors survive). Each write has its own fate: a later one
+                 may survive an earlier one.
+    change of a  survives or is lost. If it is lost, all later changes of the file are lost too.
+    file's size
+    created,     Of the changes of one directory, either the first ones survive, or any of them; but
+    removed or   changes that touch the same name keep their order. A rename is one change: both
+    renamed      names change, or neither. If a directory does not survive, neither does what lies
+    names        in it.
+    failed sync  The kernel has dropped the written pages. A later sync of the file succeeds, and
+                 does not save them; that is why a failed sync must never be retried. The process
+                 can still read the pages, the next process cannot.
+
+The model follows sqlite's test6.c and pebble's MemFS. All random choices come from one generator.
+
+`kill` returns the disk as the end of a process leaves it: everything that was written is there, and
+still unsynced. With `power_fails_after`, the power fails during later work: a change after that
+number of changes raises `PowerLost`, and so does every change after it.
 
 Errors can be injected (`fail_next`: ENOSPC, EIO of writes and syncs, short writes), the disk can be
-full (`free_bytes`), bits rot (`rot`), and `syncs_lie` plants the bug that every such test must
-find. `operations` is the record of what was done, in order: a test appends its own marks to it and
-asserts what came before what.
-
-File contents are kept in memory at full size: configure small files.
+full (`free_bytes`), and bits can flip (`rot`). `syncs_lie` is a deliberate bug, which every test of
+durability must detect. `operations` lists all operations in order; a test can add marks to it, and
+check what happened before what.
 """
 
 import errno
@@ -42,12 +46,17 @@ if TYPE_CHECKING:
     import random
 
 BLOCK_BYTES: Final = 4096
+"""The size of the blocks that are taken from the free space of the disk."""
 _ZEROS: Final = bytes(BLOCK_BYTES)
 _MANY_ZEROS: Final = bytes(256 * BLOCK_BYTES)
 SECTOR_BYTES: Final = 512
+"""The size of the parts of a write that survive a power failure separately."""
 TOTAL_BYTES: Final = 1 << 40
 MAPS: Final = 8
-"""So few that every test that reads more files meets the bound."""
+"""The maximum number of open maps.
+
+It is so small that tests with more files reach it.
+"""
 CHANGES: Final = frozenset(
     ("write", "sync", "truncate", "create", "remove", "rename", "sync_directory")
 )
@@ -63,99 +72,123 @@ class Write(NamedTuple):
 
 @dataclass
 class Node:
-    """A file's content: what is safe, what is there now, and the changes between."""
+    """The content of a file (an inode).
 
-    safe: bytearray = field(default_factory=bytearray)
-    now: bytearray = field(default_factory=bytearray)
-    pending: list[Write | int] = field(default_factory=list)
+    - `synced`: the content that survives a power failure.
+    - `current`: the content that the process reads.
+    - `unsynced`: the changes between the two, in order: writes, and new sizes in bytes.
+    - `blocks`: the numbers of the blocks that the file occupies on the disk.
+    - `modified_ms`: when the file was last changed, in milliseconds since 1970.
+    - `has_failed_sync`: whether a sync of the file has failed.
+    """
+
+    synced: bytearray = field(default_factory=bytearray)
+    current: bytearray = field(default_factory=bytearray)
+    unsynced: list[Write | int] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
     modified_ms: int = 0
     access: Access = DEFAULT_ACCESS
-    has_lost: bool = False
+    has_failed_sync: bool = False
 
     def write(self, offset: int, data: bytes) -> None:
-        """Like pwrite; views of the file see it unless it grows."""
-        if offset + len(data) > len(self.now):
+        """Write `data` at `offset`. Views of the file show it, unless the file grows."""
+        if offset + len(data) > len(self.current):
             try:
-                resize(self.now, offset + len(data))
-            except BufferError:  # there are views
-                self.now = bytearray(self.now)
-                resize(self.now, offset + len(data))
-        self.now[offset : offset + len(data)] = data
-        self.pending.append(Write(offset, data))
+                resize(self.current, offset + len(data))
+            except BufferError:  # Views of a bytearray prevent that it is resized.
+                self.current = bytearray(self.current)
+                resize(self.current, offset + len(data))
+        self.current[offset : offset + len(data)] = data
+        self.unsynced.append(Write(offset, data))
 
     def truncate(self, size: int) -> None:
-        """Views of the old size stay what they were."""
-        self.now = bytearray(self.now)
-        resize(self.now, size)
-        self.pending.append(size)
+        """Set the size. Views of the file keep the old content."""
+        self.current = bytearray(self.current)
+        resize(self.current, size)
+        self.unsynced.append(size)
 
     def sync(self) -> None:
-        """Make every pending change safe, but for those that a failed sync has lost."""
-        self._apply_pending(self.safe)
-        self.pending.clear()
+        """Make all unsynced changes durable, except writes that a failed sync has lost."""
+        self._apply_unsynced(self.synced)
+        self.unsynced.clear()
 
     def fail_sync(self) -> None:
-        """The writes are lost, though they can still be read."""
-        self.pending = [change for change in self.pending if isinstance(change, int)]
-        self.has_lost = True
+        """Lose the unsynced writes. The process can still read them."""
+        self.unsynced = [change for change in self.unsynced if isinstance(change, int)]
+        self.has_failed_sync = True
 
-    def _synced(self) -> bytearray:
-        content = bytearray(self.safe)
-        self._apply_pending(content)
+    def _apply_to_synced(self) -> bytearray:
+        """Return the content that a sync would make durable now."""
+        content = bytearray(self.synced)
+        self._apply_unsynced(content)
         return content
 
-    def _apply_pending(self, content: bytearray) -> None:
-        for change in self.pending:
+    def _apply_unsynced(self, content: bytearray) -> None:
+        """Apply all unsynced changes to `content`."""
+        for change in self.unsynced:
             if isinstance(change, Write):
-                _put(content, *change)
+                _overwrite(content, *change)
             else:
                 resize(content, change)
 
-    def after_crash(self, rng: "random.Random") -> "Node":
-        """A content that a power loss may leave."""
-        content = bytearray(self.safe)
-        for change in self.pending:
+    def copy_after_crash(self, rng: "random.Random") -> "Node":
+        """Return the file as a power failure may leave it."""
+        content = bytearray(self.synced)
+        for change in self.unsynced:
             if isinstance(change, Write):
-                _apply_maybe(content, change, rng)
+                _apply_surviving_part(content, change, rng)
             elif rng.random() < 0.3:
                 break
             else:
                 resize(content, change)
-        used = {
-            at // BLOCK_BYTES
-            for at in range(0, len(content), BLOCK_BYTES)
-            if not content.startswith(_ZEROS, at) and any(content[at : at + BLOCK_BYTES])
+        blocks = {
+            start // BLOCK_BYTES
+            for start in range(0, len(content), BLOCK_BYTES)
+            if not content.startswith(_ZEROS, start) and any(content[start : start + BLOCK_BYTES])
         }
-        return Node(content, bytearray(content), [], used, self.modified_ms, self.access)
+        return Node(
+            synced=content,
+            current=bytearray(content),
+            blocks=blocks,
+            modified_ms=self.modified_ms,
+            access=self.access,
+        )
 
-    def after_kill(self) -> "Node":
-        """As the next process finds it: pages that a failed sync lost have been read anew."""
-        now = self._synced() if self.has_lost else bytearray(self.now)
-        safe, pending, blocks = bytearray(self.safe), list(self.pending), set(self.blocks)
-        return Node(safe, now, pending, blocks, self.modified_ms, self.access)
+    def copy_after_kill(self) -> "Node":
+        """Return the file as the next process finds it, without pages that a failed sync lost."""
+        current = self._apply_to_synced() if self.has_failed_sync else bytearray(self.current)
+        return Node(
+            synced=bytearray(self.synced),
+            current=current,
+            unsynced=list(self.unsynced),
+            blocks=set(self.blocks),
+            modified_ms=self.modified_ms,
+            access=self.access,
+        )
 
 
-class Entry(NamedTuple):
-    """A change of names in a directory: `node` None and no `old` is a removal.
+class NameChange(NamedTuple):
+    """A change of a name in a directory.
 
-    `inner` are the unsynced changes within a directory that was removed: they count if the
-    removal is undone.
+    - A new file has a `node`, a new directory has `is_directory`.
+    - A rename has the earlier path in `old`.
+    - A removal has neither a `node` nor `old`, and `is_directory` is False. If a directory is
+      removed, `inner` are the unsynced changes within it; they matter if the removal is lost.
     """
 
     path: str
     node: Node | None
     is_directory: bool = False
     old: str = ""
-    inner: "tuple[Entry, ...]" = ()
+    inner: "tuple[NameChange, ...]" = ()
 
 
 Names = dict[str, Node | None]
-"""Path -> content; None is a directory."""
+"""Maps each path to the content of the file, or to None if it is a directory."""
 
 
-def apply_entry(names: Names, change: Entry) -> None:
-    """Do one change; with a directory goes what lies in it."""
+def apply_change(names: Names, change: NameChange) -> None:
+    """Apply one change to `names`. Removing a directory removes what lies in it."""
     if change.old:
         names.pop(change.old, None)
     if change.node is not None or change.is_directory:
@@ -166,61 +199,68 @@ def apply_entry(names: Names, change: Entry) -> None:
             del names[path]
 
 
-def apply_surviving(names: Names, changes: Sequence[Entry], rng: "random.Random") -> None:
-    """Do those changes of one directory that survive a power loss."""
-    kept = rng.randint(0, len(changes))
+def apply_surviving(names: Names, changes: Sequence[NameChange], rng: "random.Random") -> None:
+    """Apply those changes of one directory that survive a power failure, chosen by `rng`."""
+    survivor_count = rng.randint(0, len(changes))
     is_ordered = rng.random() < 0.5
-    lost: set[str] = set()
+    lost_paths: set[str] = set()
     for index, change in enumerate(changes):
         touched = {change.path, change.old} - {""}
-        is_kept = index < kept if is_ordered else rng.random() < 0.6
-        if is_kept and not touched & lost:
-            apply_entry(names, change)
+        survives = index < survivor_count if is_ordered else rng.random() < 0.6
+        if survives and not touched & lost_paths:
+            apply_change(names, change)
         else:
-            lost |= touched
+            lost_paths |= touched
             apply_surviving(names, change.inner, rng)
 
 
 def resize(content: bytearray, size: int) -> None:
-    """Cut, or grow by zeros."""
+    """Set the size of `content`: cut its end, or append zeros."""
     if size < len(content):
         del content[size:]
     else:
         content.extend(bytes(size - len(content)))
 
 
-def _put(content: bytearray, offset: int, data: bytes) -> None:
+def _overwrite(content: bytearray, offset: int, data: bytes) -> None:
+    """Write `data` at `offset`, and grow `content` with zeros if that is beyond its end."""
     if data:
         resize(content, max(len(content), offset + len(data)))
         content[offset : offset + len(data)] = data
 
 
-def _apply_maybe(content: bytearray, write: Write, rng: "random.Random") -> None:
-    """One unsynced write meets its fate."""
+def _apply_surviving_part(content: bytearray, write: Write, rng: "random.Random") -> None:
+    """Apply what survives of an unsynced write: all, nothing, a prefix, or some sectors."""
     fate = rng.random()
     if fate < 0.4:
-        _put(content, *write)
+        _overwrite(content, *write)
     elif fate < 0.6:
-        _put(content, write.offset, write.data[: rng.randint(0, len(write.data))])
+        _overwrite(content, write.offset, write.data[: rng.randint(0, len(write.data))])
     elif fate < 0.75:
-        at = 0
-        while at < len(write.data):
-            size = SECTOR_BYTES - (write.offset + at) % SECTOR_BYTES
+        start = 0
+        while start < len(write.data):
+            size = SECTOR_BYTES - (write.offset + start) % SECTOR_BYTES
             if rng.random() < 0.5:
-                _put(content, write.offset + at, write.data[at : at + size])
-            at += size
+                _overwrite(content, write.offset + start, write.data[start : start + size])
+            start += size
 
 
 # --------------------------------------------------------------------------------- the files
 
 
 class PowerLost(BaseException):
-    """The power failed; no handler of errors may live on after it."""
+    """The power failed.
+
+    It is a BaseException, so that no error handler of the code under test continues after it.
+    """
 
 
 class Operation(NamedTuple):
-    """One thing that was done: `write`, `sync`, `truncate`, `create`, `remove`, `rename`,
-    `sync_directory`, `lock`, or a mark of the test itself."""
+    """One operation on the file system, or a mark of the test.
+
+    `kind` is "write", "sync", "truncate", "create", "remove", "rename", "sync_directory", "lock",
+    or the text of the mark. `offset` and `size` are those of a write or truncation, in bytes.
+    """
 
     kind: str
     path: str = ""
@@ -230,6 +270,8 @@ class Operation(NamedTuple):
 
 @dataclass
 class _Fault:
+    """An injected error with the arguments of `CrashableFiles.fail_next`."""
+
     kind: str
     path_part: str
     number: int
@@ -238,7 +280,10 @@ class _Fault:
 
 
 class CrashableFile:
-    """A file of `CrashableFiles`; lies in memory, so the store reads it without a map."""
+    """An open file of `CrashableFiles`. See `sluicemq.files.File` for its methods.
+
+    It lies in memory, so the store reads it without a map.
+    """
 
     def __init__(self, files: "CrashableFiles", path: str, node: Node) -> None:
         self._files = files
@@ -249,53 +294,56 @@ class CrashableFile:
         data = bytes(data)
         self._node.modified_ms = self._files.clock.now_ms()
         try:
-            fault = self._files.fault("write", self.path)
+            fault = self._files.take_fault("write", self.path)
         except PowerLost:
-            self._files.last_write(self._node, offset, data)
+            self._files.write_at_power_failure(self._node, offset, data)
             raise
         size = len(data) if fault is None else min(fault.written, len(data))
-        room = self._files.take(self._node, offset, size)
-        if room:
-            self._node.write(offset, data[:room])
-            self._files.note("write", self.path, offset, room)
+        stored_size = self._files.allocate(self._node, offset, size)
+        if stored_size:
+            self._node.write(offset, data[:stored_size])
+            self._files.record_operation("write", self.path, offset, stored_size)
         if fault is not None:
             raise _error(fault.number, self.path)
-        if room < size:
+        if stored_size < size:
             raise _error(errno.ENOSPC, self.path)
 
     def pread(self, size: int, offset: int) -> bytes:
-        self._files.check("read", self.path)
-        return bytes(self._node.now[offset : offset + size])
+        self._files.raise_fault("read", self.path)
+        return bytes(self._node.current[offset : offset + size])
 
     def sync(self) -> None:
         try:
-            self._files.check("sync", self.path)
+            self._files.raise_fault("sync", self.path)
         except OSError:
             self._node.fail_sync()
             raise
-        self._files.note("sync", self.path)
+        self._files.record_operation("sync", self.path)
         if not self._files.syncs_lie:
             self._node.sync()
 
     def truncate(self, size: int) -> None:
-        self._files.check("truncate", self.path)
+        self._files.raise_fault("truncate", self.path)
         self._node.modified_ms = self._files.clock.now_ms()
         self._node.truncate(size)
-        self._files.note("truncate", self.path, 0, size)
+        self._files.record_operation("truncate", self.path, 0, size)
 
     def size(self) -> int:
-        return len(self._node.now)
+        return len(self._node.current)
 
     def data_start(self, offset: int) -> int | None:
-        start = self._next(offset, has_data=True)
-        return start if start < len(self._node.now) else None
+        start = self._find_block(offset, has_data=True)
+        return start if start < len(self._node.current) else None
 
     def data_end(self, offset: int) -> int:
-        return self._next(offset, has_data=False)
+        return self._find_block(offset, has_data=False)
 
-    def _next(self, offset: int, *, has_data: bool) -> int:
-        """From `offset` on: where a block begins that has data, or has none; else the end."""
-        content = self._node.now
+    def _find_block(self, offset: int, *, has_data: bool) -> int:
+        """Return the first offset, from `offset` on, in a block that has data, or has none.
+
+        Return the size of the file if there is no such block.
+        """
+        content = self._node.current
         while offset < len(content):
             if has_data and content.startswith(_MANY_ZEROS, offset):
                 offset += len(_MANY_ZEROS)
@@ -311,66 +359,74 @@ class CrashableFile:
         raise OSError(errno.EBADF, "a file in memory has no descriptor", self.path)
 
     def read_view(self) -> memoryview:
-        """The whole file, read-only; shows later writes, as a map does."""
-        return memoryview(self._node.now).toreadonly()
+        """Return a read-only view of the whole file, which shows later writes, as a map does."""
+        return memoryview(self._node.current).toreadonly()
 
     def close(self) -> None:
-        """Nothing: closing does not sync."""
+        """Do nothing: closing a file does not sync it."""
 
 
 class CrashableFiles:
-    """A file system in memory with `sluicemq.files.Files`' face. See the module for its faults."""
+    """A file system in memory, with faults. See the module, and `sluicemq.files.Files`.
+
+    - `operations`: all operations so far, in order, with the marks of the test.
+    - `free_bytes`: the free space of the disk, None for an endless disk. Blocks of 4,096 bytes are
+      taken from it when they are first written.
+    - `total_bytes`: the size of the disk, for `usage`. An endless disk is half full.
+    - `clock`: the clock for the times of changes.
+    - `syncs_lie`: the deliberate bug: syncing a file or directory does nothing.
+    - `power_fails_after`: the number of further changes until `PowerLost` is raised, None for
+      never. `CHANGES` says which operations count.
+    """
 
     def __init__(self) -> None:
         self.pool = DescriptorPool(MAPS)
-        self._entries: Names = {}  # now
-        self._safe: Names = {}
-        self._changes: dict[str, list[Entry]] = {}  # of each directory, not synced
-        self._locked: set[str] = set()
+        self._names: Names = {}
+        """The files and directories that the process sees."""
+        self._synced_names: Names = {}
+        """Those that survive a power failure."""
+        self._name_changes: dict[str, list[NameChange]] = {}
+        """The changes between the two, by directory."""
+        self._locked_paths: set[str] = set()
         self._faults: list[_Fault] = []
         self.operations: list[Operation] = []
         self.free_bytes: int | None = None
-        """None: endless. Blocks of 4096 bytes are taken from it at their first write."""
         self.total_bytes = TOTAL_BYTES
-        """The size of the disk, for `usage`; of an endless one the half is free."""
         self.clock: Clock = SYSTEM_CLOCK
-        """Where `modified_ms` comes from."""
         self.syncs_lie = False
-        """The planted bug: syncs of files and directories do nothing."""
         self.power_fails_after: int | None = None
-        """So many more changes are done, then PowerLost is raised."""
 
-    # --- the port
+    # --- the methods of `Files`
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        self.check("open", path)
-        if path not in self._entries:
+        self.raise_fault("open", path)
+        if path not in self._names:
             if not create:
                 raise _error(errno.ENOENT, path)
-            self.check("create", path)
+            self.raise_fault("create", path)
             if not self.exists(_parent(path)):
                 raise _error(errno.ENOENT, path)
-            self._change(Entry(path, Node(access=access or DEFAULT_ACCESS)))
-            self.note("create", path)
-        node = self._entries[path]
+            self._change(NameChange(path, Node(access=access or DEFAULT_ACCESS)))
+            self.record_operation("create", path)
+        node = self._names[path]
         if node is None:
             raise _error(errno.EISDIR, path)
         return CrashableFile(self, path, node)
 
     def access(self, path: str) -> Access:
-        node = self._entries.get(path)
+        node = self._names.get(path)
         if node is None:
             raise _error(errno.ENOENT, path)
         return node.access
 
     def exists(self, path: str) -> bool:
-        return path in self._entries or path in ("", "/")
+        return path in self._names or path in ("", "/")
 
     def names(self, directory: str) -> list[str]:
         start = directory.rstrip("/") + "/"
         return sorted(
             path[len(start) :]
-            for path in self._entries
+            for path in self._names
             if path.startswith(start) and "/" not in path[len(start) :]
         )
 
@@ -380,67 +436,70 @@ class CrashableFiles:
             missing.append(path)
             path = _parent(path)
         for directory in reversed(missing):
-            self.check("create", directory)
-            self._change(Entry(directory, None, is_directory=True))
-            self.note("create", directory)
+            self.raise_fault("create", directory)
+            self._change(NameChange(directory, None, is_directory=True))
+            self.record_operation("create", directory)
             if durable:
                 self.sync_directory(_parent(directory))
 
     def remove(self, path: str) -> None:
-        self.check("remove", path)
-        if path not in self._entries:
+        self.raise_fault("remove", path)
+        if path not in self._names:
             raise _error(errno.ENOENT, path)
         if self.names(path):
             raise _error(errno.ENOTEMPTY, path)
-        node = self._entries[path]
+        node = self._names[path]
         if node is not None and self.free_bytes is not None:
             self.free_bytes += len(node.blocks) * BLOCK_BYTES
-        self._change(Entry(path, None, inner=tuple(self._changes.pop(path, ()))))
-        self.note("remove", path)
+        self._change(NameChange(path, None, inner=tuple(self._name_changes.pop(path, ()))))
+        self.record_operation("remove", path)
 
     def rename(self, old: str, new: str) -> None:
-        """Within one directory, as all callers do."""
-        self.check("rename", old)
-        if old not in self._entries:
+        """Rename a file within its directory. No caller moves files between directories."""
+        self.raise_fault("rename", old)
+        if old not in self._names:
             raise _error(errno.ENOENT, old)
-        self._change(Entry(new, self._entries[old], old=old))
-        self.note("rename", new)
+        self._change(NameChange(new, self._names[old], old=old))
+        self.record_operation("rename", new)
 
     def sync_directory(self, path: str) -> None:
-        self.check("sync_directory", path)
-        self.note("sync_directory", path)
+        self.raise_fault("sync_directory", path)
+        self.record_operation("sync_directory", path)
         if self.syncs_lie:
             return
-        for change in self._changes.pop(path, []):
-            apply_entry(self._safe, change)
+        for change in self._name_changes.pop(path, []):
+            apply_change(self._synced_names, change)
 
     def sync_all(self, path: str) -> bool:
-        """Never: each file and directory meets a fate of its own."""
+        """Return False: syncing the whole file system is not supported.
+
+        Each file and directory has its own fate in a power failure, so it must be synced itself.
+        """
         return False
 
     def lock(self, path: str) -> Callable[[], None]:
-        if path in self._locked:
+        if path in self._locked_paths:
             raise StoreLockedError(
                 f"{path} is locked by process 1, which is running.",
                 fix="Stop it, or give this broker a storePathRootDir of its own.",
             )
         self.open(path, create=True).pwrite(LOCK_CONTENT, 0)
-        self._locked.add(path)
-        self.note("lock", path)
-        return lambda: self._locked.discard(path)
+        self._locked_paths.add(path)
+        self.record_operation("lock", path)
+        return lambda: self._locked_paths.discard(path)
 
     def usage(self, path: str) -> tuple[int, int]:
-        self.check("usage", path)
+        self.raise_fault("usage", path)
         free = self.total_bytes // 2 if self.free_bytes is None else self.free_bytes
         return self.total_bytes, free
 
     def modified_ms(self, path: str) -> int:
-        node = self._entries.get(path)
+        node = self._names.get(path)
         if node is None:
             raise _error(errno.ENOENT, path)
         return node.modified_ms
 
-    # --- what a test does
+    # --- the methods for tests
 
     def fail_next(
         self,
@@ -451,84 +510,89 @@ class CrashableFiles:
         written: int = 0,
         after: int = 0,
     ) -> None:
-        """The next operation of this kind on a path that contains `path_part` raises OSError.
+        """Make the next operation of a kind, on a path that contains `path_part`, raise OSError.
 
-        Kinds as in `Operation`, and `read`, `open`, `usage`. Of a failing write the first
-        `written` bytes arrive; what a failing sync was to save is lost. `after` such operations
-        succeed before.
+        `kind` is one of `Operation`, or "read", "open" or "usage". `number` is the errno. The first
+        `written` bytes of a failing write are still written. A failing sync loses the unsynced
+        writes of its file. `after` such operations succeed first.
         """
         self._faults.append(_Fault(kind, path_part, number, written, after))
 
     def clear_faults(self) -> None:
-        """Take back the injected errors that have not struck."""
+        """Remove the injected errors that were not raised yet."""
         self._faults.clear()
 
     def mark(self, text: str) -> None:
-        """Put a mark of the test into `operations`."""
-        self.note(text)
+        """Add a mark of the test to `operations`."""
+        self.record_operation(text)
 
     def crash(self, rng: "random.Random") -> "CrashableFiles":
-        """A possible disk after a power loss now; this one stays as it is."""
-        survived = dict(self._safe)
-        for changes in self._changes.values():
-            apply_surviving(survived, changes, rng)
+        """Return the disk as a power failure may leave it now. This one is not changed."""
+        names = dict(self._synced_names)
+        for changes in self._name_changes.values():
+            apply_surviving(names, changes, rng)
         files = self._new()
         nodes: dict[int, Node] = {}
-        for path, node in sorted(survived.items()):  # a directory before what it holds
+        for path, node in sorted(names.items()):  # a directory before what lies in it
             if files.exists(_parent(path)):
                 if node is not None and id(node) not in nodes:
-                    nodes[id(node)] = node.after_crash(rng)
-                files._entries[path] = None if node is None else nodes[id(node)]
-        files._safe = dict(files._entries)
+                    nodes[id(node)] = node.copy_after_crash(rng)
+                files._names[path] = None if node is None else nodes[id(node)]
+        files._synced_names = dict(files._names)
         return files
 
     def kill(self) -> "CrashableFiles":
-        """The disk as another process finds it after this one was killed."""
+        """Return the disk as another process finds it after this one was killed."""
         files = self._new()
         copies: dict[int, Node] = {}
 
         def copy(node: Node | None) -> Node | None:
             if node is not None and id(node) not in copies:
-                copies[id(node)] = node.after_kill()
+                copies[id(node)] = node.copy_after_kill()
             return None if node is None else copies[id(node)]
 
-        def copy_entry(entry: Entry) -> Entry:
-            inner = tuple(copy_entry(change) for change in entry.inner)
-            return entry._replace(node=copy(entry.node), inner=inner)
+        def copy_change(change: NameChange) -> NameChange:
+            inner = tuple(copy_change(one) for one in change.inner)
+            return change._replace(node=copy(change.node), inner=inner)
 
-        files._entries = {path: copy(node) for path, node in self._entries.items()}
-        files._safe = {path: copy(node) for path, node in self._safe.items()}
-        files._changes = {
-            directory: [copy_entry(entry) for entry in changes]
-            for directory, changes in self._changes.items()
+        files._names = {path: copy(node) for path, node in self._names.items()}
+        files._synced_names = {path: copy(node) for path, node in self._synced_names.items()}
+        files._name_changes = {
+            directory: [copy_change(change) for change in changes]
+            for directory, changes in self._name_changes.items()
         }
         return files
 
     def _new(self) -> "CrashableFiles":
+        """Return an empty disk of the same size, clock and free space."""
         files = CrashableFiles()
         files.free_bytes, files.syncs_lie = self.free_bytes, self.syncs_lie
         files.total_bytes, files.clock = self.total_bytes, self.clock
         return files
 
     def rot(self, path: str, rng: "random.Random", start: int = 0, end: int | None = None) -> int:
-        """A bit of the file turns over, for every reader and for good; returns its byte's place."""
-        node = self._entries[path]
-        if node is None or len(node.now) <= start:
-            raise IsADirectoryError(errno.EISDIR, "there is nothing that could rot", path)
-        at = rng.randrange(start, len(node.now) if end is None else end)
+        """Flip a random bit of a file between the offsets `start` and `end`, durably.
+
+        Without `end`, it may be anywhere behind `start`. Return the offset of the changed byte.
+        Raises IsADirectoryError for a directory, and if the file has no byte behind `start`.
+        """
+        node = self._names[path]
+        if node is None or len(node.current) <= start:
+            raise IsADirectoryError(errno.EISDIR, "there is no byte that could change", path)
+        offset = rng.randrange(start, len(node.current) if end is None else end)
         bit = 1 << rng.randrange(8)
-        for content in (node.now, node.safe):
-            if at < len(content):
-                content[at] ^= bit
-        return at
+        for content in (node.current, node.synced):
+            if offset < len(content):
+                content[offset] ^= bit
+        return offset
 
     def content(self, path: str) -> bytes:
-        """What a reader finds in the file now."""
-        node = self._entries[path]
-        return b"" if node is None else bytes(node.now)
+        """Return what the process reads in a file, b"" for a directory."""
+        node = self._names[path]
+        return b"" if node is None else bytes(node.current)
 
     def put(self, path: str, data: bytes) -> None:
-        """Make a file that is safe, with its directories: the beginning of a test."""
+        """Create or replace a file, durably, with its directories. For the start of a test."""
         self.make_directory(_parent(path))
         file = self.open(path, create=True)
         file.truncate(len(data))
@@ -536,19 +600,23 @@ class CrashableFiles:
         file.sync()
         self.sync_directory(_parent(path))
 
-    # --- for the files themselves
+    # --- the methods for `CrashableFile`
 
-    def note(self, kind: str, path: str = "", offset: int = 0, size: int = 0) -> None:
+    def record_operation(self, kind: str, path: str = "", offset: int = 0, size: int = 0) -> None:
+        """Add an operation to `operations`."""
         self.operations.append(Operation(kind, path, offset, size))
 
-    def check(self, kind: str, path: str) -> None:
-        """Raises the error that was injected for this operation, if any."""
-        fault = self.fault(kind, path)
+    def raise_fault(self, kind: str, path: str) -> None:
+        """Raise the error that was injected for this operation, if there is one.
+
+        Raises PowerLost as `take_fault` does.
+        """
+        fault = self.take_fault(kind, path)
         if fault is not None:
             raise _error(fault.number, path)
 
-    def take(self, node: Node, offset: int, size: int) -> int:
-        """How many of the bytes find room on the disk."""
+    def allocate(self, node: Node, offset: int, size: int) -> int:
+        """Allocate the blocks of a write, and return how many of its bytes fit on the disk."""
         for block in range(offset // BLOCK_BYTES, (offset + size - 1) // BLOCK_BYTES + 1):
             if block in node.blocks:
                 continue
@@ -559,8 +627,11 @@ class CrashableFiles:
             node.blocks.add(block)
         return size
 
-    def fault(self, kind: str, path: str) -> _Fault | None:
-        """The error that was injected for this operation, which is used up now."""
+    def take_fault(self, kind: str, path: str) -> _Fault | None:
+        """Remove and return the error that was injected for this operation, None without one.
+
+        Raises PowerLost if the operation is a change, and the power fails now or has failed.
+        """
         if kind in CHANGES and self.power_fails_after is not None:
             self.power_fails_after -= 1
             if self.power_fails_after < 0:
@@ -573,18 +644,19 @@ class CrashableFiles:
                 fault.after -= 1
         return None
 
-    def last_write(self, node: Node, offset: int, data: bytes) -> None:
-        """The power fails during this write: it is under way, as any that was not synced."""
+    def write_at_power_failure(self, node: Node, offset: int, data: bytes) -> None:
+        """Keep the write during which the power failed as an unsynced one. Ignore later writes."""
         if self.power_fails_after == -1:
             node.write(offset, data)
 
-    def _change(self, change: Entry) -> None:
-        self._changes.setdefault(_parent(change.path), []).append(change)
-        apply_entry(self._entries, change)
+    def _change(self, change: NameChange) -> None:
+        """Apply a change of a name, which is unsynced until its directory is synced."""
+        self._name_changes.setdefault(_parent(change.path), []).append(change)
+        apply_change(self._names, change)
 
 
 def _error(number: int, path: str) -> OSError:
-    """FileNotFoundError and so on, by its number."""
+    """Return the OSError of an errno, such as FileNotFoundError for ENOENT."""
     return OSError(number, os.strerror(number), path)
 
 

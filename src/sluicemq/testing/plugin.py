@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture `sluicemq`, a cluster of its own for each test.
+"""The pytest plugin with the fixture `sluicemq`: a cluster for each test.
 
     async def test_orders_are_shipped(sluicemq):
         await sluicemq.send("orders", b"1")
@@ -7,9 +7,11 @@
     @pytest.mark.sluicemq(tcp=True, settings={"autoCreateTopicEnable": "false"})
     async def test_that_needs_other_settings(sluicemq): ...
 
-The marker's arguments are those of `embedded`; without `clock` it is a new `VirtualClock`
-(`clock=None`: real time). Needs pytest-asyncio, in either of its modes. Everything else is imported
-when a test asks for the fixture: this module is loaded in every run of pytest.
+The arguments of the marker are those of `embedded`. Without `clock`, the cluster has a new
+`VirtualClock`; with `clock=None`, it runs in real time. The fixture needs pytest-asyncio, in either
+of its modes.
+
+Every run of pytest loads this module. So everything else is imported when a test uses the fixture.
 """
 
 import importlib
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the marker."""
+    """Declare the marker `sluicemq`."""
     config.addinivalue_line(
-        "markers", "sluicemq(**options): how the fixture `sluicemq` calls embedded()"
+        "markers", "sluicemq(**options): the arguments with which the fixture calls embedded()"
     )
 
 
@@ -38,16 +40,16 @@ if _asyncio is None:
 
     @pytest.fixture
     def sluicemq() -> None:
-        """Says what is missing."""
+        """Fail the test, because pytest-asyncio is missing."""
         pytest.fail("the fixture sluicemq needs pytest-asyncio: pip install pytest-asyncio")
 
 else:
 
     @_asyncio.fixture  # type: ignore[untyped-decorator, unused-ignore]
     async def sluicemq(request: pytest.FixtureRequest) -> "AsyncIterator[EmbeddedSluice]":
-        """A client of a name server and a broker inside this test, on virtual time."""
-        from sluicemq.testing.embedded import embedded  # noqa: PLC0415
-        from sluicemq.testing.virtual import VirtualClock  # noqa: PLC0415
+        """Yield a client of a cluster that runs inside the test, by default on virtual time."""
+        from sluicemq.testing.embedded import embedded  # noqa: PLC0415 - see the module
+        from sluicemq.testing.virtual import VirtualClock  # noqa: PLC0415 - see the module
 
         marker = request.node.get_closest_marker("sluicemq")
         options = {"clock": VirtualClock()} | (marker.kwargs if marker else {})

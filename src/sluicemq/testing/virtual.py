@@ -1,22 +1,25 @@
-"""Time that a test owns: a clock, and the running asyncio loop driven by it.
+"""A virtual clock for tests: it drives the running asyncio event loop, and takes no real time.
 
     clock = VirtualClock()
     async with embedded(clock=clock) as mq:
         await clock.advance(hours=5)            # everything that is due in five hours has happened
 
-A loop waits in its selector until the next timer is due. Under this clock it looks at the selector
-without waiting, and when nothing is ready it *is* that time: the clock jumps to the next timer. So
-`asyncio.sleep`, `asyncio.timeout` and everything of the client and the broker that waits take no
-real time, in the same order as always. Two things keep that honest:
+An event loop waits in its selector until the next timer is due. Under this clock, the loop polls
+the selector without waiting. If nothing is ready, the clock jumps to the time of the next timer. So
+`asyncio.sleep`, `asyncio.timeout`, and everything in the client and the broker that waits, take no
+real time, and happen in the same order as always. Two rules prevent wrong results:
 
-- While a thread works for the loop (`run_in_executor`, `to_thread`, handlers that are plain
-  functions) time stands still: what has not ended yet must not be overtaken.
-- Time that passes although nobody asked for it is limited (`patience`): a test that waits for what
-  never comes finds the reason in its log and stands still, rather than burn the processor.
+- While a thread works for the loop (`run_in_executor`, `asyncio.to_thread`, handlers that are plain
+  functions), virtual time does not pass. Otherwise a timer could overtake work that is not
+  finished.
+- The time that passes without a call of `advance` is limited by `patience`. A test that waits for
+  something that never happens logs a warning and stops, instead of using the processor for ever.
 
-With `stands_still=True` time passes in `advance` only. The clock takes the loop over by its
-attributes `time`, `_selector.select` and `run_in_executor`, which asyncio's own loops have and
-uvloop has not; `release` gives it back with a time that has not gone backwards.
+With `stands_still=True`, time passes in `advance` only.
+
+The clock replaces the attributes `time`, `_selector.select` and `run_in_executor` of the loop. The
+event loops of asyncio have them; uvloop does not. `release` restores the loop. Its time does not go
+back then.
 """
 
 import asyncio
@@ -33,16 +36,26 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError
 
 PATIENCE: Final = datetime.timedelta(days=3)
-BUSY_TURNS: Final = 1000
+"""How much virtual time may pass between two calls of `advance`, by default."""
+BUSY_ITERATIONS_MAX: Final = 1000
+"""After this number of loop iterations without idling, `RESOLUTION_S` passes."""
 STALL_S: Final = 5.0
+"""How long, in real time, the clock waits for a thread or for I/O before it logs a warning."""
 RESOLUTION_S: Final = 1e-6
-"""Timers that differ by less are due at the same time: floats are no finer after some days."""
+"""Timers that differ by less are due at the same time.
+
+After some days of virtual time, a float cannot represent smaller differences.
+"""
 Select = Callable[[float | None], list[Any]]
+"""The `select` method of a selector: takes a timeout in seconds and returns ready events."""
 _log = logging.getLogger("sluicemq.testing")
 
 
 class VirtualClock:
-    """A `Clock` that passes when everybody waits, or when it is told to."""
+    """A `Clock` whose time passes when every task waits, and in `advance`.
+
+    Until `drive` is called, its time does not pass at all.
+    """
 
     def __init__(
         self,
@@ -51,8 +64,11 @@ class VirtualClock:
         stands_still: bool = False,
         patience: datetime.timedelta = PATIENCE,
     ) -> None:
-        """`start`: a time with its zone; by default this machine's time now. `patience`: how much
-        time may pass between two calls of `advance` because everybody waits."""
+        """Set the clock to `start`, by default the current time.
+
+        With `stands_still`, time passes in `advance` only. `patience` is how much time may pass
+        between two calls of `advance`. Raises ConfigurationError if `start` has no time zone.
+        """
         if start is not None and start.tzinfo is None:
             raise ConfigurationError(
                 f"start={start.isoformat()} has no time zone.",
@@ -62,44 +78,50 @@ class VirtualClock:
         self._passed_s = 0.0
         self.stands_still = stands_still
         self._patience_s = patience.total_seconds()
-        self._unasked_s = 0.0
+        self._passed_unasked_s = 0.0
+        """The time that has passed since the last call of `advance`."""
         self._targets: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._numbers = itertools.count()
-        self._threads = 0
-        self._turns = 0
-        self._said = False
-        self._driven: _Driven | None = None
+        """A heap of calls of `advance`: their ends, numbers, and futures."""
+        self._target_numbers = itertools.count()
+        self._running_threads = 0
+        self._busy_iterations = 0
+        self._has_warned = False
+        self._driver: _LoopDriver | None = None
 
     def now_ms(self) -> int:
+        """Return the virtual time in milliseconds since 1970."""
         return self._start_ms + int(self._passed_s * 1000 + 1e-6)
 
     def monotonic_s(self) -> float:
+        """Return how many seconds have passed since the clock was created."""
         return self._passed_s
 
     def now(self) -> datetime.datetime:
-        """The same as `now_ms`, in UTC."""
+        """Return the virtual time as a datetime in UTC."""
         return datetime.datetime.fromtimestamp(self.now_ms() / 1000, datetime.UTC)
 
     async def advance(
         self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0
     ) -> None:
-        """Lets so much time pass; what is due in it happens at its time, in order.
+        """Let the sum of the given times pass. What is due meanwhile happens in order.
 
-        Returns when everything has come to rest at the end of it. Raises ConfigurationError for a
-        negative time, or when the clock drives no loop.
+        Returns at the end of that time, when every task waits again. Raises ConfigurationError for
+        a negative time, and if the clock does not drive the running loop.
         """
         passing_s = seconds + 60 * (minutes + 60 * (hours + 24 * days))
         if passing_s < 0:
-            raise ConfigurationError(f"time cannot go back by {-passing_s:g} s.", fix="Go on.")
+            raise ConfigurationError(
+                f"time cannot go back by {-passing_s:g} s.", fix="Pass 0 or more."
+            )
         loop = asyncio.get_running_loop()
-        if self._driven is None or self._driven.loop is not loop:
+        if self._driver is None or self._driver.loop is not loop:
             raise ConfigurationError(
                 "this clock does not drive the running loop.",
                 fix="Call advance inside `async with embedded(clock=clock)`.",
             )
-        self._unasked_s = 0.0
+        self._passed_unasked_s = 0.0
         reached: asyncio.Future[None] = loop.create_future()
-        target = (self._passed_s + passing_s, next(self._numbers), reached)
+        target = (self._passed_s + passing_s, next(self._target_numbers), reached)
         heapq.heappush(self._targets, target)
         try:
             await reached
@@ -109,36 +131,45 @@ class VirtualClock:
                 heapq.heapify(self._targets)
 
     def set_wall_clock(self, seconds: float) -> None:
-        """Set the wall clock forward by `seconds`, or back if negative, as an administrator or
-        NTP does. No time passes: `monotonic_s`, and so every timer of the loop, is as before."""
+        """Set the wall clock forward by `seconds`, or back if negative, as an administrator does.
+
+        No time passes by this: `monotonic_s`, and so every timer of the loop, stays the same.
+        """
         self._start_ms += round(seconds * 1000)
 
     async def settle(self) -> None:
-        """Returns when nothing is left to do without time passing."""
+        """Wait until nothing is left to do unless time passes."""
         await self.advance(0)
 
     def drive(self) -> None:
-        """Takes the running loop over. Raises ConfigurationError for loops that are not asyncio's,
-        and when the clock drives a loop already."""
-        if self._driven is not None:
+        """Take over the running event loop.
+
+        Raises ConfigurationError if the loop is not one of asyncio's, if this clock drives a loop
+        already, and if another clock drives this loop.
+        """
+        if self._driver is not None:
             raise ConfigurationError(
                 "this clock drives a loop already.",
-                fix="One embedded cluster a clock: make another VirtualClock, or another client "
-                "by `mq.servers.client()`.",
+                fix="Create a VirtualClock for each embedded cluster, or another client of one "
+                "cluster with `mq.servers.client()`.",
             )
-        self._driven = _Driven(self, asyncio.get_running_loop())
+        self._driver = _LoopDriver(self, asyncio.get_running_loop())
 
     def release(self) -> None:
-        """Gives the loop back to real time. A second call does nothing."""
-        if self._driven is not None:
-            self._driven.release()
-            self._driven = None
+        """Return the loop to real time. Safe to call twice."""
+        if self._driver is not None:
+            self._driver.release()
+            self._driver = None
 
-    # ------------------------------------------------------------------------ told by the loop
+    # ------------------------------------------------------------------------ called by the loop
 
-    def idle(self, select: Select, timeout_s: float | None) -> list[Any]:
-        """Nothing is ready; the next timer is due in `timeout_s`."""
-        if self._threads:
+    def on_idle(self, select: Select, timeout_s: float | None) -> list[Any]:
+        """Let time pass until the next timer or the end of `advance`, and return ready events.
+
+        The loop has nothing to do. Its next timer is due in `timeout_s` seconds, None if there is
+        none. Where time must not pass, wait in real time with `select` instead.
+        """
+        if self._running_threads:
             return select(STALL_S)
         if self._targets:
             left_s = self._targets[0][0] - self._passed_s
@@ -150,93 +181,115 @@ class VirtualClock:
             else:
                 self._pass(timeout_s)
             return []
-        if timeout_s is None or self.stands_still or self._unasked_s > self._patience_s:
-            return self._stand(select, timeout_s)
+        if timeout_s is None or self.stands_still or self._passed_unasked_s > self._patience_s:
+            return self._wait_in_real_time(select, timeout_s)
         self._pass(timeout_s)
-        self._unasked_s += timeout_s
+        self._passed_unasked_s += timeout_s
         return []
 
     def _pass(self, seconds: float) -> None:
-        """To the next whole microsecond: sums of floats would end a hair before the timer. Some
-        time always passes, or who is a billionth of a second early would wait for ever."""
-        self._turns = 0
+        """Let `seconds` pass, rounded up to whole microseconds, and at least one.
+
+        A sum of floats could end just before the time of a timer, and the loop would wait for the
+        rest again and again.
+        """
+        self._busy_iterations = 0
         later_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
         self._passed_s = later_s if later_s > self._passed_s else self._passed_s + RESOLUTION_S
 
-    def busy(self) -> None:
-        """A turn of the loop in which there is something to do. Work takes time: without that, who
-        waits for a time that is off by the last bit of a float would wait in circles for ever."""
-        self._turns += 1
-        if self._turns == BUSY_TURNS:
+    def on_busy(self) -> None:
+        """Count a loop iteration that has something to do, and let a little time pass at times.
+
+        Otherwise a task that polls for a time would run for ever if its time is off by the last bit
+        of a float.
+        """
+        self._busy_iterations += 1
+        if self._busy_iterations == BUSY_ITERATIONS_MAX:
             self._pass(RESOLUTION_S)
 
-    def _stand(self, select: Select, timeout_s: float | None) -> list[Any]:
-        """Only what comes from outside can go on here."""
-        events = select(None if self._said else STALL_S)
-        if not events and not self._said:
-            self._said = True
+    def _wait_in_real_time(self, select: Select, timeout_s: float | None) -> list[Any]:
+        """Wait for I/O without letting virtual time pass, and return the ready events.
+
+        Log a warning, once, if nothing happens within `STALL_S`.
+        """
+        events = select(None if self._has_warned else STALL_S)
+        if not events and not self._has_warned:
+            self._has_warned = True
+            next_timer = (
+                "there is no timer."
+                if timeout_s is None
+                else f"the next timer is due in {timeout_s:g} s: `await clock.advance(...)`."
+            )
+            patience = ""
+            if self._passed_unasked_s > self._patience_s:
+                patience = (
+                    f" {self._passed_unasked_s:.0f} s have passed without a call of advance, which "
+                    "is the clock's patience: what this test waits for does not happen."
+                )
             _log.warning(
-                "Everything waits and virtual time stands still at %s; %s%s",
+                "Every task waits, and virtual time stands still at %s; %s%s",
                 self.now().isoformat(),
-                "there is no timer at all." if timeout_s is None
-                else f"the next timer is due in {timeout_s:g} s: `await clock.advance(...)`.",
-                "" if self._unasked_s <= self._patience_s else
-                f" {self._unasked_s:.0f} s have passed unasked, which is the clock's patience: "
-                "what this test waits for does not come.",
-            )  # fmt: skip
+                next_timer,
+                patience,
+            )
         return events
 
-    def thread_began(self) -> None:
-        self._threads += 1
+    def on_thread_started(self) -> None:
+        """Stop the time while a thread works for the loop."""
+        self._running_threads += 1
 
-    def thread_ended(self, _future: object) -> None:
-        self._threads -= 1
+    def on_thread_ended(self, _future: object) -> None:
+        """Let the time pass again when no thread works for the loop."""
+        self._running_threads -= 1
 
 
-class _Driven:
-    """A loop whose time is a virtual clock's, and whose selector is asked without waiting."""
+class _LoopDriver:
+    """The replaced attributes of an event loop that a virtual clock drives."""
 
     def __init__(self, clock: VirtualClock, loop: asyncio.AbstractEventLoop) -> None:
+        """Replace the attributes. Raises ConfigurationError as `VirtualClock.drive` does."""
         self.loop = loop
         self._clock = clock
-        self._raw = cast(Any, loop)
+        self._untyped_loop = cast(Any, loop)
         selector = getattr(loop, "_selector", None)
         if not isinstance(selector, selectors.BaseSelector):
             raise ConfigurationError(
                 f"a virtual clock cannot drive {type(loop).__module__}.{type(loop).__name__}.",
                 fix="Use asyncio's own event loop in tests, or embedded() without a clock.",
             )
-        if isinstance(getattr(loop.time, "__self__", None), _Driven):
+        if isinstance(getattr(loop.time, "__self__", None), _LoopDriver):
             raise ConfigurationError(
                 "another virtual clock drives this loop already.", fix="Use that one."
             )
-        self._began_s = loop.time() - clock.monotonic_s()
-        self._raw.time = self._time
+        self._offset_s = loop.time() - clock.monotonic_s()
+        self._untyped_loop.time = self._time
         select: Select = selector.select
         self._select = select
-        run: Callable[..., Any] = self._raw.run_in_executor
+        run_original: Callable[..., Any] = self._untyped_loop.run_in_executor
 
-        def look(timeout: float | None = None) -> list[Any]:
+        def poll(timeout: float | None = None) -> list[Any]:
             events = select(0)
             if events or (timeout is not None and timeout <= 0):
-                clock.busy()
+                clock.on_busy()
                 return events
-            return clock.idle(select, timeout)
+            return clock.on_idle(select, timeout)
 
         def run_in_executor(executor: Any, work: Callable[..., Any], *values: Any) -> Any:
-            future = run(executor, work, *values)
-            clock.thread_began()
-            future.add_done_callback(clock.thread_ended)
+            future = run_original(executor, work, *values)
+            clock.on_thread_started()
+            future.add_done_callback(clock.on_thread_ended)
             return future
 
-        self._raw._selector.select = look
-        self._raw.run_in_executor = run_in_executor
+        self._untyped_loop._selector.select = poll
+        self._untyped_loop.run_in_executor = run_in_executor
 
     def _time(self) -> float:
-        return self._began_s + self._clock.monotonic_s()
+        """Return the time of the loop. It continues from the real time at which it was replaced."""
+        return self._offset_s + self._clock.monotonic_s()
 
     def release(self) -> None:
+        """Restore the attributes. The loop's time continues from where it is."""
         ahead_s = self._time() - SYSTEM_CLOCK.monotonic_s()
-        self._raw.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
-        self._raw._selector.select = self._select
-        del self._raw.run_in_executor
+        self._untyped_loop.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
+        self._untyped_loop._selector.select = self._select
+        del self._untyped_loop.run_in_executor

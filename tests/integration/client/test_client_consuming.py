@@ -88,7 +88,7 @@ async def test_a_failed_message_of_a_broadcasting_group_is_logged_and_dropped(ca
         client = mq.servers.client(files=CrashableFiles(), offsets_directory="/offsets")
         await client.consumer("g", handler, broadcast=True).subscribe("t").start()
         await until(lambda: len(seen) == 3)
-        await until(lambda: "rejected and dropped" in caplog.text)
+        await until(lambda: "was rejected and is dropped" in caplog.text)
         await client.close()
         assert seen == [b"A0", b"A1", b"A2"]
         assert "%RETRY%g" not in member_topics(mq), "no message went to the retry topic"
@@ -334,17 +334,17 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         await mq.admin.create_topic("t", queues=2)
         mq.cluster.routes.remove("t")
         is_taking, goes_on = asyncio.Event(), asyncio.Event()
-        where = here.readers.start_offset
+        where = here.readers.find_start_offset
 
         async def slow(queue: MessageQueue, *, is_new: bool = False) -> tuple[int, int | None]:
             is_taking.set()
             await goes_on.wait()
             return await where(queue, is_new=is_new)
 
-        monkeypatch.setattr(here.readers, "start_offset", slow)
-        here.notice()
+        monkeypatch.setattr(here.readers, "find_start_offset", slow)
+        here.schedule_rebalance()
         await is_taking.wait()
-        beat = here._beat
+        beat = here._send_heartbeats
 
         async def then_goes_on(*rest: Any, **more: Any) -> None:
             await beat(*rest, **more)
@@ -353,7 +353,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
                 await until(lambda: len(own(mq, "g", "t")) == 2)
                 raise ConnectionLostError("no broker heard of it.")
 
-        monkeypatch.setattr(here, "_beat", then_goes_on)
+        monkeypatch.setattr(here, "_send_heartbeats", then_goes_on)
         with contextlib.suppress(ConnectionLostError):
             await consumer.change("t", tags="A || B")
         wanted = "A" if is_refused else "A || B"
@@ -369,7 +369,7 @@ async def test_a_member_that_a_strict_group_refuses_gives_its_queues_up(
 
     async def not_asked(*_: object) -> None: ...
 
-    monkeypatch.setattr(Member, "_check", not_asked)  # the others came in between
+    monkeypatch.setattr(Member, "_check_subscription", not_asked)  # the others came in between
     async with embedded() as mq:
         await mq.admin.create_topic("t", queues=2)
         await mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
@@ -389,7 +389,7 @@ async def test_a_member_that_a_strict_group_refuses_gives_its_queues_up(
         await member(mq, "g").readers.commit()
         await consumers[0].change("t", tags="A || B")
         other_member = member(other, "g")
-        other_member.notice()
+        other_member.schedule_rebalance()
         await until(lambda: len(own(mq, "g", "t")) == len(own(other, "g", "t")) == 1)
         await fill(mq, "t", 8, tag="B")
         await until(lambda: len(got) == 16)
@@ -458,7 +458,7 @@ async def test_commits_are_exact_and_a_seek_outside_is_refused():
             async with asyncio.timeout(2):
                 while await consumer.committed(queue) != 10:
                     await asyncio.sleep(0.01)
-            with pytest.raises(ConfigurationError, match="0 up to 10, not 11"):
+            with pytest.raises(ConfigurationError, match="0 to 10, and 11 is outside"):
                 await consumer.seek(queue, 11)
             await consumer.seek(queue, 4)
             assert await drain(consumer, 6) == [b"A%d" % n for n in range(4, 10)]
@@ -472,8 +472,10 @@ async def test_listeners_hear_of_new_queues_and_of_a_new_share():
         heard: list[int] = []
         shares: list[int] = []
         async with mq.lite_pull("g") as consumer:
-            consumer.on_share = lambda topic, queues, mine: shares.append(len(mine))
-            consumer.on_queues("t", lambda topic, queues: heard.append(len(queues)), period_s=0.02)
+            consumer.on_assignment_change = lambda topic, queues, mine: shares.append(len(mine))
+            consumer.watch_queues(
+                "t", lambda topic, queues: heard.append(len(queues)), period_s=0.02
+            )
             await consumer.subscribe("t")
             assert shares == [2]
             await asyncio.sleep(0.1)

@@ -107,4 +107,4 @@ def test_waiting_messages_are_listed_and_cancelled_by_key(cluster):
     assert sluice("delay", "cancel", "k1").exit_code == 0
     assert sluice("delay", "cancel", "k1").exit_code == 1
     assert sluice("delay", "cancel", "both").exit_code == 0
-    assert "No message waits." in sluice("delay", "list").stderr
+    assert "There are no delayed messages." in sluice("delay", "list").stderr

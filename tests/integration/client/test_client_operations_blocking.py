@@ -137,7 +137,10 @@ async def test_group_reset_skip_and_clone_show_what_changes(address: str) -> Non
             assert call(address, "group", "create", "G").exit_code == 0
             admin.commit_offset("G", QUEUE, 6)
             plan = call(address, "group", "reset", "G", "-t", "T", "--to", "earliest", "--dry-run")
-            assert "G would go on there: 6 messages come again, 0 are skipped." in plan.output
+            assert (
+                "G would continue there. 6 messages are delivered again, 0 are skipped."
+                in plan.output
+            )
             assert admin.committed_offset("G", QUEUE) == 6
             words = ("group", "reset", "G", "-t", "T", "--to", "earliest", "--json")
             (done,) = lines(call(address, *words))
@@ -209,7 +212,7 @@ async def test_consumer_list_status_stack_and_message_consume(address: str) -> N
             assert first["result"] == "CR_SUCCESS"
             second = call(address, *words)
             assert second.exit_code == 1
-            assert "its handler failed" in second.output
+            assert "the handler failed" in second.output
             assert "ValueError: third time" in second.output
 
     await run(work)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from sluicemq import ConfigurationError, RetryLaterError, SendError, Sluice
-from sluicemq.client.aio import ordered as leases
+from sluicemq.client.aio import ordered
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.threaded import Consumer
 from sluicemq.model.ids import java_hash
@@ -133,7 +133,7 @@ async def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_the_
 async def test_a_lost_lock_stops_the_queue_at_once_and_nothing_is_committed_after_it(
     cluster, monkeypatch
 ):
-    monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    monkeypatch.setattr(ordered, "RENEW_PERIOD_S", 0.1)
     seen = []
     go_on = asyncio.Event()
 

@@ -98,7 +98,7 @@ async def test_what_is_in_flight_is_told(mq: EmbeddedSluice) -> None:
     (record,) = [one for one in map(json.loads, shown.stdout.splitlines()) if one["topic"] == "T"]
     assert (record["lag"], record["in_flight"], record["matching"]) == (2, 1, 2)
     table = (await sluice(mq, "group", "lag", "G")).stdout
-    assert "2 messages behind, 1 of them popped and not acknowledged" in table
+    assert "The lag is 2 messages, of which 1 are in flight" in table
     assert "Pops T on broker-a by TAG *." in (await sluice(mq, "group", "show", "G")).stdout
 
     fates = []

@@ -234,18 +234,18 @@ async def test_a_right_that_is_taken_away_stops_its_group_alone_until_it_is_back
 
         await guarded.change("good=SUB", "good=DENY")
         for _ in range(2):
-            await asyncio.wrap_future(mq._keeper.send_heartbeats())
+            await asyncio.wrap_future(mq._heartbeat_thread.send_heartbeats())
         told = [one.getMessage() for one in caplog.records if "refuses the members" in one.message]
         assert len(told) == 1, told
         assert "No permission for group:good" in told[0]
         address = guarded.broker.address
-        assert mq._keeper.find_access_error("good", [address]) is not None
-        assert mq._keeper.find_access_error("other", [address]) is None, (
+        assert mq._heartbeat_thread.find_access_error("good", [address]) is not None
+        assert mq._heartbeat_thread.find_access_error("other", [address]) is None, (
             "its own heartbeat was accepted"
         )
         await producer.send("T", b"2")
         await until(lambda: got["other"] == [b"1", b"2"])
 
         await guarded.change("good=DENY", "good=SUB")
-        await asyncio.wrap_future(mq._keeper.send_heartbeats())
+        await asyncio.wrap_future(mq._heartbeat_thread.send_heartbeats())
         await until(lambda: got["good"] == [b"1", b"2"])

@@ -325,7 +325,7 @@ def test_undecided_transactions_are_listed_and_decided_by_hand(cluster):
         environment = {"NAMESRV_ADDR": ";".join(cluster.addresses), "COLUMNS": "250"}
         return CliRunner().invoke(main, ["transaction", *arguments], env=environment)
 
-    assert sluice("list").output == "No transaction is undecided.\n"
+    assert sluice("list").output == "There are no open transactions.\n"
     ids = []
     with Producer(cluster.addresses, group="G") as producer:
         for body in (b"one", b"two", b"three"):
@@ -343,7 +343,7 @@ def test_undecided_transactions_are_listed_and_decided_by_hand(cluster):
     assert sluice("resolve", ids[0], "--commit").exit_code == 0
     assert sluice("resolve", ids[1], "--rollback").exit_code == 0
     again = sluice("resolve", ids[0], "--commit")
-    assert (again.exit_code, "no broker has" in again.stderr) == (1, True)
+    assert (again.exit_code, "No broker has" in again.stderr) == (1, True)
     assert sluice("resolve", ids[2]).exit_code == 2
     assert stored(cluster) == ["one"]
     left = [json.loads(line)["id"] for line in sluice("list", "--json").stdout.splitlines()]

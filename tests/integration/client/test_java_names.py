@@ -103,12 +103,12 @@ def total(producer) -> int:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((one(), "now"), "does not take 'now'"),
-        ((one(), Third()), "a selector came without its argument"),
+        ((one(), "now"), "does not accept 'now'"),
+        ((one(), Third()), "a selector was passed without its argument"),
         ((one(), 3000, Results()), "SendCallback"),
-        (([one()], Third(), 2), "A batch is a list"),
-        (("t", b"x"), "does not take b'x'"),
-        ((["x"],), "A batch is a list"),
+        (([one()], Third(), 2), "a batch must be a list"),
+        (("t", b"x"), "does not accept b'x'"),
+        ((["x"],), "a batch must be a list"),
     ],
 )
 def test_what_send_does_not_take(producer, given, said):
@@ -135,7 +135,7 @@ def test_settings_of_a_producer_hold_from_the_next_send_on(producer):
     producer.set_retry_times_when_send_failed(1)
     producer.retry_another_broker_when_not_store_ok = True
     producer.send(one())
-    sender = producer._client.sender
+    sender = producer._threaded.client.sender
     assert (sender.timeout_ms, sender.retries, sender.retry_unsafe) == (2000, 1, True)
     with pytest.raises(ConfigurationError, match="before start"):
         producer.set_compress_msg_body_over_howmuch(1)

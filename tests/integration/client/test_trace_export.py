@@ -107,7 +107,7 @@ async def test_spans_of_a_message_that_fails_once_and_of_a_transaction(receiver:
 async def test_what_the_endpoint_does_not_take_is_tried_again_and_not_committed(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.cli.message.AGAIN_S", 0.02)
+    monkeypatch.setattr("sluicemq.cli.message.EXPORT_RETRY_S", 0.02)
     receiver.answers[0] = 400
     async with embedded(settings=SETTINGS, trace=True, tcp=True) as mq:
         sent = await mq.send("orders", b"1")
@@ -118,7 +118,7 @@ async def test_what_the_endpoint_does_not_take_is_tried_again_and_not_committed(
         receiver.answers[0] = 200
         result = await running
         assert json.loads(result.stdout)["spans"] == 1
-        assert result.stderr.count("tried again") == 1
+        assert result.stderr.count("retrying") == 1
         assert "400" in result.stderr
 
 

@@ -111,7 +111,7 @@ async def test_a_blocking_handler_follows_each_rule(mq: EmbeddedSluice, rule: An
         await until(lambda: len(seen) == 3)
         assert seen == [b"good 0", b"good 1", b"good 2"]
         assert await dead_letters(mq, "g") == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
-        assert consumer._consumer.undecodable == 1
+        assert consumer._consumer.undecodable_count == 1
     finally:
         await asyncio.to_thread(consumer.close)
 
@@ -120,10 +120,10 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
     mq: EmbeddedSluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Meanwhile it counts as unacknowledged, and messages behind it are delivered."""
-    from sluicemq.client.aio import readers
+    from sluicemq.client.aio import queue_reader as readers
     from sluicemq.errors import ConnectionLostError
 
-    calls, real = [], readers.SendBack.send_back
+    calls, real = [], readers.RetrySender.send_back
 
     async def flaky(self: Any, record: Any, level: int) -> None:
         calls.append(level)
@@ -131,7 +131,7 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
             raise ConnectionLostError("no broker is there.")
         await real(self, record, level)
 
-    monkeypatch.setattr(readers.SendBack, "send_back", flaky)
+    monkeypatch.setattr(readers.RetrySender, "send_back", flaky)
     monkeypatch.setattr(readers, "local_retry_delay_s", lambda attempt: 0.01 * attempt)
     async with mq.subscribe("t", group="g", on_undecodable="dead_letter") as stream:
         good = [await stream.receive() for _ in range(3)]
@@ -238,7 +238,7 @@ async def test_the_doctor_names_members_that_cannot_decode_and_the_message(
 
     consumer = mq.consumer("g", take).subscribe("t")
     await consumer.start()
-    await until(lambda: consumer.undecodable)
+    await until(lambda: consumer.undecodable_count)
 
     def look() -> Diagnosis:
         with Admin(names(mq)) as admin:
@@ -278,7 +278,7 @@ async def test_a_listener_of_rocketmq_fails_on_it_alone(mq: EmbeddedSluice) -> N
         await until(lambda: len(seen) == 3)
         assert sorted(seen) == [b"good 0", b"good 1", b"good 2"]
         assert await dead_letters(mq, "g") == [(BAD_ID, GARBAGE.raw, GARBAGE.sys_flag)]
-        assert consumer._client.undecodable == 1
+        assert consumer._threaded.client.undecodable_count == 1
     finally:
         await asyncio.to_thread(consumer.shutdown)
 

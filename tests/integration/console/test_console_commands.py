@@ -1,6 +1,4 @@
-"""`sluice console` as a process: its line, its link, where it may listen; accounts by commands; the
-console of `sluice up`.
-"""
+"""Test `sluice console` as a process, its account commands, and the console of `sluice up`."""
 
 import os
 import re
@@ -54,7 +52,7 @@ def link_of(process: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def test_the_link_lets_in_once_and_a_missing_cluster_is_a_sentence(start: Start) -> None:
+def test_the_link_works_once_and_a_missing_cluster_is_one_sentence(start: Start) -> None:
     process = start("console", "--port", "0")
     link = link_of(process)
     with httpx.Client(timeout=limit(TIMEOUT_S)) as browser:
@@ -67,7 +65,7 @@ def test_the_link_lets_in_once_and_a_missing_cluster_is_a_sentence(start: Start)
     assert process.wait(limit(TIMEOUT_S)) == 0
 
 
-def test_another_address_wants_accounts(start: Start, tmp_path: Path) -> None:
+def test_a_public_address_requires_console_accounts(start: Start, tmp_path: Path) -> None:
     refused = start("console", "--host", "0.0.0.0", "--port", "0")
     _, errors = refused.communicate(timeout=limit(TIMEOUT_S))
     assert refused.returncode == 1
@@ -75,7 +73,7 @@ def test_another_address_wants_accounts(start: Start, tmp_path: Path) -> None:
     words = "console", "account", "add", "ann", "--role", "operate", "--secret-stdin"
     added = start(*words)
     text, _ = added.communicate("a long enough secret\n", timeout=limit(TIMEOUT_S))
-    assert "ann may operate" in text
+    assert "ann has the role operate" in text
     assert (tmp_path / "sluicemq" / "console.json").stat().st_mode & 0o777 == 0o600
     listed, _ = start("console", "account", "list", "--json").communicate(timeout=limit(TIMEOUT_S))
     assert listed == '{"name":"ann","role":"operate"}\n'
@@ -86,7 +84,7 @@ def test_another_address_wants_accounts(start: Start, tmp_path: Path) -> None:
     assert listed == ""
 
 
-def test_up_brings_its_console_along(start: Start, tmp_path: Path) -> None:
+def test_up_starts_the_console(start: Start, tmp_path: Path) -> None:
     process = start(
         "up", "--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store"),
         "--console",

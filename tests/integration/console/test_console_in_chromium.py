@@ -21,7 +21,7 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.console.accounts import Accounts
 from sluicemq.console.app import Console
 from sluicemq.console.history import History
-from sluicemq.console.serve import serving
+from sluicemq.console.serve import run_server
 from sluicemq.model.message import Message
 from sluicemq.pipelines.record import Recorder
 from sluicemq.pipelines.run import Event
@@ -90,7 +90,7 @@ async def console(tmp_path: Path) -> AsyncIterator[tuple[Console, str, str]]:
             pipelines=(str(tmp_path / "runs"),),
         )
         made.history = await hours(mq, clock)
-        async with serving(made, "127.0.0.1", 0) as link:
+        async with run_server(made, "127.0.0.1", 0) as link:
             yield made, link.partition("/enter")[0], message_id
 
 
@@ -123,7 +123,7 @@ async def hours(mq: EmbeddedSluice, clock: PastClock) -> History:
             sent = {"origin": "JFK" if number % 2 else "EWR", "dep_delay": "75"}
             await mq.send("flights", b"{}", properties=sent)
         history.watch("late", await mq.admin.lag("late"))
-        await history.look(mq.admin)
+        await history.sample(mq.admin)
         await asyncio.sleep(0.05)
     return history
 
@@ -132,7 +132,7 @@ def leave_runs(directory: str, clock: PastClock) -> None:
     """A stream that goes on, one that failed, a batch that is done."""
     for name, kind, ending in (
         ("bookings-archive", "archive", ""),
-        ("late-flights", "batch", "late.yaml:12: sinks[2].url: the database does not answer."),
+        ("late-flights", "batch", "late.yaml:12: sinks[2].url: the database cannot be reached."),
         ("copy-flights", "streaming", None),
     ):
         clock.ago_s = 600.0
@@ -147,11 +147,11 @@ def leave_runs(directory: str, clock: PastClock) -> None:
                 "eta_s": left / rows * 3,
             }  # fmt: skip
             told = f"{name} topic-copy: batch {batch}: {rows:,} rows, lag {left:,}"
-            recorder.hear(Event("batch", told, figures))
+            recorder.record_event(Event("batch", told, figures))
         if ending is None:
-            recorder.beat()
+            recorder.refresh()
         else:
-            recorder.end(ending)
+            recorder.finish(ending)
 
 
 async def fill(mq: EmbeddedSluice) -> str:
@@ -235,7 +235,7 @@ async def test_every_page_in_a_real_browser(
             page.set_default_timeout(limit(30) * 1000)
             page.on("console", lambda said: note(said.type, said.text))
             page.on("pageerror", lambda error: note("error", str(error)))
-            await page.goto(f"{base}/enter?token={made.sessions.new_link()}")
+            await page.goto(f"{base}/enter?token={made.sessions.create_link()}")
             for name, path in pages(message_id).items():
                 if (width, scheme) not in PICTURES and name not in SHOWN:
                     continue
@@ -267,7 +267,7 @@ async def test_actions_in_a_real_browser(console: tuple[Console, str, str]) -> N
         )
         page = await browser.new_page()
         page.set_default_timeout(limit(30) * 1000)
-        await page.goto(f"{base}/enter?token={made.sessions.new_link()}")
+        await page.goto(f"{base}/enter?token={made.sessions.create_link()}")
         await page.goto(f"{base}/topics")
         await page.click("summary")
         await page.fill("details [name=topic]", "fresh")
@@ -283,7 +283,7 @@ async def test_actions_in_a_real_browser(console: tuple[Console, str, str]) -> N
         assert "done=resent" in page.url
         await page.goto(f"{base}/groups/late/reset?topic=flights&place=first")
         await page.click("form.do button")
-        assert await page.inner_text(".notice") == "The group goes on at the new place."
+        assert await page.inner_text(".notice") == "The group continues at the new offsets."
         await page.goto(f"{base}/dead-letters/late/letters")
         await page.check("[type=checkbox]")
         await page.fill("[name=find]", "<script>")

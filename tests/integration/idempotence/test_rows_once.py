@@ -9,7 +9,7 @@ import sqlalchemy as sa
 pytest.importorskip("pyspark")
 
 from sluicemq.client.ledger import make_blocking_engine
-from sluicemq.pipelines.dedup import Target, insert_new, prepare
+from sluicemq.pipelines.dedup import Target, insert_chunks, prepare_table
 from waiting import limit
 
 COUNT = 500
@@ -22,8 +22,8 @@ def target(database: sa.URL) -> Target:
         (("sluice_key", "string"), ("number", "int"), ("at", "timestamp"), ("raw", "binary")),
         chunk_rows=50,
     )  # fmt: skip
-    prepare(found, create=True)
-    prepare(found, create=False)
+    prepare_table(found, create=True)
+    prepare_table(found, create=False)
     return found
 
 
@@ -42,7 +42,7 @@ def test_two_attempts_at_once_write_each_row_once(target: Target) -> None:
     def attempt() -> None:
         engine = make_blocking_engine(target.url)
         try:
-            done.append(insert_new(engine, target, chunks()))
+            done.append(insert_chunks(engine, target, chunks()))
         finally:
             engine.dispose()
 

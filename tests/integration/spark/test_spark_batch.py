@@ -111,7 +111,7 @@ def test_a_filter_that_loses_rows_by_mistake_is_told_at_planning(
     stream.stop()
     batch, once_a_stream = (line for line in caplog.messages if "filter.sql" in line)
     assert batch == once_a_stream
-    assert "0 match. 9 of 9 values of latitude are no Integer" in batch
+    assert "0 match. 9 of 9 values of latitude cannot be read as Integer" in batch
     assert batch.endswith("Write 5.0.")
 
 

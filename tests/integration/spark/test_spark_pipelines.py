@@ -18,7 +18,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.pipelines.file import Pipeline, load_pipeline
 from sluicemq.pipelines.plan import plan
-from sluicemq.pipelines.run import Event, Stop, run, stop_on_signals
+from sluicemq.pipelines.run import Event, StopRequest, run, stop_on_signals
 from waiting import limit
 
 pytestmark = pytest.mark.timeout(300)
@@ -62,7 +62,7 @@ def test_a_batch_writes_the_same_rows_into_every_sink_and_its_dry_run_nothing(
     publish(0, 100)
     pipeline = make(BATCH)
     (trap,) = plan(make(BATCH.replace("number >= 20", "delay >= -99")), spark).figures["filter"][3:]
-    assert "values of delay are no Integer ('late')" in trap
+    assert "values of delay cannot be read as Integer ('late')" in trap
     found = plan(pipeline, spark)
     assert found.figures["messages"] == 100
     assert [(one["start"], one["end"]) for one in found.figures["queues"]] == [(0, 50), (0, 50)]
@@ -70,7 +70,7 @@ def test_a_batch_writes_the_same_rows_into_every_sink_and_its_dry_run_nothing(
     assert "LessThan(number, 80)" in found.figures["filter"][1]
     assert found.figures["filter"][2] == "by Spark: -"
     assert found.figures["columns"] == {"number": "int", "origin": "string", "text": "string"}
-    assert "it would be made" in found.figures["sinks"][2]["what"]
+    assert "it would be created" in found.figures["sinks"][2]["what"]
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "t.db").exists() or _tables(tmp_path) == []
     assert admin.find_route(f"{topic}-copy") is None
@@ -121,7 +121,7 @@ def no_rows_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         ("number, origin", "number,, origin", ":8: transform: at position"),
         ("number, origin", "numbr, origin", ":8: transform: at position"),
         ("select number, origin, cast(body as string) as text\n  from source where number < 80",
-         "insert into t select * from source", ":8: transform: it is a command, not a query."),
+         "insert into t select * from source", ":8: transform: this is a command, not a query."),
         ("tag: origin", "tag: oregano", ":11: sinks[0].tag: "),
         ("partition_by: [origin]", "partition_by: [orgin]",
          ":12: sinks[1].partition_by: there is no column 'orgin'. Did you mean 'origin'?"),
@@ -173,7 +173,7 @@ def test_a_signal_ends_a_stream_after_a_micro_batch_and_a_restart_goes_on(
 
         publisher = threading.Thread(target=kill_when_seen)
         publisher.start()
-        with stop_on_signals(stop := Stop()):
+        with stop_on_signals(stop := StopRequest()):
             run(pipeline, spark, listener=hear, stopping=stop)
         publisher.join()
         directory = tmp_path / "ck" / f"topic-{topic}-copy"
@@ -227,5 +227,5 @@ def test_stopping_leaves_out_the_sinks_of_a_batch_that_are_not_begun(
     publish(0, 10)
     started = time.monotonic()
     outcome = run(make(BATCH), spark, stopping=lambda: time.monotonic() >= started)
-    assert len(outcome.left) == 3
+    assert len(outcome.skipped) == 3
     assert not (tmp_path / "out").exists()

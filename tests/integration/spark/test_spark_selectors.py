@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions
 
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
-from sluicemq.filter.plan import verdict_of
+from sluicemq.filter.plan import evaluate_verdict
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.spark.report import pushdown
 from sluicemq.spark.selectors import VERDICTS, column, compiled, selector_sql, verdict
@@ -87,7 +87,7 @@ def check(spark: Any, texts: Sequence[str], rows: Sequence[dict[str, str]]) -> N
         found = frame.select(verdicts.alias("v"), matches.alias("m")).collect()
         for row, said in zip(rows, found, strict=True):
             for place, text in enumerate(chunk):
-                wanted = VERDICTS[verdict_of(compile_sql92(text).evaluate, row)]
+                wanted = VERDICTS[evaluate_verdict(compile_sql92(text).evaluate, row)]
                 assert said.v[place] == wanted, (text, row)
                 assert said.m[place] is (wanted == "TRUE"), (text, row)
 

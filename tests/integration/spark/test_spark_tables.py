@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sluicemq.cli.spark import moment_ms, plain, signed, write_frame
+from sluicemq.cli.spark import credential_options, parse_moment, to_json_value, write_frame
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
-from sluicemq.pipelines.tables import Tables, narrowed
+from sluicemq.pipelines.tables import Tables, narrow_columns
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.references import UsedColumns
 from sluicemq.spark.report import pushdown
@@ -107,7 +107,7 @@ def test_parquet_is_written_by_spark_and_credentials_are_options(spark: Any, tmp
     path = str(tmp_path / "rows")
     assert write_frame(spark.range(3), "parquet", path) == 3
     assert spark.read.parquet(path).count() == 3
-    keys = signed(("me", "secret"))
+    keys = credential_options(("me", "secret"))
     options = parse_options({"nameServers": "127.0.0.1:1", "topic": "t", **keys})
     assert options.credentials == Credentials("me", "secret")
 
@@ -133,18 +133,18 @@ def test_json_and_csv_come_row_by_row(spark: Any, tmp_path: Any) -> None:
 
 
 def test_a_narrow_read_has_every_column_still() -> None:
-    columns, shown = narrowed(UsedColumns(frozenset({"tags"}), frozenset({"origin"})))
+    columns, shown = narrow_columns(UsedColumns(frozenset({"tags"}), frozenset({"origin"})))
     assert columns == "tags,prop:`origin`:string as __property_0"
     assert "map('origin', __property_0) AS properties" in shown
     assert "CAST(NULL AS binary) AS body" in shown
-    assert narrowed(UsedColumns(frozenset()))[0] == "queue_id"
+    assert narrow_columns(UsedColumns(frozenset()))[0] == "queue_id"
 
 
 def test_times_and_values_are_plain() -> None:
-    assert moment_ms("1700000000000", "--since") == 1_700_000_000_000
-    assert plain({"a": [b"x", None, True]}) == {"a": ["x", None, True]}
+    assert parse_moment("1700000000000", "--since") == 1_700_000_000_000
+    assert to_json_value({"a": [b"x", None, True]}) == {"a": ["x", None, True]}
     with pytest.raises(ConfigurationError, match="--since 'soon'"):
-        moment_ms("soon", "--since")
+        parse_moment("soon", "--since")
 
 
 def test_wrong_usage_is_said_before_spark_starts() -> None:

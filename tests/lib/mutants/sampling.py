@@ -59,7 +59,8 @@ AREAS: Final = {
     "timers": Area(
         (*(f"sluicemq.store.timers.{name}" for name in
            ("build", "checking", "files", "overdue", "placing", "state")),
-         "sluicemq.broker.waiting.timers", "sluicemq.broker.waiting.delivery"),
+         "sluicemq.broker.waiting.timers", "sluicemq.broker.waiting.due_table",
+         "sluicemq.broker.waiting.levels", "sluicemq.broker.waiting.delivery"),
         (f"tests/unit/store/test_timer_files.py {_BROKER}test_timers.py {_BROKER}test_delaying.py "
          f"{_BROKER}test_schedule.py {_BROKER}test_level_progress.py {_BROKER}test_clock_jumps.py",
          f"{_BROKER}test_timer_damage.py {_BROKER}test_timer_roles.py "
@@ -69,8 +70,8 @@ AREAS: Final = {
     ),
     "election": Area(
         ("sluicemq.broker.failover.election", "sluicemq.broker.failover.replica",
-         "sluicemq.broker.replication.insync"),
-        (f"tests/unit/broker/failover {_BROKER}replication/test_insync.py",
+         "sluicemq.broker.replication.in_sync"),
+        (f"tests/unit/broker/failover {_BROKER}replication/test_in_sync.py",
          f"{_BROKER}replication tests/property/test_failover_logs.py",
          "simulation.cluster --kind replicas --seeds 60"),
     ),

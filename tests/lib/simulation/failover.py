@@ -2,7 +2,7 @@
 
 With `failovers(monkeypatch)` whatever a test does with a stepped broker happens a second time on
 another disk: the log by its bytes (`store/follow.py`), the state by operations on files
-(`broker/replication/mirror.py`). `files.kill()`, by which tests get what a killed broker leaves,
+(`broker/replication/state_log.py`). `files.kill()`, by which tests get what a killed broker leaves,
 then is the disk of the slave, so each test of a restart is one of a failover.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker
-from sluicemq.broker.replication.mirror import Applier, HeldFiles, Mirror, MirroredFiles, Places
+from sluicemq.broker.replication.state_applier import DiscardingFiles, StateApplier
+from sluicemq.broker.replication.state_log import RecordingFiles, ReplicatedPaths, StateLog
 from sluicemq.config import StoreConfig
 from sluicemq.files import Access, File
 from sluicemq.store.store import Store
@@ -27,14 +28,14 @@ class Slave:
     """Another disk that has what the master's has, as of the last `pump`."""
 
     def __init__(self, master: CrashableFiles, config: StoreConfig) -> None:
-        self.places = places = Places(
+        self.places = places = ReplicatedPaths(
             {"config": f"{config.root}/config", "acl/main": f"{config.root}/plain_acl.yml"}
         )
         self.disk = CrashableFiles()
-        self.mirror = Mirror(places, life=str(next(_lives)))
-        self.mirrored = MirroredFiles(_Below(master), self.mirror)
-        self.applier = Applier(self.disk, places)
-        self.held = HeldFiles(self.disk, places)
+        self.state_log = StateLog(places, run_id=str(next(_lives)))
+        self.recording_files = RecordingFiles(_Below(master), self.state_log)
+        self.applier = StateApplier(self.disk, places)
+        self.held = DiscardingFiles(self.disk, places)
         self.config = config
         self.store: Store | None = None
         self.broker: SteppedBroker | None = None
@@ -44,11 +45,11 @@ class Slave:
     def follow(self, broker: SteppedBroker) -> None:
         """The master has started."""
         self.broker, self.disk.clock = broker, broker.clock
-        self.mirror.log_end = lambda: broker.store.written_offset
+        self.state_log.log_end = lambda: broker.store.written_offset
         self.store = store = Store.open(self.config, files=self.held, clock=broker.clock)
         self.following = store.start_following()
-        self.mirror.units = broker.store.expired_queues
-        self.applier = Applier(self.disk, self.places, store.begin_queue)
+        self.state_log.expired_queues = broker.store.expired_queues
+        self.applier = StateApplier(self.disk, self.places, store.begin_queue)
         self.pump()
 
     def pump(self) -> None:
@@ -72,19 +73,19 @@ class Slave:
 
     def pump_state(self) -> bool:
         """One request for state; False: it had nothing new."""
-        mirror, applier = self.mirror, self.applier
-        mirror.asked(1, applier.life, applier.number, 0.0)
-        found = mirror.after(applier.life, applier.number)
+        state_log, applier = self.state_log, self.applier
+        state_log.record_progress(1, applier.run_id, applier.applied_number, 0.0)
+        found = state_log.operations_after(applier.run_id, applier.applied_number)
         if found is None:
-            found = mirror.snapshot(self.broker.files)  # type: ignore[union-attr]
-        applier.take(mirror.life, found)
+            found = state_log.make_snapshot(self.broker.files)  # type: ignore[union-attr]
+        applier.enqueue(state_log.run_id, found)
         applier.apply(self.following.end)
-        return bool(found) and applier.waits_for is None
+        return bool(found) and applier.next_log_end is None
 
     def kill(self) -> CrashableFiles:
         """The master's machine is gone: what the slave has."""
         disk = self.disk.kill()
-        Applier(disk, self.places).settle()
+        StateApplier(disk, self.places).finish_snapshot()
         return disk
 
 
@@ -118,17 +119,17 @@ def _opened(
     slave = SLAVES.get(id(self))
     if slave is None:
         return PLAIN["open"](self, path, create=create, access=access)  # type: ignore[no-any-return]
-    return slave.mirrored.open(path, create=create, access=access)
+    return slave.recording_files.open(path, create=create, access=access)
 
 
 def _renamed(self: CrashableFiles, old: str, new: str) -> None:
     slave = SLAVES.get(id(self))
-    PLAIN["rename"](self, old, new) if slave is None else slave.mirrored.rename(old, new)
+    PLAIN["rename"](self, old, new) if slave is None else slave.recording_files.rename(old, new)
 
 
 def _removed(self: CrashableFiles, path: str) -> None:
     slave = SLAVES.get(id(self))
-    PLAIN["remove"](self, path) if slave is None else slave.mirrored.remove(path)
+    PLAIN["remove"](self, path) if slave is None else slave.recording_files.remove(path)
 
 
 def _killed(self: CrashableFiles) -> CrashableFiles:

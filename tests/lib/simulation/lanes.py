@@ -1,8 +1,8 @@
-"""Consumers of a stepped broker that behave as Java's push consumer does, for simulations.
+"""Consumers of a stepped broker that behave like Java's push consumer, for simulations.
 
-A `ModelConsumer` sends heartbeats, asks who is in its group (38), takes its share of the queues,
-asks for offsets (14), pulls (11), hands out, commits (15) and obeys 21. Time and order are the
-caller's. `deliveries` notes every message that any of them was given.
+A `ModelConsumer` sends heartbeats, asks for the members of its group (38), takes its share of the
+queues, asks for offsets (14), pulls (11), delivers, commits (15) and follows redirects (21). The
+caller decides on time and order. `deliveries` contains each message that a consumer received.
 """
 
 import random
@@ -24,7 +24,7 @@ Wanted = dict[str, tuple[str, str]]
 
 @dataclass
 class Shared:
-    """What all consumers of a simulation have in common."""
+    """The state that all consumers of a simulation share."""
 
     group: str
     deliveries: Counter[str] = field(default_factory=Counter)
@@ -57,13 +57,13 @@ class ModelConsumer:
     # ------------------------------------------------------------------------- what a test does
 
     def connect(self, broker: SteppedBroker) -> None:
-        """To a broker, or to it again after its restart: what is in hand stays in hand."""
+        """Connect to a broker, or again after its restart. Messages in flight remain so."""
         self.broker = broker
         self.connection: SteppedClient = broker.connect()
         self.beat()
 
     def change(self, wanted: Wanted, version: int) -> None:
-        """Subscribes to something else while it runs; as in Java, what it reads stays."""
+        """Change the subscription while running. As in Java, the queues remain the same."""
         self.wanted, self.version = wanted, version
         self.beat()
 
@@ -78,7 +78,7 @@ class ModelConsumer:
         self.refusal = answer.remark or "" if answer.code else ""
 
     def drop(self) -> None:
-        """First half of a rebalance: queues that are another's now are finished and given up."""
+        """Do the first half of a rebalance: finish and release lost queues."""
         mine = set(self._share())
         for queue in [queue for queue in self.readings if queue not in mine]:
             self.finish(queue, len(self.readings[queue].in_hand))
@@ -86,13 +86,13 @@ class ModelConsumer:
             del self.readings[queue]
 
     def take(self) -> None:
-        """Second half: new queues are read from their offset on."""
+        """Do the second half of a rebalance: read new queues from their offset on."""
         for queue in self._share():
             if queue not in self.readings:
                 self._begin(queue)
 
     def begin_at(self, queue: MessageQueue, offset: int) -> None:
-        """Reads a queue from an offset that it knows from before."""
+        """Read a queue from an offset that is known from before."""
         self.readings[queue] = _Reading(offset, offset)
 
     def pull(self, queue: MessageQueue, count: int = 32) -> None:
@@ -116,7 +116,7 @@ class ModelConsumer:
                 reading.done = reading.position
 
     def finish(self, queue: MessageQueue, count: int) -> None:
-        """The oldest messages in hand are acknowledged."""
+        """Acknowledge the oldest messages in flight."""
         reading = self.readings[queue]
         del reading.in_hand[:count]
         last = reading.in_hand[0].queue_offset if reading.in_hand else reading.position
@@ -124,7 +124,7 @@ class ModelConsumer:
 
     @property
     def in_hand(self) -> list[str]:
-        """Messages that it was given and has not finished."""
+        """The bodies of the messages that were received and not finished."""
         return [m.body.decode() for reading in self.readings.values() for m in reading.in_hand]
 
     def commit(self) -> None:
@@ -132,7 +132,7 @@ class ModelConsumer:
             self._commit(queue)
 
     def leave(self, *, says_so: bool) -> None:
-        """Stops in order: everything in hand is done and committed."""
+        """Stop in order: finish and commit all messages in flight."""
         for queue, reading in self.readings.items():
             self.finish(queue, len(reading.in_hand))
         self.commit()
@@ -175,8 +175,10 @@ class ModelConsumer:
         self.readings[queue] = _Reading(offset, offset if answer.code == 0 else -1)
 
     def _sent_elsewhere(self, queue: MessageQueue) -> None:
-        """Java drops the queue, balances, and begins anew if it is still its own; what it has in
-        hand it finishes, in vain."""
+        """Follow a redirect like Java: drop the queue, rebalance, and read it if assigned.
+
+        The messages in flight are finished, but their commits are ignored.
+        """
         if queue in self._share():
             self._begin(queue)
         else:
@@ -197,7 +199,7 @@ class ModelConsumer:
         self.shared.takers.setdefault(name, []).append(self.client_id)
 
     def send_back(self, queue: MessageQueue) -> None:
-        """The oldest message in hand fails and comes again after a second."""
+        """Send the oldest message in flight back: it is delivered again after a second."""
         message = self.readings[queue].in_hand[0]
         answer = self.connection.call(
             36,
@@ -220,7 +222,7 @@ class ModelConsumer:
 
 
 def balance(consumers: list[ModelConsumer]) -> None:
-    """All members balance anew: queues are given up before others take them."""
+    """Rebalance all members: queues are released before others take them."""
     for consumer in consumers:
         consumer.drop()
     for consumer in consumers:
@@ -228,7 +230,7 @@ def balance(consumers: list[ModelConsumer]) -> None:
 
 
 def work(consumers: list[ModelConsumer], rng: random.Random, failures: float = 0.0) -> None:
-    """Each member pulls, finishes some and now and then commits."""
+    """Let each member pull, finish some messages, and commit from time to time."""
     for consumer in consumers:
         for queue in list(consumer.readings):
             if rng.random() < 0.7:
@@ -245,7 +247,7 @@ def work(consumers: list[ModelConsumer], rng: random.Random, failures: float = 0
 
 
 def read_all(consumers: list[ModelConsumer], rounds: int) -> None:
-    """All balance, then read, finish and commit what they are given, so many times in turn."""
+    """Rebalance, then read, finish and commit all messages, in the given number of rounds."""
     balance(consumers)
     for _ in range(rounds):
         for consumer in consumers:

@@ -10,7 +10,7 @@ from sluicemq.wire.popping import ReceiptHandle
 
 
 class Held(NamedTuple):
-    """A message that a consumer holds."""
+    """A message that a consumer has popped."""
 
     topic: str
     handle: ReceiptHandle
@@ -24,13 +24,13 @@ class Held(NamedTuple):
 def messages_of(
     broker: SteppedBroker, topic: str, queue_id: int = 0, begin: int = 0
 ) -> list[StoredMessage]:
-    """What a queue shows from an offset on."""
+    """Return the visible messages of a queue from an offset on."""
     result = broker.store.reader.read(topic, queue_id, begin, 1_000_000, 1 << 30)
     return decode_records(b"".join(result.data))
 
 
 class Popper:
-    """A consumer of a group. The turn ends with the caller's `step`."""
+    """A consumer of a group. The caller's `step` commits what it does."""
 
     def __init__(self, broker: SteppedBroker, group: str = "G", invisible_ms: int = 10_000) -> None:
         self.broker = broker
@@ -40,10 +40,10 @@ class Popper:
     def pop(
         self, topic: str = "T", queue_id: int = 0, count: int = 32, invisible_ms: int | None = None
     ) -> list[Held]:
-        """Up to so many messages of a queue."""
+        """Pop at most `count` messages of a queue."""
         broker, checkpoints = self.broker, self.broker.core.checkpoints
         begin, end = broker.store.queue_offsets(topic, queue_id)
-        begin = max(begin, checkpoints.next_offset(self.group, topic, queue_id))
+        begin = max(begin, checkpoints.resolve_next_offset(self.group, topic, queue_id))
         found = broker.store.reader.read(topic, queue_id, begin, count, 1 << 30)
         messages = decode_records(b"".join(found.data)) if begin < end else []
         if not messages:
@@ -51,7 +51,7 @@ class Popper:
         offsets = [message.queue_offset for message in messages]
         now_ms = broker.clock.now_ms()
         invisible_ms = self.invisible_ms if invisible_ms is None else invisible_ms
-        revive_queue = checkpoints.open(
+        revive_queue = checkpoints.record_pop(
             self.group, topic, queue_id, offsets, offsets[-1] + 1, now_ms, invisible_ms
         )
         name, kind = broker.settings.broker.broker_name, pop_kind(topic)
@@ -62,17 +62,17 @@ class Popper:
         ]
 
     def pop_retries(self, topic: str = "T", **more: int) -> list[Held]:
-        """Of what has come back."""
+        """Pop messages of the retry topic."""
         return self.pop(pop_retry_topic(self.group, topic, is_v2=False), **more)
 
     def acknowledge(self, *held: Held) -> None:
-        """Messages of one pop."""
+        """Acknowledge messages of one pop."""
         offsets = [one.handle.offset for one in held]
         self.broker.core.checkpoints.acknowledge(self.group, held[0].topic, held[0].handle, offsets)
 
     def change(self, held: Held, invisible_ms: int) -> Held:
-        """Another time for a message."""
-        handle = self.broker.core.checkpoints.change(
+        """Change the invisible time of a message."""
+        handle = self.broker.core.checkpoints.change_invisible_time(
             self.group, held.topic, held.handle, invisible_ms
         )
         return held._replace(handle=handle)

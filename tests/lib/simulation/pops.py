@@ -1,6 +1,6 @@
-"""Requests of a consumer that pops from a stepped broker, and what it makes of the answers.
+"""Requests of a popping consumer to a stepped broker, and helpers that read the answers.
 
-Messages are told apart by their property `n`.
+Messages are identified by their property `n`.
 """
 
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
@@ -12,7 +12,7 @@ POP, ACK = 200050, 200051
 
 
 def pop_fields(broker: SteppedBroker, **changes: object) -> dict[str, object]:
-    """The fields of a pop (200050) of any queue, from the first message on, that does not wait."""
+    """Return the fields of a pop (200050) of any queue that does not wait."""
     fields: dict[str, object] = {
         "consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 32,
         "invisibleTime": 60_000, "pollTime": 0, "bornTime": broker.clock.now_ms(), "initMode": 0,
@@ -22,7 +22,7 @@ def pop_fields(broker: SteppedBroker, **changes: object) -> dict[str, object]:
 
 
 def fill(client: SteppedClient, count: int, queue_id: int = 0, tags: str = "A") -> None:
-    """Messages 0, 1, …, with the tags in turn."""
+    """Send messages 0, 1, …, with the tags in turn."""
     for number in range(count):
         properties = f"UNIQ_KEY\x01AB{number}\x02TAGS\x01{tags[number % len(tags)]}\x02"
         send = send_fields(properties=f"{properties}n\x01{number}\x02", e=queue_id)
@@ -30,18 +30,18 @@ def fill(client: SteppedClient, count: int, queue_id: int = 0, tags: str = "A") 
 
 
 def numbers(answer: Command) -> list[int]:
-    """Which messages it has."""
+    """Return the numbers of the messages in an answer."""
     return sorted(int(m.properties["n"]) for m in decode_records(answer.body))
 
 
 def fields_of(answer: Command) -> dict[str, str]:
-    """Its header fields."""
+    """Return the header fields of an answer."""
     assert answer.fields is not None
     return answer.fields
 
 
 def handles(answer: Command) -> dict[int, ReceiptHandle]:
-    """By message number, as a client makes them of the answer's texts."""
+    """Return the receipt handles by message number, as a client builds them."""
     fields = fields_of(answer)
     starts = {}
     for text in filter(None, fields["startOffsetInfo"].split(";")):
@@ -61,7 +61,7 @@ def handles(answer: Command) -> dict[int, ReceiptHandle]:
 
 
 def ack(client: SteppedClient, handle: ReceiptHandle, **changes: object) -> Command:
-    """The answer to an acknowledgement (200051)."""
+    """Acknowledge a message (200051), and return the answer."""
     fields: dict[str, object] = {
         "consumerGroup": "G", "topic": "T", "queueId": handle.queue_id, "offset": handle.offset,
         "extraInfo": handle.encode(),

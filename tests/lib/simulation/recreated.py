@@ -217,7 +217,7 @@ async def cluster(
 ) -> AsyncIterator[EmbeddedSluice]:
     """An embedded cluster whose one broker behaves as `broker` says."""
     async with embedded(clock=VirtualClock(), offsets_directory=str(directory)) as mq:
-        mq.cluster.poll_s = 15.0
+        mq.cluster.long_poll_s = 15.0
         if broker != "sluice":
             as_rocketmq(mq.servers.broker, monkeypatch, keeps_offsets=broker == "rocketmq-4")
         yield mq

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
-from sluicemq.broker.replication.mirror import Applier, Mirror, Places
+from sluicemq.broker.replication.state_applier import StateApplier
+from sluicemq.broker.replication.state_log import ReplicatedPaths, StateLog
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
@@ -19,7 +20,7 @@ from sluicemq.testing.files import CrashableFiles
 
 MASTER = BrokerConfig(broker_name="broker-a", metrics_enable=False)
 SLAVE = dataclasses.replace(MASTER, broker_role="SLAVE", broker_id=1)
-PLACES = Places({"config": "/store/config"})
+PLACES = ReplicatedPaths({"config": "/store/config"})
 _lives = itertools.count(1)
 
 
@@ -29,7 +30,7 @@ class Follower:
 
     broker: SteppedBroker
     following: LogFollower
-    applier: Applier
+    applier: StateApplier
 
 
 class Pair:
@@ -53,10 +54,10 @@ class Pair:
             if number != self.leader:
                 broker = self._broker(disk, SLAVE)
                 following = broker.store.start_following()
-                applier = Applier(disk, PLACES, broker.store.begin_queue)
+                applier = StateApplier(disk, PLACES, broker.store.begin_queue)
                 self.followers.append(Follower(broker, following, applier))
-        self.mirror = Mirror(PLACES, life=str(next(_lives)))
-        self.mirror.log_end = lambda: self.master.store.written_offset
+        self.state_log = StateLog(PLACES, run_id=str(next(_lives)))
+        self.state_log.log_end = lambda: self.master.store.written_offset
         self.follow()
 
     def _broker(self, disk: CrashableFiles, config: BrokerConfig) -> SteppedBroker:
@@ -79,9 +80,9 @@ class Pair:
 
     def follow_state(self) -> None:
         """The slaves have the master's files; also what it wrote while it closed."""
-        found = self.mirror.snapshot(self.master.files)
+        found = self.state_log.make_snapshot(self.master.files)
         for follower in self.followers:
-            follower.applier.take(self.mirror.life, found)
+            follower.applier.enqueue(self.state_log.run_id, found)
             follower.applier.apply(follower.following.end)
 
     def switch(self) -> None:

@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from sluicemq.broker.waiting import timers
+from sluicemq.broker.waiting import listing, timers
 from sluicemq.store.timers import checking, files
 from sluicemq.store.tools import timers as verifying
 
@@ -13,6 +13,6 @@ SLOTS: Final = 8192
 
 def make_wheel_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every wheel that is made from now on have `SLOTS` slots."""
-    for module in (timers, checking, files, verifying):
+    for module in (timers, listing, checking, files, verifying):
         monkeypatch.setattr(module, "SLOTS", SLOTS)
     monkeypatch.setattr(files, "WHEEL_BYTES", SLOTS * files.SLOT_BYTES)

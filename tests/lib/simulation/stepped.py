@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from sluicemq.broker.admin.readonly import prepare_settings
+from sluicemq.broker.context import BrokerEnvironment
 from sluicemq.broker.group_commit import encode_unconfirmed_answer
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
@@ -185,13 +186,15 @@ class SteppedBroker:
         self.core = BrokerState(
             self.settings,
             self.store,
-            files=port,
-            clock=self.clock,
-            host=self.host,
-            unique_ids=UniqueIds(self.clock, encode_host(self.host)[:-4], 1, 1),
-            call_soon=self._soon.append,
-            run_sync=self._syncs.append,
-            announce=self._hold if holds_announcements else Peer.write,
+            BrokerEnvironment(
+                files=port,
+                clock=self.clock,
+                host=self.host,
+                unique_ids=UniqueIds(self.clock, encode_host(self.host)[:-4], 1, 1),
+                call_soon=self._soon.append,
+                run_sync=self._syncs.append,
+                announce=self._hold if holds_announcements else Peer.write,
+            ),
         )
         self.core.load()
         self.dispatcher = make_dispatcher(self.core)

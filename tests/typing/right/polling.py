@@ -15,7 +15,7 @@ async def main() -> None:
             "report", start=1_700_000_000_000, auto_commit=False, count_max=500, bytes_max=1 << 20
         )
         async with poller:
-            poller.on_share = shared
+            poller.on_assignment_change = shared
             await poller.subscribe("orders", where="amount > 10")
             for message in await poller.poll(2.0, count_max=100):
                 print(message.body)
@@ -33,7 +33,7 @@ async def main() -> None:
             await poller.unsubscribe("orders")
 
         chosen = mq.lite_pull("report-2", broadcast=True)
-        chosen.on_queues("orders", lambda topic, queues: print(topic, len(queues)), period_s=5.0)
+        chosen.watch_queues("orders", lambda topic, queues: print(topic, len(queues)), period_s=5.0)
         await chosen.assign(await chosen.queues("orders"), tags="paid")
 
         puller: PullConsumer = mq.pull_consumer("by-hand")

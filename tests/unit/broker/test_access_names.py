@@ -68,7 +68,10 @@ class Victim:
             str(core.locks._groups),
             [(it.key, it.asked_peer is None, it.is_ending) for it in core.transactions.table],
             self.broker.store.queue_offsets(TIMER_TOPIC, 0),
-            [str(it.checkpoint) + str([*it.waiting]) for it in core.checkpoints.table],
+            [
+                str(it.checkpoint) + str([*it.pending_offsets])
+                for it in core.checkpoints.open_checkpoints
+            ],
             {name: len(found.members) for name, found in core.consumers.groups.items()},
             core.offsets.resets.to_objects(),
         )

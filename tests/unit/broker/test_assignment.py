@@ -1,4 +1,4 @@
-"""Shares that the broker hands out (400), and who pops (401, 402)."""
+"""Assignments of queues by the broker (400), and the modes of groups (401, 402)."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.broker.pop.assignment import share
+from sluicemq.broker.pop.assignment import allocate_queues
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import (
     BrokerData,
@@ -48,7 +48,7 @@ def asking(client_id: str = "c", **changes: Any) -> bytes:
 
 
 def shares_in(answer: Command) -> tuple[set[str], Shares]:
-    """The modes, and (broker, queue id) of the queues."""
+    """Return the modes, and the (broker, queue id) of each queue."""
     assert answer.code == 0
     found = bodies.decode_assignments(answer.body).assignments
     if found is None:
@@ -79,7 +79,7 @@ def test_a_member_gets_its_share_by_its_strategy(broker: SteppedBroker) -> None:
     assert shares_in(one.call(QUERY, None, asking("1")))[0] == {"PULL"}
 
 
-def test_what_cannot_be_shared_changes_nothing(broker: SteppedBroker) -> None:
+def test_an_answer_without_a_set_keeps_the_assignments(broker: SteppedBroker) -> None:
     (client,) = join(broker, "c")
     assert ask(client, strategy="CONSISTENT_HASH") is None
     assert ask(client, topic="nosuch") is None
@@ -88,7 +88,7 @@ def test_what_cannot_be_shared_changes_nothing(broker: SteppedBroker) -> None:
     assert ask(client) is None
 
 
-def test_a_stranger_gets_nothing(broker: SteppedBroker) -> None:
+def test_a_client_that_is_not_a_member_gets_no_queues(broker: SteppedBroker) -> None:
     (client,) = join(broker, "c")
     assert ask(client, "stranger") == []
 
@@ -106,13 +106,13 @@ def test_without_balance_everybody_gets_everything(broker: SteppedBroker) -> Non
 
 
 def test_members_of_a_lane_share_among_themselves(broker: SteppedBroker) -> None:
-    """As for 38: otherwise queues had no reader."""
+    """As with the member list (38): otherwise some queues had no reader."""
     clients = join(broker, "1", "2")
     sharing = broker.core.consumers.client_ids_sharing_queues
     assert sharing("G", clients[0].peer, None) == ["1", "2"]
 
 
-def test_the_shares_are_of_all_brokers_as_a_name_server_tells() -> None:
+def test_the_queues_of_all_brokers_are_assigned() -> None:
     broker, asked, answer = with_name_server()
     (client,) = join(broker, "c")
     assert ask(client) == EVERY
@@ -120,7 +120,7 @@ def test_the_shares_are_of_all_brokers_as_a_name_server_tells() -> None:
     assert asked == ["T"], "within the time the answer is known"
     broker.advance(31)
     answer(None)
-    assert ask(client) == EVERY, "nobody answers: what was known goes on"
+    assert ask(client) == EVERY, "without an answer, the last route is used"
     answer(Command(1, remark="busy"))
     assert ask(client) == EVERY
     answer(Command(0, body=b"nonsense"))
@@ -130,10 +130,10 @@ def test_the_shares_are_of_all_brokers_as_a_name_server_tells() -> None:
     assert len(asked) == 5
 
 
-def test_those_who_ask_meanwhile_share_one_question() -> None:
+def test_concurrent_queries_share_one_request_to_a_name_server() -> None:
     broker, _, _ = with_name_server()
     done: list[Callable[[Command | None], None]] = []
-    broker.core.assignments._look_up = lambda _topic, then: done.append(then)
+    broker.core.assignments._look_up_route = lambda _topic, then: done.append(then)
     clients = join(broker, "1", "2")
     requests = [
         client.request(QUERY, None, asking(name))
@@ -150,7 +150,7 @@ def test_those_who_ask_meanwhile_share_one_question() -> None:
 
 
 def with_name_server() -> tuple[SteppedBroker, list[str], Callable[[Command | None], None]]:
-    """A broker, the topics of which it asked a name server, and what changes the answer."""
+    """Return a broker, the topics for which it asks, and a function that sets the answer."""
     config = BrokerConfig(broker_name="a", name_server_addresses=("ns:9876",), metrics_enable=False)
     broker, asked = SteppedBroker(config=config), list[str]()
     answers: list[Command | None] = [Command(0, body=bodies.encode_topic_route(A_AND_B))]
@@ -159,20 +159,20 @@ def with_name_server() -> tuple[SteppedBroker, list[str], Callable[[Command | No
         asked.append(topic)
         done(answers[-1])
 
-    broker.core.assignments._look_up = look_up
+    broker.core.assignments._look_up_route = look_up
     return broker, asked, answers.append
 
 
 # --- who pops
 
 
-def test_those_who_pop_read_any_queue_of_each_broker() -> None:
+def test_popping_members_read_any_queue_of_each_broker() -> None:
     broker, _, _ = with_name_server()
     broker.core.topics.put(TopicConfig("T", 2, 2))
     one, _ = join(broker, "1", "2")
     assert set_mode(one).code == 0
     assert shares_in(one.call(QUERY, None, asking("1"))) == ({"POP"}, [("a", -1), ("b", -1)])
-    assert ask(one, "stranger") == [("a", -1), ("b", -1)], "nobody is asked who it is"
+    assert ask(one, "stranger") == [("a", -1), ("b", -1)], "the client need not identify itself"
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ def test_those_who_pop_read_any_queue_of_each_broker() -> None:
         (2, "abcd", 1, {"a": [0], "b": [1], "c": [0], "d": [1], "x": []}),
     ],
 )
-def test_those_who_pop_may_share_with_the_members_after_them(
+def test_popping_members_share_queues_with_the_members_after_them(
     queues: int, members: str, count: int, expected: dict[str, list[int]]
 ) -> None:
     mode = RequestMode(topic="T", group="G", mode="POP", share_queues=count)
     every = [MessageQueue("T", "a", queue_id) for queue_id in range(queues)]
     for strategy in (allocate_average, allocate_circle):
         for client_id, queue_ids in expected.items():
-            found = share(strategy, client_id, every, members, mode)
+            found = allocate_queues(strategy, client_id, every, members, mode)
             assert [queue.queue_id for queue in found or ()] == queue_ids
 
 
@@ -246,7 +246,9 @@ def test_a_mode_that_cannot_be_written_is_not_answered_with_success(
         ({"mode": "PUSH"}, 29),
     ],
 )
-def test_what_cannot_be_set(broker: SteppedBroker, changes: dict[str, str], code: int) -> None:
+def test_an_invalid_mode_is_refused(
+    broker: SteppedBroker, changes: dict[str, str], code: int
+) -> None:
     client = broker.connect()
     assert set_mode(client, **changes).code == code
     assert json.loads(client.call(SHOW).body) == {"messageRequestModeMap": {}}

@@ -1,29 +1,29 @@
-"""What is kept is bounded by bytes, and what was asked for longest ago goes first."""
+"""A byte cache is limited in bytes, and removes the least recently used entry first."""
 
-from sluicemq.broker.lanes.rules import ENTRY_BYTES, ByteCache, kept
+from sluicemq.broker.lanes.cache import ENTRY_BYTES, ByteCache, cache_by_size
 
 
 def counted(bytes_max: int) -> tuple[ByteCache[str], list[str]]:
-    """A cache of texts in capitals, and the texts that it had to make."""
+    """Return a cache of texts in capitals, and the texts that it had to compute."""
     made: list[str] = []
 
-    @kept(len, bytes_max=bytes_max)
+    @cache_by_size(len, bytes_max=bytes_max)
     def capitals(text: str) -> str:
-        """In capitals."""
+        """Return a text in capitals."""
         made.append(text)
         return text.upper()
 
     return capitals, made
 
 
-def test_what_is_known_is_not_made_again() -> None:
+def test_a_cached_result_is_not_computed_again() -> None:
     capitals, made = counted(10 * ENTRY_BYTES)
     assert [capitals(text) for text in ("a", "b", "a")] == ["A", "B", "A"]
     assert made == ["a", "b"]
-    assert capitals.__doc__ == "In capitals."
+    assert capitals.__doc__ == "Return a text in capitals."
 
 
-def test_what_was_not_asked_for_longest_goes_first() -> None:
+def test_the_least_recently_used_entry_is_removed_first() -> None:
     capitals, made = counted(2 * (ENTRY_BYTES + 1))
     for text in ("a", "b", "a", "c"):  # b goes
         capitals(text)
@@ -33,7 +33,7 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
     assert made == ["b"]
 
 
-def test_what_is_larger_than_all_of_it_is_made_and_drives_nothing_out() -> None:
+def test_a_result_that_is_too_large_is_not_cached() -> None:
     capitals, made = counted(2 * ENTRY_BYTES)
     capitals("a")
     long = "x" * (2 * ENTRY_BYTES)
@@ -42,7 +42,7 @@ def test_what_is_larger_than_all_of_it_is_made_and_drives_nothing_out() -> None:
     assert made == ["a", long, long]
 
 
-def test_the_size_is_that_of_what_is_kept() -> None:
+def test_the_size_is_that_of_the_cached_entries() -> None:
     capitals, _ = counted(3 * ENTRY_BYTES)
     for number in range(100):
         capitals("x" * (number % 40))

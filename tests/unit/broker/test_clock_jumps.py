@@ -1,9 +1,9 @@
-"""A broker whose wall clock is set forward and back at random: whatever waits, waits no longer than
-it was told to, and nothing is lost or delivered twice.
+"""The wall clock is set forward and back at random, and no message waits longer than its delay.
 
-Each seed is one history of sends, pops, jumps, restarts and passing time. Real time is the sum of
-the times that pass; the wall clock is what the broker reads. Delivered is what was due, within
-`LATE_S` of its real time. It is early by no more than the wall clock was set forward meanwhile.
+No message is lost or repeated. Each seed is one history of sends, pops, jumps, restarts and passing
+time. Real time is the sum of the times that pass; the broker reads the wall clock. A message must
+be delivered within `LATE_S` of its real due time. It may be early by at most the time by which the
+wall clock was set forward meanwhile.
 """
 
 import os
@@ -31,7 +31,7 @@ TOPICS: Final = ("T", "P")
 
 @dataclass
 class World:
-    """One history. `due_s` is by real time."""
+    """One history. `due_s` is in real time."""
 
     random: random.Random
     broker: SteppedBroker = field(default_factory=SteppedBroker)
@@ -65,7 +65,7 @@ class World:
         self.forward_s += max(seconds, 0)
 
     def restarts_after(self, down_s: float) -> None:
-        """An orderly stop; the clock may be set while the broker is down."""
+        """Stop in order, and start again. The clock may be set while the broker is down."""
         self.broker.core.run_every_second()
         self.broker.close()
         clock = ManualClock(self.broker.clock.now_ms())
@@ -101,7 +101,7 @@ class World:
         self.due[name] = self.real_s + wait_s, self.forward_s
 
     def look(self) -> None:
-        """What has come since the last look."""
+        """Record the messages that were delivered since the last call."""
         found = self.broker.store.reader.read("T", 0, self.next_offset, 10_000, 1 << 26)
         for message in decode_records(b"".join(found.data)):
             name = message.body.decode()
@@ -141,7 +141,7 @@ def play(seed: int, *, with_restarts: bool) -> World:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))
-def test_nothing_waits_longer_than_it_was_told_to(first: int) -> None:
+def test_no_message_waits_longer_than_its_delay(first: int) -> None:
     for seed in range(first, first + 5):
         try:
             play(seed, with_restarts=False).judge()
@@ -150,7 +150,7 @@ def test_nothing_waits_longer_than_it_was_told_to(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))
-def test_nothing_waits_longer_over_restarts(first: int) -> None:
+def test_no_message_waits_longer_after_restarts(first: int) -> None:
     for seed in range(first, first + 5):
         try:
             play(seed, with_restarts=True).judge()
@@ -168,8 +168,10 @@ STEPS: Final = pytest.mark.parametrize("step_s", [-3600, -30 * 86_400, 3600, 30 
 def test_a_message_waits_no_longer_when_a_killed_broker_starts_with_an_earlier_clock(
     step_s: float, name: str, broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """Nothing but the message itself says what the clock was: no table was saved before the kill.
-    A minute is delay level 5."""
+    """Only the message contains the time of the clock: no document was saved before.
+
+    A minute is delay level 5.
+    """
     value = 60 if name == "TIMER_DELAY_SEC" else 5
     properties = f"UNIQ_KEY\x01A\x02{name}\x01{value}\x02"
     assert client.call(310, send_fields(properties=properties), b"x").code == 0
@@ -221,7 +223,7 @@ def test_an_ordered_queue_is_free_after_the_invisible_time(
     broker.clock.set_wall_clock(step_s)
     if step_s < 0:
         broker.run(3.0, STEP_S)
-        assert not client.call(POP, ordered()).body, "it is blocked still"
+        assert not client.call(POP, ordered()).body, "it is still blocked"
     broker.run(4.0, STEP_S)
     assert numbers(client.call(POP, ordered())) == [0]
 
@@ -289,4 +291,4 @@ def test_a_mark_takes_back_a_message_of_before_and_of_after_the_step(
     for _ in range(50):
         broker.pass_seconds(3600)
     assert not broker.store.reader.read("T", 0, 0, 10, 1 << 20).data
-    assert broker.core.delayed.timers.recalled == 2
+    assert broker.core.delayed.timers.recalled_count == 2

@@ -45,8 +45,8 @@ def fill(store: Store, count: int) -> None:
 
 
 def seal(store: Store) -> None:
-    store.columns.ready_for("T")
-    for step in store.columns.work():
+    store.columns.scan_for("T")
+    for step in store.columns.seal_blocks():
         if callable(step):
             step()
 
@@ -68,7 +68,7 @@ def test_the_helper_makes_the_files_that_are_made_here(tmp_path: Path) -> None:
         seal(store)
         assert files(tmp_path) == here
         assert store.columns.rows_sealed == 3 * ROWS
-        blocks = store.columns.blocks("T", 0, 0, 3 * ROWS)
+        blocks = store.columns.iter_blocks("T", 0, 0, 3 * ROWS)
         assert blocks is not None
         values = compile_sql92("n = 3").vectorised
         matches = sum(int((values.verdicts(block) == 1).sum()) for block in blocks)

@@ -1,4 +1,4 @@
-"""What waits in a damaged store is delivered all the same."""
+"""Messages that wait in a damaged store are delivered."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ DELAYED = f"/store/consumequeue/SCHEDULE_TOPIC_XXXX/9/{0:020d}"
 
 
 def waiting() -> CrashableFiles:
-    """Twenty messages of delay level 10, twenty that are timed."""
+    """Return the files of a killed broker on which COUNT messages of each kind wait."""
     broker = SteppedBroker()
     client = broker.connect()
     for number in range(COUNT):

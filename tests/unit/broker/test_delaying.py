@@ -1,4 +1,4 @@
-"""Which sends wait, where, and what is refused (spec/delivery.md §1, §2)."""
+"""Which sent messages wait, in which topic, and which are refused (spec/delivery.md §1, §2)."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce.intake import MessageToStore
-from sluicemq.broker.waiting.rewrite import DelayRewrite
+from sluicemq.broker.waiting.rewrite import DelayRewriter
 from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch
-from sluicemq.store.timers.placing import slot_of
+from sluicemq.store.timers.placing import slot_for_due_time
 
 DAY_MS = 86_400_000
 
@@ -65,7 +65,7 @@ def test_level_zero_and_less_are_no_delay(
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @pytest.mark.parametrize("value", ["soon", "1.5", "\u0661", "1" * 30])
-def test_what_is_no_number_is_refused_and_named(
+def test_a_value_that_is_not_a_number_is_refused(
     broker: SteppedBroker, client: SteppedClient, name: str, value: str
 ) -> None:
     answer = send(client, **{name: value})
@@ -99,7 +99,9 @@ def test_a_time_is_put_into_the_slot_of_its_second(
     assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "2")
     handle = parse_recall_handle(answer.fields["recallHandle"])
     assert handle == ("T", "broker-a", slot_ms + 1, "A1")
-    assert slot_of(handle.time_ms, 1000) == slot_ms, "what takes it back falls into the same slot"
+    assert slot_for_due_time(handle.time_ms, 1000) == slot_ms, (
+        "what takes it back falls into the same slot"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_more_than_the_maximum_is_refused_with_the_limit(
         ({"TIMER_DELAY_SEC": "٣"}, "not a number"),
     ],
 )
-def test_what_is_wrong_with_a_delay_is_said(
+def test_an_invalid_delay_is_refused(
     broker: SteppedBroker, client: SteppedClient, properties: dict[str, object], words: str
 ) -> None:
     answer = send(client, **properties)
@@ -159,13 +161,13 @@ def test_zeros_before_a_number_do_not_count(
     assert len(waiting(broker, TIMER_TOPIC)) == 1
 
 
-def test_times_can_be_switched_off_and_levels_stay(
+def test_timed_messages_can_be_disabled_without_delay_levels(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.change_store(timer_enable=False)
     refused = send(client, TIMER_DELAY_SEC=3)
     assert refused.code == 1
-    assert "timerWheelEnable is false" in refused.remark
+    assert "timerWheelEnable = false" in refused.remark
     assert send(client, DELAY=1).code == 0
 
 
@@ -210,13 +212,13 @@ def draft(**changes: Any) -> MessageToStore:
 @pytest.mark.parametrize("sys_flag", [0, 4, 12])
 def test_a_half_message_waits_for_its_commit_first(broker: SteppedBroker, sys_flag: int) -> None:
     half = draft(sys_flag=sys_flag)
-    DelayRewrite(broker.settings, broker.clock, lambda _: 0).rewrite(half)
+    DelayRewriter(broker.settings, broker.clock, lambda _: 0).rewrite(half)
     assert half.topic == "T"
 
 
 def test_a_committed_message_is_delayed_and_keeps_its_properties(broker: SteppedBroker) -> None:
     message = draft(sys_flag=8, properties={"REAL_TOPIC": "old", "PGROUP": "P"})
-    DelayRewrite(broker.settings, broker.clock, lambda _: 0).rewrite(message)
+    DelayRewriter(broker.settings, broker.clock, lambda _: 0).rewrite(message)
     assert (message.topic, message.queue_id, message.delay_ms) == (SCHEDULE_TOPIC, 0, 1000)
     assert message.properties == {
         "DELAY": "1", "TRAN_MSG": "true", "REAL_TOPIC": "T", "PGROUP": "P", "REAL_QID": "1",

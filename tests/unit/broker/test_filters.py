@@ -199,10 +199,10 @@ def test_columns_are_made_of_a_topic_from_a_heartbeat_with_sql92_on(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     heartbeat(client, T=None)
-    assert not broker.store.columns.is_wanted
+    assert not broker.store.columns.has_work
     heartbeat(client, T=("a > 1", 2))
-    assert broker.store.columns.is_wanted
+    assert broker.store.columns.has_work
     broker = restarted(broker)
-    assert not broker.store.columns.is_wanted  # its consumers may not come back
+    assert not broker.store.columns.has_work  # its consumers may not come back
     heartbeat(broker.connect(), T=("a > 1", 2))
-    assert broker.store.columns.is_wanted
+    assert broker.store.columns.has_work

@@ -1,4 +1,7 @@
-"""A feed and a follower, joined in memory: what a slave gets, says and shows, in both protocols."""
+"""The sender and the receiver of the log, joined in memory: what a slave receives and reports.
+
+In both protocols, plain and failover.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -7,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker.replication.epochs import Epochs
-from sluicemq.broker.replication.feed import Admission, Feed, Feeds
-from sluicemq.broker.replication.follower import (
+from sluicemq.broker.replication.admission import AddressCheck
+from sluicemq.broker.replication.log_receiver import (
     BEHIND_BYTES,
     LONG_BYTES,
     READS,
-    Follower,
-    follow,
+    LogReceiver,
+    keep_connected,
 )
+from sluicemq.broker.replication.log_sender import LogSender, LogSenders
+from sluicemq.broker.replication.terms import LogTerms
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, StoreError
@@ -78,16 +82,16 @@ class Gate:
 
     def __init__(self) -> None:
         self.confirmed = 0
-        self.ends: dict[Feed, int] = {}
+        self.ends: dict[LogSender, int] = {}
 
-    def joined(self, link: Feed) -> None:
+    def add_slave(self, link: LogSender) -> None:
         self.ends[link] = -1
 
-    def left(self, link: Feed) -> None:
+    def remove_slave(self, link: LogSender) -> None:
         self.ends.pop(link, None)
 
-    def acknowledged(self, link: Feed, offset: int) -> None:
-        self.ends[link] = offset
+    def record_ack(self, link: LogSender, position: int) -> None:
+        self.ends[link] = position
 
 
 class Pair:
@@ -102,7 +106,7 @@ class Pair:
         offload: Offload = offload_inline,
         **keys: Any,
     ) -> None:
-        """`terms`: the epochs of both, in failover."""
+        """`terms`: the log_terms of both, in failover."""
         self.now_s = 100.0
         clock: Any = SimpleNamespace(monotonic_s=lambda: self.now_s, now_ms=lambda: 1)
         sync = keys.pop("flush_sync", False)
@@ -112,38 +116,38 @@ class Pair:
         )
         self.master, self.slave, self.gate = master, slave, Gate()
         files = CrashableFiles()
-        epochs = [None, None] if terms is None else [
-            Epochs(files, f"/{at}/epochFileCheckpoint", log.end)
+        log_terms = [None, None] if terms is None else [
+            LogTerms(files, f"/{at}/epochFileCheckpoint", log.end)
             for at, log in enumerate((master, slave))
         ]  # fmt: skip
-        for place, entries in zip(epochs, terms or [(), ()], strict=True):
+        for place, entries in zip(log_terms, terms or [(), ()], strict=True):
             for entry in entries:
                 assert place is not None
-                place.begin(LogTerm(*entry))
-        self.epochs = epochs
-        self.admission = Admission(settings)
-        self.feeds = Feeds(
-            master, self.gate, epochs[0], settings, clock,
+                place.append(LogTerm(*entry))
+        self.log_terms = log_terms
+        self.address_check = AddressCheck(settings)
+        self.log_senders = LogSenders(
+            master, self.gate, log_terms[0], settings, clock,
             call_soon=lambda run: asyncio.get_running_loop().call_soon(run),
-            offload=offload, admission=self.admission,
+            offload=offload, address_check=self.address_check,
         )  # fmt: skip
-        self.follower = Follower(slave, slave, epochs[1], settings, clock)
-        self.follower.replica_id = 7
+        self.receiver = LogReceiver(slave, slave, log_terms[1], settings, clock)
+        self.receiver.replica_id = 7
         self.network = MemoryNetwork()
 
     async def start(self) -> None:
-        self.listener = self.network.stream_listener(self.feeds.accept)
+        self.listener = self.network.stream_listener(self.log_senders.accept)
         await self.listener.start("h", [1])
         await self.connect()
 
     async def connect(self) -> None:
-        self.follower.connected(await self.network.dial_stream("h:1", self.follower))
+        self.receiver.start(await self.network.dial_stream("h:1", self.receiver))
         await settle()
 
     async def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        self.feeds.run()
-        self.follower.run()
+        self.log_senders.tick()
+        self.receiver.tick()
         await settle()
 
 
@@ -158,27 +162,27 @@ def filled(size: int, start: int = 0) -> Log:
 
 async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
     pair = Pair(filled(150_000, FILE_BYTES), Log())
-    pair.follower.master_is_ours = True
+    pair.receiver.is_sluicemq_master = True
     await pair.start()
     assert (pair.slave.log_start, pair.slave.data) == (FILE_BYTES, pair.master.data)
     pair.master.data += b"more"
-    pair.feeds.grown()
+    pair.log_senders.send_pending()
     await settle()
     assert pair.slave.data.endswith(b"more")
     assert list(pair.gate.ends.values()) == [pair.master.end]
     assert pair.slave.shown == pair.master.end
-    assert pair.follower.status().end == pair.master.end
+    assert pair.receiver.status().end == pair.master.end
 
 
 async def test_what_lies_far_back_is_read_by_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
-    monkeypatch.setattr("sluicemq.broker.replication.feed.READ_BYTES", 20_000)
+    monkeypatch.setattr("sluicemq.broker.replication.log_sender.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replication.log_sender.READ_BYTES", 20_000)
     master, slave = filled(FILE_BYTES + 5_000), Log()
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
     pair = Pair(master, slave, offload=lambda *job: jobs.append(job))
-    pair.follower.master_is_ours = True
+    pair.receiver.is_sluicemq_master = True
     await pair.start()
     for rounds in range(1, 5):
         assert slave.end == (rounds - 1) * 20_000
@@ -191,15 +195,15 @@ async def test_what_lies_far_back_is_read_by_another_thread(
 
 
 async def test_what_was_read_too_late_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replication.log_sender.NEAR_BYTES", 10_000)
     master, slave = filled(FILE_BYTES), Log()
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
     pair = Pair(master, slave, offload=lambda *job: jobs.append(job))
-    pair.follower.master_is_ours = True
+    pair.receiver.is_sluicemq_master = True
     await pair.start()
     ((work, done),) = jobs
-    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 2 * FILE_BYTES)
-    pair.feeds.grown()
+    monkeypatch.setattr("sluicemq.broker.replication.log_sender.NEAR_BYTES", 2 * FILE_BYTES)
+    pair.log_senders.send_pending()
     await settle()
     assert slave.data == master.data
     done(work())
@@ -210,7 +214,7 @@ async def test_what_was_read_too_late_is_not_sent(monkeypatch: pytest.MonkeyPatc
 async def test_a_log_that_cannot_be_read_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.replication.feed.NEAR_BYTES", 10_000)
+    monkeypatch.setattr("sluicemq.broker.replication.log_sender.NEAR_BYTES", 10_000)
     master = filled(FILE_BYTES)
 
     def read_log(position: int, size_max: int) -> bytes:
@@ -218,7 +222,7 @@ async def test_a_log_that_cannot_be_read_ends_the_connection(
 
     master.read_log = read_log  # type: ignore[method-assign]
     pair = Pair(master, Log())
-    pair.follower.master_is_ours = True
+    pair.receiver.is_sluicemq_master = True
     await pair.start()
     assert not pair.gate.ends
 
@@ -226,24 +230,24 @@ async def test_a_log_that_cannot_be_read_ends_the_connection(
 async def test_who_has_long_to_catch_up_says_so_and_when_it_is_level() -> None:
     pair = Pair(filled(50_000), Log())
     told: list[bool] = []
-    pair.follower.on_pace = told.append
-    pair.follower.master_is_ours = True
+    pair.receiver.on_catch_up = told.append
+    pair.receiver.is_sluicemq_master = True
     await pair.start()
     assert told == []
-    pace = pair.follower._pace
-    pace.read(4 * BEHIND_BYTES)
+    pace = pair.receiver._catch_up
+    pace.add_read(4 * BEHIND_BYTES)
     assert not pace.is_behind, "one says nothing"
     for size in (4 * BEHIND_BYTES, 4 * BEHIND_BYTES, 1000, 4 * BEHIND_BYTES):
-        pace.read(size)
+        pace.add_read(size)
     assert (pace.is_behind, pace.is_long) == (True, False)
     for _ in range(LONG_BYTES // BEHIND_BYTES):
-        pair.follower._went_on(BEHIND_BYTES)
+        pair.receiver._count_read(BEHIND_BYTES)
     assert told == [True]
     for _ in range(4 * READS):
-        pair.follower._went_on(1000)
+        pair.receiver._count_read(1000)
     assert (told, pace.is_behind) == ([True, False], False)
     for _ in range(LONG_BYTES // BEHIND_BYTES):
-        pair.follower._went_on(2 * BEHIND_BYTES)
+        pair.receiver._count_read(2 * BEHIND_BYTES)
     await pair.pass_time(1.0)
     assert told == [True, False, True, False], "nothing more came"
 
@@ -260,11 +264,11 @@ async def test_a_slave_goes_on_where_it_was() -> None:
     pair = Pair(master, Log(0, bytes(master.data[:777])))
     await pair.start()
     assert pair.slave.data == master.data
-    (feed,) = pair.feeds.all
-    feed.close()
+    (sender,) = pair.log_senders.senders
+    sender.close()
     await settle()
     assert not pair.gate.ends
-    assert not pair.feeds.all
+    assert not pair.log_senders.senders
     master.data += b"later"
     await pair.connect()
     assert pair.slave.data == master.data
@@ -276,27 +280,27 @@ async def test_heartbeats_keep_a_quiet_connection_and_silence_ends_it() -> None:
     for _ in range(10):
         await pair.pass_time(4.9)
         await pair.pass_time(0.2)
-    assert pair.feeds.all
-    assert pair.follower.is_level
+    assert pair.log_senders.senders
+    assert pair.receiver.is_caught_up
     pair.now_s += 20.1
-    pair.feeds.run()
+    pair.log_senders.tick()
     await settle()
-    assert not pair.feeds.all
-    assert pair.follower.state == 0
+    assert not pair.log_senders.senders
+    assert pair.receiver.state == 0
 
 
 async def test_a_slave_that_has_more_than_its_master_is_closed_and_never_counted() -> None:
     pair = Pair(filled(10), filled(11))
     await pair.start()
     assert not pair.gate.ends
-    assert pair.follower.state == 0
+    assert pair.receiver.state == 0
 
 
 async def test_a_slave_older_than_the_masters_log_begins_anew() -> None:
     cut: list[int] = []
     pair = Pair(filled(1000, FILE_BYTES), filled(10))
-    pair.follower.master_is_ours = True
-    pair.follower.on_incomplete = lambda: cut.append(1)
+    pair.receiver.is_sluicemq_master = True
+    pair.receiver.on_truncation = lambda: cut.append(1)
     await pair.start()
     assert (pair.slave.log_start, pair.slave.data) == (FILE_BYTES, pair.master.data)
     assert cut == [1]
@@ -306,21 +310,21 @@ async def test_behind_a_java_master_a_gap_is_an_error_that_is_told() -> None:
     pair = Pair(filled(1000, FILE_BYTES), filled(10))
     await pair.start()
     assert len(pair.slave.data) == 10
-    assert "ends at 10 here" in pair.follower.status().fault
+    assert "ends at 10" in pair.receiver.status().last_error
 
 
 async def test_plain_and_with_sync_flush_only_what_is_synced_travels() -> None:
     pair = Pair(filled(1000), Log(), flush_sync=True)
     await pair.start()
     pair.master.data += bytes(10)
-    pair.feeds.grown()
+    pair.log_senders.send_pending()
     await settle()
     assert pair.slave.end == 1000
     assert list(pair.gate.ends.values()) == [0], "it is not on the slave's disk"
     pair.slave.sync()
-    pair.follower.synced()
+    pair.receiver.report_synced()
     pair.master.sync()
-    pair.feeds.grown()
+    pair.log_senders.send_pending()
     await settle()
     assert pair.slave.end == 1010
     assert list(pair.gate.ends.values()) == [1000]
@@ -328,7 +332,7 @@ async def test_plain_and_with_sync_flush_only_what_is_synced_travels() -> None:
 
 async def test_flow_control_bounds_a_second() -> None:
     pair = Pair(filled(10_000), Log(), ha_flow_control=True, ha_bytes_per_s=1024)
-    pair.follower.master_is_ours = True
+    pair.receiver.is_sluicemq_master = True
     await pair.start()
     for seconds in range(1, 4):
         assert pair.slave.end == 1024 * seconds
@@ -343,11 +347,11 @@ async def test_failover_cuts_a_diverged_tail_and_shows_what_is_confirmed() -> No
     await pair.start()
     assert slave.data == master.data
     assert slave.shown == 60_000
-    assert pair.epochs[1].entries == ((1, 0), (3, 70_000))
-    (feed,) = pair.feeds.all
-    assert feed.replica_id == 7
+    assert pair.log_terms[1].entries == ((1, 0), (3, 70_000))
+    (sender,) = pair.log_senders.senders
+    assert sender.replica_id == 7
     pair.gate.confirmed = 100_000
-    pair.feeds.grown()
+    pair.log_senders.send_pending()
     await settle()
     assert slave.shown == 100_000, "told at once, though nothing else was to be said"
 
@@ -355,11 +359,11 @@ async def test_failover_cuts_a_diverged_tail_and_shows_what_is_confirmed() -> No
 async def test_confirmed_bytes_are_cut_by_nobody_but_a_person() -> None:
     master, slave = filled(1000), filled(1500)
     pair = Pair(master, slave, terms=[[(1, 0), (3, 900)], [(1, 0), (2, 1200)]])
-    pair.follower.confirmed = 901
+    pair.receiver.confirmed = 901
     await pair.start()
     assert slave.end == 1500
-    assert "901 is known to be confirmed" in pair.follower.fault
-    pair.follower.is_unclean = True
+    assert "901 is known to be confirmed" in pair.receiver.last_error
+    pair.receiver.is_unclean = True
     await pair.connect()
     assert slave.data == master.data
 
@@ -368,23 +372,23 @@ async def test_a_master_of_an_older_epoch_is_not_followed() -> None:
     pair = Pair(filled(10), filled(5), terms=[[(1, 0)], [(1, 0), (2, 5)]])
     await pair.start()
     assert pair.slave.end == 5
-    assert "is of epoch 1" in pair.follower.fault
+    assert "is in term 1" in pair.receiver.last_error
 
 
 async def test_a_plain_slave_of_a_failover_master_is_refused() -> None:
     pair = Pair(filled(10), Log(), terms=[[(1, 0)], []])
-    pair.follower._epochs = None
+    pair.receiver._terms = None
     await pair.start()
     assert not pair.slave.data
-    assert not pair.feeds.all
+    assert not pair.log_senders.senders
 
 
 @pytest.mark.parametrize(
     ("peers", "admits"), [((), True), (("10.0.0.*",), True), (("10.0.1.*",), False)]
 )
 def test_who_may_connect(peers: Any, admits: bool) -> None:
-    admission = Admission(Settings(BrokerConfig(ha_peers=peers), StoreConfig()))
-    check: Callable[[], None] = lambda: admission.check(Host("10.0.0.7", 1))  # noqa: E731
+    address_check = AddressCheck(Settings(BrokerConfig(ha_peers=peers), StoreConfig()))
+    check: Callable[[], None] = lambda: address_check.check(Host("10.0.0.7", 1))  # noqa: E731
     if admits:
         check()
     else:
@@ -396,14 +400,14 @@ async def test_a_follower_is_connected_again_and_to_another_address() -> None:
     pair = Pair(filled(10), Log())
     target = [""]
     await pair.start()
-    pair.follower.connection_lost()
-    following = asyncio.create_task(follow(pair.network, pair.follower, lambda: target[0]))
+    pair.receiver.connection_lost()
+    following = asyncio.create_task(keep_connected(pair.network, pair.receiver, lambda: target[0]))
     await asyncio.sleep(0)
     target[0] = "h:1"
     async with asyncio.timeout(limit(5)):
-        while pair.follower.state == 0:
+        while pair.receiver.state == 0:
             await asyncio.sleep(0.05)
         target[0] = "h:2"
-        while "h:2" not in pair.follower.fault:
+        while "h:2" not in pair.receiver.last_error:
             await asyncio.sleep(0.05)
     following.cancel()

@@ -6,7 +6,7 @@ import pytest
 
 from simulation.stepped import ManualClock
 from sluicemq.broker.group_commit import GroupCommit
-from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
@@ -87,13 +87,13 @@ def test_answers_are_sent_when_the_last_missing_replica_leaves_the_in_sync_set()
     stage = Stage()
     settings = Settings(BrokerConfig(broker_role="SYNC_MASTER"), StoreConfig())
     term = Term(1, 1, in_sync={1: "a", 2: "b"})
-    gate = InSync(settings, stage.clock, lambda: 100, own_id=1, term=term)
+    gate = InSyncReplicas(settings, stage.clock, lambda: 100, local_id=1, term=term)
     group_commit = GroupCommit(stage.store, stage.clock, call_soon=stage.soon.append, gate=gate)
     peer = stage.peer()
     group_commit.send_after_commit(peer, encode(Command(0, {}, opaque=1, flag=FLAG_RESPONSE)))
     group_commit.commit()
     assert not stage.wires[peer].writes
-    gate.decided(term._replace(in_sync={1: "a"}))
+    gate.set_term(term._replace(in_sync={1: "a"}))
     assert stage.store.confirmed == [100]
     assert len(stage.answers(peer)) == 1
 

@@ -1,4 +1,4 @@
-"""What groups that pop have before them: lag, exactly, and who has what (208, 900131, 900134)."""
+"""The exact lag of groups that pop, and the list of messages in flight (208, 900131, 900134)."""
 
 from simulation.lanes import ModelConsumer, Shared
 from simulation.pops import ack, fill, handles, numbers, pop_fields
@@ -12,7 +12,7 @@ RETRY = "%RETRY%G_T"
 
 
 def lag(client: SteppedClient, topic: str = "T") -> int:
-    """Of queue 0, by 208 and by 900131, which agree."""
+    """Return the lag of queue 0, in which requests 208 and 900131 agree."""
     stats = bodies.decode_consume_stats(client.call(208, {"consumerGroup": "G"}).body)
     one = {(q.topic, q.queue_id): it for q, it in stats.queues.items()}[topic, 0]
     counted = matched(client, topic)
@@ -33,7 +33,7 @@ def held(client: SteppedClient, **fields: object) -> list[bodies.InFlightMessage
     return bodies.decode_in_flight(answer.body)
 
 
-def test_what_is_popped_counts_until_it_is_acknowledged(
+def test_a_popped_message_counts_until_it_is_acknowledged(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 5)
@@ -47,7 +47,7 @@ def test_what_is_popped_counts_until_it_is_acknowledged(
     assert [(one.queue_offset, one.delivery_count) for one in held(client)] == [(0, 1), (2, 1)]
 
 
-def test_what_comes_again_counts_once(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_redelivered_message_counts_once(broker: SteppedBroker, client: SteppedClient) -> None:
     fill(client, 2)
     client.call(POP, pop_fields(broker))
     broker.pass_seconds(61)
@@ -60,7 +60,7 @@ def test_what_comes_again_counts_once(broker: SteppedBroker, client: SteppedClie
     assert lag(client, RETRY) == 1
 
 
-def test_it_is_known_who_has_a_message_and_until_when(
+def test_the_list_names_the_client_and_the_visible_time(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     one = ModelConsumer(broker, Shared("G"), "one", {"T": (TAG, "*")}, 1)
@@ -84,7 +84,7 @@ def test_it_is_known_who_has_a_message_and_until_when(
     assert len(held(client, maxMsgNums=1)) == 1
 
 
-def test_in_order_what_is_done_behind_the_offset_does_not_count(
+def test_acknowledged_messages_behind_the_offset_do_not_count_in_order(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 4)
@@ -100,7 +100,7 @@ def test_in_order_what_is_done_behind_the_offset_does_not_count(
     assert [(one.queue_offset, one.delivery_count) for one in held(client)] == [(0, 2)]
 
 
-def test_what_matches_is_counted_with_what_is_in_flight(
+def test_matching_messages_in_flight_are_counted(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     one = ModelConsumer(broker, Shared("G"), "one", {"T": (TAG, "A")}, 1)
@@ -116,7 +116,7 @@ def test_what_matches_is_counted_with_what_is_in_flight(
     assert (matched(client).matching, matched(client, RETRY).matching) == (1, 1)
 
 
-def test_of_a_group_that_pulls_nothing_is_in_flight(
+def test_a_pulling_group_has_no_messages_in_flight(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.core.groups.put(GroupConfig("G"))
@@ -126,7 +126,7 @@ def test_of_a_group_that_pulls_nothing_is_in_flight(
     assert held(client) == []
 
 
-def test_after_a_restart_nobody_knows_who_has_a_message(
+def test_after_a_restart_the_client_of_a_message_is_unknown(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 1)

@@ -1,4 +1,4 @@
-"""Who has to hear that a lane was sent back, and who may read a group with lanes at all."""
+"""Which client is redirected when a lane goes back, and which may read a group with lanes."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
 from sluicemq.wire import bodies
 
 
-def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:
+def test_a_parked_pull_does_not_prove_that_its_reader_knows_the_reset() -> None:
     resets = Resets()
     resets.add("lane", "T", 0, 3)
     assert resets.redirect("lane", "T", 0, 8, "c1", is_parked=True) == 3
@@ -21,17 +21,17 @@ def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:
     assert resets.blocks_commits("lane", "T", 0)
 
 
-def test_the_client_that_reads_the_queue_now_has_to_hear() -> None:
+def test_the_client_that_reads_the_queue_now_is_redirected() -> None:
     resets = Resets()
     resets.add("lane", "T", 0, 7)
     assert resets.redirect("lane", "T", 0, 12, "gone") == 7
-    assert resets.redirect("lane", "T", 0, 12, "reader") == 7  # it was never told
+    assert resets.redirect("lane", "T", 0, 12, "reader") == 7  # it was not redirected
     assert resets.blocks_commits("lane", "T", 0)
     assert resets.redirect("lane", "T", 0, 7, "reader") is None
     assert not resets
 
 
-def test_a_reset_of_a_group_is_heard_with_the_next_pull_as_ever() -> None:
+def test_a_reset_of_a_group_without_lanes_is_known_with_the_next_pull() -> None:
     resets = Resets()
     resets.add("G", "T", 0, 5)
     assert resets.redirect("G", "T", 0, 9) == 5
@@ -48,7 +48,7 @@ def test_virtual_time_passes_however_near_the_timer_is() -> None:
 
 
 def _takes_all(broker: SteppedBroker, shared: Shared) -> list[ModelConsumer]:
-    """Two lanes that want everything between them, and what a third one might want."""
+    """Return two consumers: one subscribes to all messages, the other to tag1."""
     wishes: list[Wanted] = [{"T": (TAG, "*")}, {"T": (TAG, "tag1")}]
     return [ModelConsumer(broker, shared, f"c{n}", wanted, 1) for n, wanted in enumerate(wishes)]
 
@@ -66,7 +66,7 @@ def _read(*consumers: ModelConsumer) -> None:
 def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The split cluster's seed 41: a lane left without having heard that it was to go back."""
+    """Found by seed 41 of the split cluster: a lane ended before its reader knew of a redirect."""
     shared = Shared("G")
     late: Wanted = {"T": (TAG, "tag3")}
     stay = _takes_all(broker, shared)
@@ -79,17 +79,17 @@ def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
     lanes.resets.add(key, "T", 0, 0)
     broker.pass_seconds(31)
     broker.pass_seconds(1)
-    assert len(lanes.lanes) == 2, "it is forgotten: others want all that it wanted"
+    assert len(lanes.lanes) == 2, "the lane has ended: others want all its messages"
     assert not lanes.resets
     new = ModelConsumer(broker, shared, "new", late, 1)
     _read(*stay, new)
     assert set(shared.deliveries.values()) == {1}
 
 
-def test_a_member_that_asked_for_its_offset_before_its_heartbeat_begins_at_its_lane_place(
+def test_a_member_that_asked_for_its_offset_before_its_heartbeat_begins_at_the_offset_of_its_lane(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """It is told the group's own offset, the least of all lanes; its lane is further on."""
+    """It received the group's committed offset, the lowest of all lanes; its lane is further on."""
     shared = Shared("G")
     stay = _takes_all(broker, shared)
     _produce(client, "tag1-0", "tag1-1", "tag3-2")
@@ -111,8 +111,11 @@ def test_a_member_that_asked_for_its_offset_before_its_heartbeat_begins_at_its_l
 def test_a_client_that_changes_over_a_new_connection_does_not_read_on_where_it_was_before(
     broker: SteppedBroker, client: SteppedClient, is_noticed: bool
 ) -> None:
-    """The split cluster's seed 203: the old connection may be there for two minutes after it
-    broke, and what the client wanted then says no more what its pulls are for."""
+    """Found by seed 203 of the split cluster.
+
+    The old connection may exist for two minutes after it broke. The subscription on it no longer
+    says for which lane the client pulls.
+    """
     shared = Shared("G")
     narrow: Wanted = {"T": (TAG, "tag1")}
     one = ModelConsumer(broker, shared, "one", narrow, 1)
@@ -138,7 +141,7 @@ def test_a_client_that_changes_over_a_new_connection_does_not_read_on_where_it_w
 def test_a_lane_that_moved_on_by_itself_is_not_sent_behind_that(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The split cluster's seed 94: nobody was there to hear of the reset."""
+    """Found by seed 94 of the split cluster: no member was connected to follow the reset."""
     resets = Resets()
     resets.add("lane", "T", 0, 5)
     resets.raise_offset("lane", "T", 0, 10)
@@ -154,8 +157,8 @@ def test_a_lane_that_moved_on_by_itself_is_not_sent_behind_that(
     _produce(client, "tag3-0", "tag2-1")
     _read(*stay, gone)
     lanes = broker.core.lanes.table["G"]
-    places = next(iter(lanes.lanes.values())).places
-    queue = next(queue for queue, place in places.items() if place.position == 2)
+    places = next(iter(lanes.lanes.values())).queues
+    queue = next(queue for queue, place in places.items() if place.current_offset == 2)
     gone.leave(says_so=True)
     key = next(key for key, lane in lanes.lanes.items() if not lane.members)
     lanes.resets.add(key, *queue, 0)

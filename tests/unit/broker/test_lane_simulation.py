@@ -1,5 +1,7 @@
-"""Members of one group come, go, change what they want and meet a broker that restarts: every
-message that somebody wants is delivered once, whatever the seed."""
+"""Each message that a member wants is delivered once, for each seed.
+
+Members of one group join, leave, change their subscription, and the broker restarts.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -9,9 +11,9 @@ import pytest
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.consume.filter_diagnostics import FilterHandlers
-from sluicemq.broker.lanes import group as lane_departed
-from sluicemq.broker.lanes.places import MOVE_MS
-from sluicemq.broker.lanes.rules import parts_of
+from sluicemq.broker.lanes import group as group_module
+from sluicemq.broker.lanes.assignments import MOVE_WAIT_MS
+from sluicemq.broker.lanes.rules import split_key
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
@@ -91,8 +93,10 @@ class World:
             balance(self.consumers)
 
     def change(self, wishes: list[Wanted]) -> None:
-        """A member subscribes to something else while it runs. Sometimes it notices last that it
-        reads other queues now; what it has in hand it finishes."""
+        """Change the subscription of a running member.
+
+        Sometimes it notices its new queues late. It finishes the messages that it has in flight.
+        """
         if len(self.consumers) < 2:
             return
         consumer = self.rng.choice(self.consumers)
@@ -107,7 +111,7 @@ class World:
             consumer.leave(says_so=False)
             balance(self.consumers)
             return
-        until_s = self.broker.clock.monotonic_s() + MOVE_MS / 1000
+        until_s = self.broker.clock.monotonic_s() + MOVE_WAIT_MS / 1000
         self.moving.append((until_s, consumer, consumer.in_hand))
         if self.rng.random() < 0.5:
             balance(others)
@@ -124,7 +128,7 @@ class World:
         self._reconnect()
 
     def crash(self) -> None:
-        """The log is on disk; of the tables what was saved last, some time ago."""
+        """Restart with the whole log, and with documents as they were last saved, some time ago."""
         self.story.append("crash")
         self.broker.store.sync()
         files = self.broker.files.crash(self.rng)
@@ -184,7 +188,7 @@ class World:
             self.pass_time(1.0)
 
     def roll(self) -> Wanted:
-        """A subscription that most likely nobody had before."""
+        """Return a subscription that probably no member had before."""
         pick = self.rng.choice
         text = f"{pick(ROLLING)} || {pick(ROLLING)}" if self.rng.random() < 0.3 else pick(ROLLING)
         topic = pick("TTTU")
@@ -193,7 +197,7 @@ class World:
         return {topic: (TAG, text)} | ({"U": (TAG, pick(ROLLING))} if topic == "T" else {})
 
     def all_come_back(self, known: list[Wanted]) -> None:
-        """Whoever left has a successor, one after another, who reads all that waits for him."""
+        """Let a successor of each former member read all messages that wait, one after another."""
         for wanted in known:
             if all(consumer.wanted != wanted for consumer in self.consumers):
                 self.join(wanted)
@@ -235,7 +239,7 @@ def live(world: World, turns: int, wishes: list[Wanted], *, changes: bool = Fals
 
 
 @pytest.mark.parametrize("contract", ["compatible", "lanes", "strict"])
-def test_nothing_is_lost_and_nothing_doubled_under_joins_and_leaves(contract: str) -> None:
+def test_no_message_is_lost_or_repeated_under_joins_and_leaves(contract: str) -> None:
     for seed in range(SEEDS // 3):
         world = World(seed, contract)
         live(world, 30, WISHES)
@@ -243,17 +247,17 @@ def test_nothing_is_lost_and_nothing_doubled_under_joins_and_leaves(contract: st
 
 
 @pytest.mark.parametrize("contract", ["lanes", "strict"])
-def test_nothing_is_lost_and_nothing_doubled_when_members_change_what_they_want_while_they_run(
+def test_no_message_is_lost_or_repeated_when_members_change_their_subscription(
     contract: str,
 ) -> None:
-    """But what a member that changed holds for more than half a minute: nobody waits so long."""
+    """Messages that a changed member keeps for over half a minute are an exception."""
     for seed in range(SEEDS // 3):
         world = World(seed, contract)
         live(world, 30, WISHES, changes=True)
         world.check()
 
 
-def test_nothing_is_lost_when_the_broker_dies() -> None:
+def test_no_message_is_lost_when_the_broker_is_killed() -> None:
     for seed in range(SEEDS // 3):
         world = World(seed, "lanes")
         world.save()
@@ -273,18 +277,21 @@ def test_nothing_is_lost_when_the_broker_dies() -> None:
 
 
 @pytest.mark.parametrize("contract", ["compatible", "lanes"])
-def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
+def test_many_changing_filters_are_accepted_and_their_unread_messages_wait(
     contract: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One member stays; others come with a subscription that nobody had, change it, go. In the end
-    each subscription is back: whatever one of them wanted when it was sent is delivered, once."""
+    """One member stays. Others join with new subscriptions, change them, and leave.
+
+    In the end each subscription is back. Each message that one of them wanted when it was sent is
+    delivered once.
+    """
     monkeypatch.setattr(
         FilterHandlers, "survey_if_due", lambda _: None
     )  # figures have tests of their own
     merged = 0
     for seed in range(max(SEEDS // 45, 1)):
         world = World(seed, contract)
-        monkeypatch.setattr(lane_departed, "IDLE_MAX", (1, 4, 16)[seed % 3])
+        monkeypatch.setattr(group_module, "IDLE_LANES_MAX", (1, 4, 16)[seed % 3])
         world.tags = ROLLING
         known: list[Wanted] = []
 
@@ -322,7 +329,7 @@ def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
             world.step()
         world.drain()
         lanes = world.broker.core.lanes.table["G"].lanes
-        merged += sum(len(parts_of(key)) > 1 for key in lanes)
+        merged += sum(len(split_key(key)) > 1 for key in lanes)
         world.all_come_back(known)
         world.check()
     assert merged

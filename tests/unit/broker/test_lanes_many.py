@@ -1,4 +1,4 @@
-"""A group with very many subscriptions: who is there is served, who left waits in a wider lane."""
+"""A group with very many subscriptions: members are served, and idle lanes are merged."""
 
 import logging
 import os
@@ -9,19 +9,19 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker.lanes import group as lane_departed
+from sluicemq.broker.lanes import group as group_module
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.lanes_file import encode_group
 from sluicemq.broker.lanes.rules import (
     Atom,
-    after,
-    both,
-    claims,
-    clause,
-    merged_key,
-    parts_of,
+    compute_rules,
+    create_rule,
+    extend_chain,
+    intersect_rules,
+    merge_keys,
+    split_key,
 )
-from sluicemq.broker.lanes.table import to_object
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue, TopicConfig
 
@@ -73,7 +73,7 @@ def test_very_many_subscriptions_and_the_next_one_are_served_each_with_its_own_m
     read_all(consumers, 2)
     wanted = {f"m{n}": [f"c{n}"] for n in [*range(0, LANES + 1, 7), LANES]}
     assert shared.takers == wanted
-    bytes_a_lane = len(orjson.dumps(to_object(lanes_of(broker)))) / LANES
+    bytes_a_lane = len(orjson.dumps(encode_group(lanes_of(broker)))) / LANES
     assert bytes_a_lane < 600, "what older lanes want is in the file once"
     broker.core.lanes.document.save()
     broker.close()
@@ -82,10 +82,10 @@ def test_very_many_subscriptions_and_the_next_one_are_served_each_with_its_own_m
     again.close()
 
 
-def test_who_left_shares_a_wider_lane_and_comes_back_to_all_that_is_its_own(
+def test_a_merged_lane_is_split_off_with_all_its_messages(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_departed, "IDLE_MAX", 2)
+    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
     shared = Shared("G")
     stays, *others = come(broker, shared, *range(12))
     balance([stays, *others])
@@ -94,20 +94,20 @@ def test_who_left_shares_a_wider_lane_and_comes_back_to_all_that_is_its_own(
     broker.pass_seconds(31)
     produce(broker, *range(12))
     broker.pass_seconds(12)
-    idle = lanes_of(broker).idle()
+    idle = lanes_of(broker).get_idle_lanes()
     assert len(idle) == 2
-    assert sum(len(parts_of(lane.key)) for lane in idle) == 11
+    assert sum(len(split_key(lane.key)) for lane in idle) == 11
     back = come(broker, shared, 7, 3)
     read_all([stays, *back], 4)
     assert shared.takers == {"m0": ["c0"], "m7": ["c7"], "m3": ["c3"]}
-    assert sum(len(parts_of(lane.key)) for lane in lanes_of(broker).idle()) == 9
+    assert sum(len(split_key(lane.key)) for lane in lanes_of(broker).get_idle_lanes()) == 9
 
 
-def test_what_has_to_be_given_up_is_said(
+def test_forgotten_subscriptions_are_reported(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lane_departed, "IDLE_MAX", 2)
-    monkeypatch.setattr(lane_departed, "DEPARTED_MAX", 4)
+    monkeypatch.setattr(group_module, "IDLE_LANES_MAX", 2)
+    monkeypatch.setattr(group_module, "IDLE_SUBSCRIPTIONS_MAX", 4)
     shared = Shared("G")
     stays, *others = come(broker, shared, *range(7))
     balance([stays, *others])
@@ -122,36 +122,36 @@ def test_what_has_to_be_given_up_is_said(
     forgotten = orjson.loads(bytes(answer.body))["forgotten"]
     assert forgotten[0]["subscription"] == key("t1")
     assert forgotten[0]["messagesMax"] >= 1
-    assert sum(len(parts_of(lane.key)) for lane in lanes_of(broker).idle()) <= 4
+    assert sum(len(split_key(lane.key)) for lane in lanes_of(broker).get_idle_lanes()) <= 4
 
 
-def test_orders_are_one_object_and_what_they_share_does_not_mix() -> None:
+def test_equal_chains_are_one_object_and_shared_indexes_stay_separate() -> None:
     tags = [Atom(TAG, f"t{number}") for number in range(4)]
-    order = after(None, *tags[:2])
-    assert after(None, *tags[:2]) is order
-    longer, other = after(order, tags[2]), after(order, tags[3])
+    order = extend_chain(None, *tags[:2])
+    assert extend_chain(None, *tags[:2]) is order
+    longer, other = extend_chain(order, tags[2]), extend_chain(order, tags[3])
     assert order is not None
     assert longer is not None
     assert other is not None
     assert [tags[2] in one for one in (order, longer, other)] == [False, True, False]
-    assert order.begins(longer)
-    assert not longer.begins(other)
-    assert [order.takes({"TAGS": f"t{n}"}) for n in range(4)] == [True, True, False, False]
-    assert longer.takes({"TAGS": "t2"})
-    assert not other.takes({"TAGS": "t2"})
+    assert order.is_prefix_of(longer)
+    assert not longer.is_prefix_of(other)
+    assert [order.matches_any({"TAGS": f"t{n}"}) for n in range(4)] == [True, True, False, False]
+    assert longer.matches_any({"TAGS": "t2"})
+    assert not other.matches_any({"TAGS": "t2"})
 
 
-def test_rules_of_tags_that_have_nothing_in_common_stay_as_small_as_they_are_alone() -> None:
-    made = claims("T", [key("a"), key("b", "c"), key("c", "d"), key("*"), key("a")], [])
-    assert made[key("b", "c")] == clause([Atom(TAG, "b||c")])
-    assert len(next(iter(made[key("c", "d")])).none) == 1
+def test_rules_of_disjoint_tags_need_no_chains() -> None:
+    made = compute_rules("T", [key("a"), key("b", "c"), key("c", "d"), key("*"), key("a")], [])
+    assert made[key("b", "c")] == create_rule([Atom(TAG, "b||c")])
+    assert len(next(iter(made[key("c", "d")])).excluded) == 1
     rule = RuleFilter(made[key("*")])
     assert rule.by_commit_log({"TAGS": "e"})
     assert not rule.by_commit_log({"TAGS": "d"})
-    assert not both(made[key("b", "c")], clause([Atom(TAG, "x")]))
+    assert not intersect_rules(made[key("b", "c")], create_rule([Atom(TAG, "x")]))
 
 
 def test_a_key_that_several_share_cannot_be_a_clients() -> None:
-    made = merged_key([key("a"), key("b")])
-    assert parts_of(made) == (key("a"), key("b"))
+    made = merge_keys([key("a"), key("b")])
+    assert split_key(made) == (key("a"), key("b"))
     assert not made.startswith("[")

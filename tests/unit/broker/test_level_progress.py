@@ -1,6 +1,6 @@
-"""A broker that is killed delivers no message of a delay level twice, and loses none.
+"""A broker that is killed delivers each message of a delay level exactly once.
 
-What was delivered is found in the log; `delayOffset.json` is saved now and then only.
+The log shows what was delivered; `delayOffset.json` is only saved from time to time.
 """
 
 import os
@@ -43,7 +43,7 @@ def started(files: CrashableFiles, now_ms: int) -> SteppedBroker:
 
 
 def killed(broker: SteppedBroker, pause_s: float = 1.0) -> SteppedBroker:
-    """What begins on the disk of a process that was killed."""
+    """Return a broker on the disk of a killed process."""
     return started(broker.files.kill(), broker.clock.now_ms() + round(1000 * pause_s))
 
 
@@ -64,9 +64,9 @@ def test_eight_kills_make_no_message_come_twice() -> None:
 def test_any_history_of_kills_delivers_each_message_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And at least once when the power fails."""
+    """After a power failure, each message is delivered at least once."""
     rng, sent = random.Random(seed), list[str]()
-    monkeypatch.setattr(module, "CHUNK", rng.choice([1, 3, 4096]))
+    monkeypatch.setattr(module, "CHUNK_MESSAGES", rng.choice([1, 3, 4096]))
     fails, broker = rng.random() < 0.3, started(CrashableFiles(), START_MS)
     client: Any = broker.connect()
     for _ in range(40):
@@ -99,13 +99,13 @@ def test_any_history_of_kills_delivers_each_message_once(
         assert found == wanted
 
 
-def test_what_is_found_to_be_delivered_is_not_saved_before_it_is_on_disk() -> None:
+def test_found_deliveries_are_not_saved_before_they_are_on_disk() -> None:
     broker = started(CrashableFiles(), START_MS)
     send(broker.connect(), 1, "m")
     broker.store.sync()
     broker.run(1.1)
     broker = killed(broker)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_1": "1,1"}
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_1": "1,1"}
     document = broker.core.delayed.levels.document
     document.save()
     for seed in range(20):
@@ -131,4 +131,4 @@ def test_a_start_reads_a_limited_number_of_records(
     found = delivered(broker)
     assert found.keys() == {f"m{number}" for number in range(20)}
     assert found["m0"] == 1
-    assert found["m19"] == 2, "it may come again, and is not lost"
+    assert found["m19"] == 2, "it may be repeated, and is not lost"

@@ -63,7 +63,7 @@ def test_the_same_topic_again_changes_nothing(broker: SteppedBroker, client: Ste
         ({"attributes": "+message.type=FIFO,+message.type=DELAY"}, 1, "key duplication"),
         ({"attributes": "+=x"}, 1, "kv string format wrong"),
         ({"attributes": "+foo=bar"}, 1, "unsupported key: foo. The attributes are"),
-        ({"attributes": "+queue.type=BatchCQ"}, 29, "write queue.type=SimpleCQ"),
+        ({"attributes": "+queue.type=BatchCQ"}, 29, "set queue.type=SimpleCQ"),
         ({"attributes": "+queue.type=XX"}, 1, "value is not in set: [SimpleCQ, BatchCQ]"),
         ({"attributes": "+reserve.time=abc"}, 1, 'For input string: "abc"'),
         ({"attributes": "+reserve.time=-5"}, 1, "value is not in range(-1, 9223372036854775807)"),

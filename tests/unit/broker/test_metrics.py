@@ -19,12 +19,12 @@ from sluicemq.broker.metrics import (
     BrokerCollector,
     find_health_problems,
     find_readiness_problems,
-    serve_metrics,
 )
 from sluicemq.broker.registration import NameServerState
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.subscription import TAG
+from sluicemq.telemetry.metrics import serve_metrics
 from sluicemq.testing.embedded import embedded
 from waiting import limit
 
@@ -250,7 +250,7 @@ def test_a_store_that_refuses_all_writes_fails_both_probes_and_the_metric(
 
 
 async def test_a_broker_between_two_roles_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.net.wsgi.LOOP_STALL_S", -1.0)
+    monkeypatch.setattr("sluicemq.telemetry.health.LOOP_STALL_S", -1.0)
     async with embedded() as mq:
         broker = mq.servers.broker
         broker.core.run_every_second()

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from otlp_receiver import Receiver, attributes_of
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.metrics import BrokerCollector
-from sluicemq.broker.otlp import MetricsPusher, export
 from sluicemq.config import BrokerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
+from sluicemq.telemetry.otlp import MetricsPusher, export
 from sluicemq.testing.embedded import embedded
 from waiting import limit
 
@@ -130,7 +130,7 @@ def test_an_endpoint_that_is_down_is_a_line_once_and_so_is_its_return(
 
 
 def test_a_push_that_nobody_takes_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluicemq.broker.otlp.CLOSE_S", 0.2)
+    monkeypatch.setattr("sluicemq.telemetry.otlp.CLOSE_S", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         began = threading.Event()

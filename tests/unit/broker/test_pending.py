@@ -1,4 +1,4 @@
-"""What waits can be listed and cancelled; slaves get what they ask for."""
+"""Waiting messages can be listed and cancelled, and slaves can copy the state."""
 
 from typing import Any
 
@@ -91,11 +91,13 @@ def test_pages_join_without_gap_or_repetition(
 
 
 @pytest.mark.parametrize("page", [1, 2, 1000])
-def test_what_is_not_in_the_wheel_yet_is_listed_once(
+def test_messages_that_are_not_indexed_yet_are_listed_once(
     waiting: SteppedBroker, client: SteppedClient, page: int
 ) -> None:
-    """As on a new master, which fills its wheel from the log. The broker takes a message in while
-    the list goes on: it comes once all the same."""
+    """A new master, for example, fills its wheel from the log.
+
+    The broker indexes a message between two pages of a list, which contains it once.
+    """
     for number in range(4):
         send(client, f"N{number}", TIMER_DELAY_SEC=15 + 5 * number)
     found, cursor = [], {}
@@ -113,10 +115,10 @@ def test_what_is_not_in_the_wheel_yet_is_listed_once(
 @pytest.mark.parametrize("cursor", ["", "X:1:2", "L:1", "L:1:2:3", "T:1:2", "Q:1:x:3", "T:1:-x:0"])
 def test_a_wrong_cursor_is_refused(client: SteppedClient, cursor: str) -> None:
     answer = client.call(LIST, {"cursor": cursor or ":"})
-    assert answer.remark.startswith(f"{cursor or ':'!r} is no cursor of a list.")
+    assert answer.remark.startswith(f"{cursor or ':'!r} is not a valid cursor.")
 
 
-def test_what_is_delivered_is_not_listed(waiting: SteppedBroker, client: SteppedClient) -> None:
+def test_delivered_messages_are_not_listed(waiting: SteppedBroker, client: SteppedClient) -> None:
     waiting.run(21.0)
     assert {item.unique_id for item in listed(client)} == {"L4", "T2D"}
 
@@ -159,17 +161,17 @@ def test_a_message_cannot_be_cancelled_twice_or_too_late(
     waiting.run(21.0)
     answer = client.call(CANCEL, {"handle": timed.handle})
     assert answer.code == 604
-    assert "too late" in answer.remark
+    assert "Too late" in answer.remark
 
 
 @pytest.mark.parametrize("handle", ["", "nonsense", "ZDEgMSAy", "é"])
-def test_what_is_no_handle_is_refused(client: SteppedClient, handle: str) -> None:
+def test_an_invalid_handle_is_refused(client: SteppedClient, handle: str) -> None:
     answer = client.call(CANCEL, {"handle": handle})
     assert answer.code in (1, 604)
     assert answer.remark
 
 
-def test_a_handle_of_another_store_cancels_nothing(
+def test_a_handle_of_another_store_is_refused(
     waiting: SteppedBroker, client: SteppedClient
 ) -> None:
     (item,) = listed(client, key="L3")

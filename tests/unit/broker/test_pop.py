@@ -1,4 +1,4 @@
-"""Pops, peeks and notifications: the order of checks, what a look finds, and the answers."""
+"""Pops, peeks and notifications: the order of checks, which messages are found, and the answers."""
 
 import pytest
 
@@ -17,7 +17,7 @@ ZEROS = {"popTime": "0", "invisibleTime": "0", "reviveQid": "0", "restNum": "0"}
 # ------------------------------------------------------------------------------- what is given
 
 
-def test_a_pop_gets_what_comes_next_and_its_handles(
+def test_a_pop_returns_the_next_messages_with_their_handles(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 5)
@@ -45,7 +45,7 @@ def test_a_pop_takes_from_all_queues_or_from_one(
     assert fields_of(others)["restNum"] == "0"
 
 
-def test_the_queue_at_which_a_look_begins_is_any(broker: SteppedBroker) -> None:
+def test_a_pop_begins_at_a_random_queue(broker: SteppedBroker) -> None:
     client = broker.connect()
     broker.core.random.seed(1)
     for queue_id in range(4):
@@ -78,7 +78,7 @@ def test_where_a_group_begins_is_said_by_its_first_pop(
     assert numbers(answer) == [first]
 
 
-def test_a_short_queue_is_given_from_the_beginning(
+def test_a_short_queue_is_popped_from_its_first_message(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 5)
@@ -104,7 +104,9 @@ def test_a_reset_is_where_the_next_pop_begins(broker: SteppedBroker, client: Ste
     assert not broker.core.offsets.resets
 
 
-def test_the_answer_waits_for_its_turn(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_the_answer_waits_for_the_group_commit(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     fill(client, 1)
     request = client.request(POP, pop_fields(broker))
     client.feed(request)
@@ -128,7 +130,7 @@ def test_a_filter_is_the_requests(
     assert broker.core.delivered["T", "G"].messages_out == 4
 
 
-def test_what_a_filter_does_not_want_is_passed_over_in_steps(
+def test_messages_that_the_filter_rejects_are_skipped_in_steps(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.change_store(filter_scan_units_max=10)
@@ -166,7 +168,7 @@ def test_a_filter_that_does_not_compile_is_refused(
         ({"consumerGroup": "%"}, NO_GROUP, "subscription group [%] does not exist"),
     ],
 )
-def test_what_is_wrong_with_a_pop(
+def test_an_invalid_pop_is_refused(
     broker: SteppedBroker, client: SteppedClient, changes: dict[str, object], code: int, remark: str
 ) -> None:
     broker.core.groups.put(GroupConfig("closed", consume_enable=False))
@@ -194,7 +196,7 @@ def test_permissions_are_checked_before_all_else(
     )  # fmt: skip
 
 
-def test_a_queue_with_too_much_in_flight_gives_nothing(
+def test_a_queue_with_too_many_messages_in_flight_is_not_popped(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.change(pop_in_flight_limited=True, pop_in_flight_max=2)
@@ -210,7 +212,7 @@ def test_a_queue_with_too_much_in_flight_gives_nothing(
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
-def test_what_is_not_acknowledged_comes_again_as_it_was_sent(is_v2: bool) -> None:
+def test_an_unacknowledged_message_is_delivered_again_as_it_was_sent(is_v2: bool) -> None:
     broker = SteppedBroker(
         config=BrokerConfig(broker_name="broker-a", metrics_enable=False, pop_retry_v2=is_v2)
     )
@@ -260,7 +262,7 @@ def test_retries_go_first_or_last(
 
 
 @pytest.mark.parametrize("clears", [True, False])
-def test_a_topic_that_is_deleted_takes_what_was_to_come_again(
+def test_a_setting_decides_whether_the_retries_of_a_deleted_topic_are_deleted(
     broker: SteppedBroker, client: SteppedClient, clears: bool
 ) -> None:
     broker.change(clear_pop_retries=clears)
@@ -280,7 +282,7 @@ def test_a_topic_that_is_deleted_takes_what_was_to_come_again(
 # ------------------------------------------------------------------------------ looking only
 
 
-def test_a_peek_takes_nothing(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_peek_takes_no_messages(broker: SteppedBroker, client: SteppedClient) -> None:
     fill(client, 3)
     fields = {"consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 2}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Acknowledgements of popped messages, one and many, and changes of their time."""
+"""Acknowledgements of popped messages, single and batched, and changes of their invisible time."""
 
 import base64
 
@@ -49,7 +49,7 @@ def call_batch(
     return client.answers[request.opaque]
 
 
-def test_what_is_acknowledged_does_not_come_again(
+def test_an_acknowledged_message_is_not_delivered_again(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 3)
@@ -98,11 +98,11 @@ def test_late_and_second_acknowledgements_are_no_errors(
         ({"queueId": -1}, ILLEGAL, "queueId[-1] is illegal"),
         ({"offset": 3}, NO_MESSAGE, "offset is illegal, key:T@0, commit:3, store:0~2"),
         ({"offset": -1}, NO_MESSAGE, "offset is illegal"),
-        ({"extraInfo": "0 1"}, 1, "is no handle"),
+        ({"extraInfo": "0 1"}, 1, "is not the receipt handle"),
         ({"liteTopic": "L"}, 3, "lite topic L"),
     ],
 )
-def test_what_is_wrong_with_an_acknowledgement(
+def test_an_invalid_acknowledgement_is_refused(
     broker: SteppedBroker,
     client: SteppedClient,
     changes: dict[str, object],
@@ -130,7 +130,9 @@ def test_a_batch_acknowledges_by_bits(broker: SteppedBroker, client: SteppedClie
     assert sorted(pop(broker, client)) == [1, 3]
 
 
-def test_a_batch_of_what_came_again(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_batch_acknowledges_redelivered_messages(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     fill(client, 2)
     pop(broker, client)
     broker.run(61)
@@ -140,7 +142,7 @@ def test_a_batch_of_what_came_again(broker: SteppedBroker, client: SteppedClient
     assert pop(broker, client) == {}
 
 
-def test_a_batch_passes_over_what_is_not_there(
+def test_a_batch_skips_messages_that_do_not_exist(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 2)
@@ -219,7 +221,7 @@ def test_the_new_handle_acknowledges(broker: SteppedBroker, client: SteppedClien
 def test_an_acknowledgement_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The master before has answered it; the new one hides it until its slaves have it."""
+    """The previous master has answered it; the new one hides it until slaves have it."""
     fill(client, 2)
     held = pop(broker, client)
     broker.run(1)
@@ -232,7 +234,9 @@ def test_an_acknowledgement_counts_though_the_slaves_of_a_new_master_do_not_have
     assert sorted(pop(again, again.connect())) == [1]
 
 
-def test_what_is_wrong_with_a_change(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_an_invalid_change_of_the_invisible_time_is_refused(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     fill(client, 2)
     handle = pop(broker, client)[0]
     unset = "not set any response code"
@@ -281,7 +285,7 @@ def test_an_attempt_that_is_repeated_gets_the_same(
     assert client.call(POP, pop_fields(broker, order="true", attemptId="b")).code == 210
 
 
-def test_what_comes_again_in_order_says_how_often(
+def test_an_ordered_pop_returns_the_number_of_earlier_deliveries(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 3)
@@ -308,7 +312,7 @@ def test_a_pop_in_order_that_waits_gets_the_queue_when_it_is_free(
     assert numbers(other.answers[request.opaque]) == [1]
 
 
-def test_another_time_in_order_keeps_the_pop_time(
+def test_changing_the_invisible_time_in_order_keeps_the_pop_time(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 1)
@@ -324,7 +328,7 @@ def test_another_time_in_order_keeps_the_pop_time(
     assert numbers(pop_ordered(broker, client)[0]) == [0]
 
 
-def test_a_change_behind_the_groups_offset_does_nothing(
+def test_a_change_before_the_committed_offset_has_no_effect(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     fill(client, 2)

@@ -1,4 +1,4 @@
-"""Members of one group that pop: one filter for a topic, so that none takes what another wants."""
+"""All members of a group pop a topic by one filter, so that none takes another one's messages."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def member(broker: SteppedBroker, name: str, wanted: Wanted) -> ModelConsumer:
 
 
 def pop(one: ModelConsumer, **changes: object) -> Command:
-    """By what it wants."""
+    """Pop by the filter of the consumer."""
     topic = str(changes.get("topic", "T"))
     kind, expression = one.wanted.get(topic, (TAG, "*"))
     filtering = {"expType": kind, "exp": expression, "invisibleTime": 1000}
@@ -28,7 +28,7 @@ def pop(one: ModelConsumer, **changes: object) -> Command:
 
 
 @pytest.mark.parametrize("contract", ["compatible", "lanes", "strict"])
-def test_who_wants_something_else_is_refused_and_takes_nothing(
+def test_a_pop_with_another_filter_is_refused_and_takes_no_messages(
     broker: SteppedBroker, client: SteppedClient, contract: str
 ) -> None:
     broker.core.groups.put(GroupConfig("G", attributes={CONTRACT: contract}))
@@ -52,9 +52,7 @@ def test_a_stranger_is_refused_too(broker: SteppedBroker, client: SteppedClient)
     assert client.call(POP, pop_fields(broker, expType=TAG, exp=" A ")).code == TIMEOUT
 
 
-def test_the_same_in_other_words_is_no_other_filter(
-    broker: SteppedBroker, client: SteppedClient
-) -> None:
+def test_another_spelling_is_the_same_filter(broker: SteppedBroker, client: SteppedClient) -> None:
     one = member(broker, "one", {"T": (SQL92, "n > 0 AND n < 9")})
     two = member(broker, "two", {"T": (SQL92, "n>0 and (n<9)")})
     fill(client, 3)
@@ -79,7 +77,7 @@ def test_a_member_alone_may_change_its_mind(broker: SteppedBroker, client: Stepp
     assert numbers(pop(one)) == [1]
 
 
-def test_the_next_filter_holds_when_nobody_wants_the_first(
+def test_the_next_filter_is_valid_when_no_member_subscribes_to_the_first(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     one, two = member(broker, "one", A), member(broker, "two", B)
@@ -92,10 +90,10 @@ def test_the_next_filter_holds_when_nobody_wants_the_first(
 
 
 @pytest.mark.parametrize("way", ["said", "broken"])
-def test_who_has_left_is_not_waited_for(
+def test_a_member_that_has_left_does_not_block_another_filter(
     broker: SteppedBroker, client: SteppedClient, way: str
 ) -> None:
-    """Whoever stops a program and starts it with another filter is served at once."""
+    """A program that is stopped and started with another filter is served at once."""
     one, two = member(broker, "one", A), member(broker, "two", B)
     pop(one)
     fill(client, 2, tags="AB")
@@ -129,10 +127,12 @@ def test_a_group_that_pops_has_no_lanes(broker: SteppedBroker, client: SteppedCl
     assert "G" not in broker.core.lanes.table
     broker.clock.advance(60)
     broker.core.lanes.run()
-    assert broker.core.checkpoints.place("G", "T", 0) > 0, "no lane has taken the group back"
+    assert broker.core.checkpoints.get_next_offset("G", "T", 0) > 0, (
+        "no lane has taken the group back"
+    )
 
 
-def test_what_is_pulled_in_lanes_is_not_popped(
+def test_a_topic_that_is_pulled_in_lanes_cannot_be_popped(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     one, two = member(broker, "one", A), member(broker, "two", B)
@@ -143,7 +143,9 @@ def test_what_is_pulled_in_lanes_is_not_popped(
     assert "lanes" in (refused.remark or "")
 
 
-def test_what_is_kept_of_a_topic_goes_with_it(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_the_filter_of_a_deleted_topic_is_forgotten(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     one = member(broker, "one", A)
     pop(one)
     assert broker.core.contracts.pop_filters

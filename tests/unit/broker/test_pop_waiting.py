@@ -1,10 +1,10 @@
-"""Pops and notifications that wait: who is woken, how often, and when they are answered."""
+"""Parked pops and notifications: which are woken, how often, and when they are answered."""
 
 import pytest
 
 from simulation.pops import POP, ack, fields_of, fill, handles, numbers, pop_fields
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.pop.pop import Look, Pop, Popping
+from sluicemq.broker.pop.pop import PendingPop, PopHandlers, PopResult
 
 NOTIFY, POLLING = 200054, 200055
 FULL, TIMEOUT = 209, 210
@@ -12,20 +12,20 @@ FULL, TIMEOUT = 209, 210
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The groups that have looked at the queues."""
+    """Record the group of each pop that reads the queues."""
     found: list[str] = []
-    look = Pop._look
+    look = PopHandlers._take_messages
 
-    def counted(pop: Pop, popping: Popping) -> Look:
+    def counted(pop: PopHandlers, popping: PendingPop) -> PopResult:
         found.append(popping.header.group)
         return look(pop, popping)
 
-    monkeypatch.setattr(Pop, "_look", counted)
+    monkeypatch.setattr(PopHandlers, "_take_messages", counted)
     return found
 
 
 class Waiting:
-    """A pop that waits, on a connection of its own."""
+    """A parked pop on a connection of its own."""
 
     def __init__(self, broker: SteppedBroker, code: int = POP, **changes: object) -> None:
         self.client = broker.connect()
@@ -65,7 +65,7 @@ def test_a_pop_of_one_queue_waits_for_that(broker: SteppedBroker, client: Steppe
     assert numbers(waiting.answer) == [0]
 
 
-def test_one_message_costs_a_thousand_that_wait_one_look(
+def test_one_message_causes_one_read_for_a_thousand_parked_pops(
     broker: SteppedBroker, client: SteppedClient, looks: list[str]
 ) -> None:
     waiting = [Waiting(broker) for _ in range(1000)]
@@ -91,7 +91,9 @@ def test_each_group_gets_the_message(
     assert [one.answer is not None for one in waiting] == [True, True, False, False]
 
 
-def test_what_one_leaves_the_next_one_gets(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_messages_that_a_pop_leaves_are_offered_to_the_next_one(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     waiting = [Waiting(broker, maxMsgNums=2) for _ in range(4)]
     many = [
         client.request(310, send_fields(properties=f"n\x01{number}\x02")) for number in range(5)
@@ -102,7 +104,7 @@ def test_what_one_leaves_the_next_one_gets(broker: SteppedBroker, client: Steppe
     assert waiting[3].answer is None
 
 
-def test_a_pop_that_wants_nothing_is_in_nobodys_way(
+def test_a_pop_for_no_messages_does_not_block_others(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     waiting = [Waiting(broker, maxMsgNums=count) for count in (0, 1)]
@@ -111,7 +113,9 @@ def test_a_pop_that_wants_nothing_is_in_nobodys_way(
     assert [one.answer is not None for one in waiting] == [False, True]
 
 
-def test_what_comes_again_wakes(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_redelivered_message_wakes_a_parked_pop(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     fill(client, 1)
     client.call(POP, pop_fields(broker, invisibleTime=5000))
     waiting = Waiting(broker)
@@ -135,8 +139,10 @@ def test_a_filter_of_those_that_wait_is_asked_once_for_the_group(
     assert [one.answer is not None for one in waiting] == [True, False, False]
 
 
-def test_a_long_backlog_holds_nobody_up(broker: SteppedBroker, client: SteppedClient) -> None:
-    """What a pop that waits has to look at is looked at in steps."""
+def test_a_long_backlog_does_not_delay_other_clients(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """A parked pop examines many messages in steps."""
     broker.change_store(filter_scan_units_max=10)
     waiting = [Waiting(broker, exp="B", expType="TAG") for _ in range(2)]
     requests = [
@@ -148,7 +154,7 @@ def test_a_long_backlog_holds_nobody_up(broker: SteppedBroker, client: SteppedCl
     assert [numbers(one.answer) for one in waiting if one.answer] == [[35, 36]]
 
 
-def test_who_has_waited_long_enough_is_answered(
+def test_a_parked_pop_is_answered_at_its_deadline(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     waiting = Waiting(broker)
@@ -186,14 +192,14 @@ def test_only_so_many_wait_in_all(broker: SteppedBroker) -> None:
     assert [one.answer and one.answer.code for one in waiting] == [None, None, FULL]
 
 
-def test_what_the_broker_has_no_room_for_is_told_so(broker: SteppedBroker) -> None:
+def test_a_pop_that_cannot_be_parked_is_answered_polling_full(broker: SteppedBroker) -> None:
     broker.core.polls.parked_max = 1
     waiting = [Waiting(broker, consumerGroup=group) for group in "GH"]
     assert [one.answer and one.answer.code for one in waiting] == [None, FULL]
     assert fields_of(Waiting(broker, NOTIFY).answer)["pollingFull"] == "true"
 
 
-def test_a_connection_that_breaks_gets_nothing(
+def test_a_pop_of_a_closed_connection_takes_no_messages(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     waiting = [Waiting(broker) for _ in range(3)]
@@ -204,7 +210,7 @@ def test_a_connection_that_breaks_gets_nothing(
     assert numbers(waiting[2].answer) == [0]
 
 
-def test_the_offer_of_one_that_goes_is_for_the_next(
+def test_the_offer_to_a_closed_connection_passes_to_the_next_pop(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = [Waiting(broker) for _ in range(3)]
@@ -220,7 +226,7 @@ def test_the_offer_of_one_that_goes_is_for_the_next(
 
 
 @pytest.mark.parametrize("messages", [1, 2])
-def test_a_pop_that_was_not_let_look_does_so_at_its_deadline_and_passes_on_what_it_leaves(
+def test_a_delayed_attempt_runs_at_the_deadline_and_passes_on_the_rest(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch, messages: int
 ) -> None:
     first = Waiting(broker, maxMsgNums=1)
@@ -238,31 +244,31 @@ def test_a_pop_that_was_not_let_look_does_so_at_its_deadline_and_passes_on_what_
     assert second.answer.code == (TIMEOUT if messages == 1 else 0)
 
 
-def test_a_pop_whose_last_look_is_in_vain_passes_its_offer_on(
+def test_a_pop_whose_last_attempt_finds_no_messages_passes_its_offer_on(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Waiting(broker)
     broker.run(10)
     second = Waiting(broker)
-    shares, look = broker.core.scheduler, Pop._look
+    shares, look = broker.core.scheduler, PopHandlers._take_messages
     monkeypatch.setattr(type(shares), "has_to_wait", lambda _, peer: peer is first.client.peer)
     monkeypatch.setattr(type(shares), "schedule_slice", lambda _, who, run: None)
 
-    def has_no_time(pop: Pop, popping: Popping) -> Look:
+    def has_no_time(pop: PopHandlers, popping: PendingPop) -> PopResult:
         is_first = popping.peer is first.client.peer
-        return Look(pop.clock.now_ms(), 0.0) if is_first else look(pop, popping)
+        return PopResult(pop.clock.now_ms(), 0.0) if is_first else look(pop, popping)
 
-    monkeypatch.setattr(Pop, "_look", has_no_time)
+    monkeypatch.setattr(PopHandlers, "_take_messages", has_no_time)
     fill(client, 1)
     broker.run(5)
     assert first.answer.code == TIMEOUT
     assert numbers(second.answer) == [0]
 
 
-def test_what_became_available_without_an_offer_is_found_at_the_deadline(
+def test_messages_that_became_available_without_an_offer_are_found_at_the_deadline(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """A limit that held a message back is raised, which wakes no pop."""
+    """Raising the limit of messages in flight makes a message available, but wakes no pop."""
     broker.change(pop_in_flight_limited=True, pop_in_flight_max=0)
     fill(client, 1)
     assert numbers(client.call(POP, pop_fields(broker))) == [0]
@@ -310,7 +316,7 @@ def test_one_message_wakes_one_notification_of_a_group(
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_the_other_notifications_look_once_more_at_their_deadline(
+def test_the_other_notifications_are_tried_again_at_their_deadline(
     broker: SteppedBroker, client: SteppedClient, is_taken: bool
 ) -> None:
     waiting = [Waiting(broker, NOTIFY) for _ in range(3)]
@@ -325,7 +331,7 @@ def test_the_other_notifications_look_once_more_at_their_deadline(
     assert told == ["true", *["false" if is_taken else "true"] * 2]
 
 
-def test_a_notification_does_not_wait_for_what_its_filter_drops(
+def test_a_notification_ignores_messages_that_its_filter_rejects(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     waiting = Waiting(broker, NOTIFY, exp="B", expType="TAG")

@@ -145,7 +145,7 @@ def test_with_failover_the_epoch_stands_in_the_version_and_name_servers_hear_sig
     None
 ):
     _, told = registering(consensus="etcd://127.0.0.1:2379", broker_id=2)
-    told.epoch = 7
+    told.term_number = 7
     request = told.prepare_registration(told.name_servers[0])()
     assert decode_register_body(request.body).table.data_version.state_version == 7
     assert decode_header(RegisterBrokerRequest, request.fields).heartbeat_timeout_ms == 10_000

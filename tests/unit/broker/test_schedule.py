@@ -33,7 +33,7 @@ def delivered(broker: SteppedBroker, topic: str = "T") -> list[Any]:
 
 
 def lateness(broker: SteppedBroker) -> list[int]:
-    """Of each delivered message, whose body is the ms at which it is due."""
+    """Return how late each message was delivered; its body is the time in ms when it was due."""
     return [message.store_time_ms - int(message.body) for message in delivered(broker)]
 
 
@@ -55,15 +55,15 @@ def test_the_next_wake_is_when_the_next_message_is_due(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 3)
-    assert broker.core.delayed.next_ms == START_MS + 10_000
+    assert broker.core.delayed.next_due_ms == START_MS + 10_000
     broker.run(1.0)
     send(client, 1)
-    assert broker.core.delayed.next_ms == START_MS + 2000
+    assert broker.core.delayed.next_due_ms == START_MS + 2000
     broker.run(1.0)
-    assert broker.core.delayed.next_ms == START_MS + 10_000
+    assert broker.core.delayed.next_due_ms == START_MS + 10_000
 
 
-def test_an_alarm_is_set_for_it_and_moved_when_an_earlier_one_comes(
+def test_the_timer_is_set_and_moved_for_an_earlier_message(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     alarms: list[tuple[float, bool]] = []
@@ -108,7 +108,7 @@ def test_thousands_due_together_are_delivered_in_slices_and_in_order(
                                    b"%d" % number))  # fmt: skip
     broker.step()
     broker.advance(1.0)
-    assert 0 < len(delivered(broker)) < 3000, "one slice leaves the others their turn"
+    assert 0 < len(delivered(broker)) < 3000, "one slice lets other work run"
     broker.settle()
     assert [int(message.body) for message in delivered(broker)] == list(range(3000))
 
@@ -130,7 +130,7 @@ def test_a_message_that_is_not_durable_yet_is_delivered_when_it_is() -> None:
     broker.step()
     assert delivered(broker) == [], "written, and not on disk"
     broker.settle()
-    assert len(delivered(broker)) == 1, "nobody else's answer was needed to make it visible"
+    assert len(delivered(broker)) == 1, "no other answer was needed to make it visible"
 
 
 # --- restarts
@@ -143,7 +143,7 @@ def restarted(broker: SteppedBroker, files: CrashableFiles | None = None) -> Ste
     )
 
 
-def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
+def test_after_an_orderly_stop_no_message_is_lost_or_repeated(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     for number in range(10):
@@ -155,7 +155,7 @@ def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
     assert sorted(int(m.body) for m in delivered(broker)) == list(range(10))
 
 
-def test_what_became_due_while_the_broker_was_down_comes_at_once(
+def test_messages_that_became_due_while_the_broker_was_down_are_delivered_at_once(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 2)
@@ -167,7 +167,9 @@ def test_what_became_due_while_the_broker_was_down_comes_at_once(
     assert len(delivered(broker)) == 1
 
 
-def test_the_file_says_only_what_is_on_disk(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_the_file_contains_only_durable_offsets(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     document = broker.core.delayed.levels.document
     send(client, 1)
     broker.store.sync()
@@ -193,13 +195,13 @@ def test_an_offset_outside_of_the_queue_is_brought_back_into_it(
     file.truncate(len(text))
     file.pwrite(text, 0)
     broker = restarted(broker)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,1"}
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_2": "1,1"}
 
 
-def test_a_level_goes_back_to_what_the_log_shows_to_be_undelivered(
+def test_a_level_goes_back_to_messages_that_are_undelivered_by_the_log(
     broker: SteppedBroker, client: SteppedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file of another store says that all is delivered; the next message is not due yet."""
+    """The file of another store says that messages are delivered that are not due."""
     send(client, 2)
     broker.run(6.0)
     send(client, 2)
@@ -207,16 +209,18 @@ def test_a_level_goes_back_to_what_the_log_shows_to_be_undelivered(
     path = "/store/config/delayOffset.json"
     broker.files.put(path, b'{"dataVersion":{"counter":3},"offsetTable":{2:2}}')
     broker = restarted(broker)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,2"}
-    assert any(path in text and "delivery goes on there" in text for text in caplog.messages)
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_2": "1,2"}
+    assert any(path in text and "delivery continues there" in text for text in caplog.messages)
     broker.run(6.0)
-    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "2,2"}
+    assert broker.core.delayed.levels.get_runtime_info() == {"scheduleMessageOffset_2": "2,2"}
 
 
 # --- trouble
 
 
-def test_a_full_disk_delays_and_loses_nothing(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_full_disk_delays_messages_and_loses_none(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     for number in range(5):
         send(client, 1, b"%d" % number)
     broker.files.fail_next("write", 28, path_part="commitlog")
@@ -226,7 +230,7 @@ def test_a_full_disk_delays_and_loses_nothing(broker: SteppedBroker, client: Ste
     assert [int(m.body) for m in delivered(broker)] == list(range(5))
 
 
-def test_a_clock_that_went_back_a_little_makes_nothing_early(
+def test_a_clock_that_is_set_back_a_little_makes_no_message_early(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 1)
@@ -238,7 +242,7 @@ def test_a_clock_that_went_back_a_little_makes_nothing_early(
     assert len(delivered(broker)) == 2
 
 
-def test_a_clock_that_went_back_a_lot_holds_nothing_back_for_ever(
+def test_a_clock_that_is_set_back_a_lot_blocks_no_message_forever(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 1)
@@ -285,7 +289,7 @@ def test_levels_can_be_set() -> None:
     assert len(delivered(broker)) == 4, "level 4 counts as 3"
 
 
-def test_levels_of_our_own_hold_when_the_queues_were_built_anew() -> None:
+def test_custom_delay_levels_count_after_the_queues_were_rebuilt() -> None:
     broker = SteppedBroker(store_config=own_levels("30s"))
     send(broker.connect(), 1)
     broker.store.sync()

@@ -1,7 +1,7 @@
-"""Damaged timer files: a start delivers each timed message that waits exactly once.
+"""With damaged timer files, a start delivers each waiting timed message exactly once.
 
-Whatever happens to wheel, log, checkpoint or identity, the start says in one line that it builds
-the files again, and `store verify` reports the damage before.
+Whichever of wheel, log, checkpoint or identity is damaged, the start logs in one line that it
+rebuilds the files, and `store verify` reports the damage before.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ CHECK: Final = "/store/config/timercheck"
 IDENTITY: Final = "/store/timerwheel.identity"
 DELIVERED: Final = [500, 1500, 2400]
 WAITING: Final = [9300, 9700, 10_000, 12_345, 20_000, 20_001, 45_000]
-REBUILT: Final = "are built again from the commit log"
+REBUILT: Final = "are rebuilt from the commit log"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def bodies(broker: SteppedBroker) -> list[int]:
 
 
 class Built(NamedTuple):
-    """A store with messages that are delivered and that wait; and its timer files of before."""
+    """A store with delivered and waiting messages, and copies of its earlier timer files."""
 
     files: CrashableFiles
     older: dict[str, bytes]
@@ -87,7 +87,7 @@ def built(is_killed: bool) -> Built:
 
 @cache
 def elsewhere() -> dict[str, bytes]:
-    """The timer files of another store, with as many messages."""
+    """Return the timer files of another store with as many messages."""
     broker = begin()
     for due_ms in DELIVERED + WAITING + [11_000]:
         send(broker, due_ms + 3000)
@@ -141,7 +141,7 @@ def flip(path: str, at: int) -> Damage:
 
 
 def slot_at(due_ms: int) -> int:
-    """The place in the wheel of the slot that holds a message."""
+    """Return the position in the wheel file of the slot for START_MS + `due_ms`."""
     return (START_MS + due_ms - 1) // 1000 % SLOTS * SLOT.size
 
 
@@ -202,7 +202,7 @@ def damaged(name: str, *, is_killed: bool) -> CrashableFiles:
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("name", ["", *DAMAGE])
-def test_a_start_delivers_what_waits_exactly_once(
+def test_a_start_delivers_waiting_messages_exactly_once(
     name: str, is_killed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -225,7 +225,7 @@ def test_a_start_delivers_what_waits_exactly_once(
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("name", ["", *DAMAGE])
-def test_a_start_after_everything_was_due_delivers_what_is_left(name: str, is_killed: bool) -> None:
+def test_a_start_after_all_were_due_delivers_the_rest(name: str, is_killed: bool) -> None:
     files = damaged(name, is_killed=is_killed)
     broker = SteppedBroker(files=files, clock=ManualClock(START_MS + 3_600_000))
     broker.run(3.0)
@@ -254,7 +254,7 @@ def test_verify_reports_the_damage(name: str, is_killed: bool) -> None:
 
 
 def as_before(files: CrashableFiles) -> None:
-    """Make the store one of commit 9f893bdc: no identity, and its own part of the checkpoint."""
+    """Make the store one of commit 9f893bdc, without an identity file."""
     files.remove(IDENTITY)
     fields = files.content(CHECK)[:56]
     time_ms, counter = struct.unpack_from(">2q", fields, 40)
@@ -271,7 +271,7 @@ def as_before(files: CrashableFiles) -> None:
 def test_the_first_start_finds_timers_that_were_lost_before(
     is_foreign: bool, was_lost: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`was_lost`: an older wheel was trusted, and time has passed over what it lacked."""
+    """`was_lost`: an older wheel was trusted, and time has passed its missing messages."""
     files = built(False).files.kill()
     now_ms = built(False).end_ms
     if was_lost:
@@ -294,8 +294,8 @@ def test_the_first_start_finds_timers_that_were_lost_before(
     assert sorted(bodies(broker)) == sorted(DELIVERED + WAITING)
 
 
-def test_a_message_without_an_id_is_told_from_its_twin() -> None:
-    """Two equal messages, one of which is delivered: the other one still is to be."""
+def test_a_message_without_an_id_is_distinguished_from_an_equal_one() -> None:
+    """One of two equal messages is delivered; the other one must still be."""
     broker = begin()
     text = f"TIMER_DELIVER_MS\x01{START_MS + 1500}\x02"
     for _ in range(3):

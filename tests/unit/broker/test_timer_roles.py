@@ -1,7 +1,8 @@
-"""Timed messages over changes of roles: a replica that is master again delivers as one that stayed.
+"""Timed messages over role changes: a master that returns delivers like one that stayed.
 
-Two disks, each with a whole broker core: one leads, the other follows its log and its state. Roles
-change in order (planned switches, or a pair whose files swap brokerRole), or the master is killed.
+Two disks have a whole broker core each: one is the master, the other copies its log and state.
+Roles change in order (planned switches, or a pair whose files swap brokerRole), or the master is
+killed.
 """
 
 import itertools
@@ -35,9 +36,12 @@ def test_a_master_that_returns_delivers_every_message_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As replicas/timer_lost_after_switch_back.sh, timer_lost_after_two_kills.sh and
-    timer_lost_roles_of_file.sh do it with processes. Without the slave's discarding, the
-    checkpoint of the other replica alone says that the wheel is not meant."""
+    """The scripts replicas/timer_lost_*.sh do the same with processes.
+
+    They are timer_lost_after_switch_back.sh, timer_lost_after_two_kills.sh and
+    timer_lost_roles_of_file.sh. If the slave did not discard its files, only the checkpoint of the
+    other replica would say that the wheel is not valid.
+    """
     if not discards:
         monkeypatch.setattr("sluicemq.broker.state.discard_timer_files", lambda *_: None)
     pair = Pair()
@@ -74,8 +78,8 @@ def test_a_slave_has_no_timer_files(way: str) -> None:
     assert pair.master.files.exists("/store/timerwheel")
 
 
-def test_what_the_killed_master_delivered_does_not_come_again() -> None:
-    """Its checkpoint does not say it, the log does: it has not been saved for two seconds."""
+def test_messages_that_the_killed_master_delivered_are_not_repeated() -> None:
+    """The log shows the deliveries, but not the checkpoint: it is two seconds old."""
     pair = Pair()
     for due_ms in range(1000, 5000, 100):
         pair.send(due_ms)
@@ -105,8 +109,7 @@ def test_a_recalled_message_stays_recalled_over_roles() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_history_of_roles_delivers_every_message_once(seed: int) -> None:
-    """Also messages that roll, that come too late for their second, and that were due while nobody
-    led."""
+    """This includes messages that roll, that are late for their slot, or due without a master."""
     rng = random.Random(seed)
     pair = Pair(timer_roll_window_slots=20)
     sent: list[int] = []

@@ -1,4 +1,4 @@
-"""Timed messages: to the millisecond, in any second, over days, restarts and damage."""
+"""Timed messages are delivered in their millisecond, over days, restarts and damage."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClie
 from sluicemq.model.ids import RecallHandle
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers.files import NONE
+from sluicemq.store.timers.files import NO_UNIT
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600
@@ -17,7 +17,7 @@ DAY_S = 86_400
 
 
 def send(client: SteppedClient, due_ms: int, unique_id: str = "", **more: object) -> Any:
-    """A message due at START_MS + due_ms, with that as its body."""
+    """Send a message that is due at START_MS + `due_ms`, which is its body."""
     properties = {"UNIQ_KEY": unique_id or f"A{due_ms}", "TIMER_DELIVER_MS": START_MS + due_ms}
     text = "".join(f"{name}\x01{value}\x02" for name, value in (properties | more).items())
     return client.call(310, send_fields(properties=text), b"%d" % due_ms)
@@ -43,7 +43,7 @@ def restarted(broker: SteppedBroker, files: CrashableFiles | None = None) -> Ste
     )
 
 
-def test_each_message_comes_in_its_own_millisecond(
+def test_each_message_is_delivered_in_its_millisecond(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     times = [1, 999, 1000, 1001, 1500, 1999, 2000, 2001, 3700]
@@ -70,10 +70,10 @@ def test_the_next_wake_is_exact_once_the_second_is_near(
 ) -> None:
     send(client, 60_250)
     broker.run(1.0)
-    assert broker.core.delayed.next_ms is None
+    assert broker.core.delayed.next_due_ms is None
     broker.advance(58.0)
     broker.settle()
-    assert broker.core.delayed.next_ms == START_MS + 60_250
+    assert broker.core.delayed.next_due_ms == START_MS + 60_250
 
 
 def test_a_message_for_a_second_that_is_loaded_already_joins_it(
@@ -88,7 +88,7 @@ def test_a_message_for_a_second_that_is_loaded_already_joins_it(
     assert set(lateness_ms(broker)) == {0}
 
 
-def test_a_message_taken_in_after_its_second_comes_at_once(
+def test_a_message_indexed_after_its_second_is_delivered_at_once(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.run(2.0)
@@ -101,7 +101,7 @@ def test_a_message_taken_in_after_its_second_comes_at_once(
     assert bodies(broker) == [2050]
 
 
-def test_what_is_delivered_says_when_it_was_taken_in_and_out(
+def test_delivered_messages_have_their_enqueue_and_dequeue_times(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     broker.clock.advance(0.75)
@@ -114,7 +114,7 @@ def test_what_is_delivered_says_when_it_was_taken_in_and_out(
     assert message.tag == "x"
 
 
-def test_thousands_of_one_second_leave_others_their_turn(
+def test_thousands_of_messages_of_one_second_do_not_block_other_work(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     text = f"UNIQ_KEY\x01A\x02TIMER_DELIVER_MS\x01{START_MS + 2500}\x02"
@@ -159,8 +159,10 @@ def test_a_time_beyond_the_wheel_is_reached_by_rolling(
 def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
     broker: SteppedBroker, client: SteppedClient, name: str
 ) -> None:
-    """The roll stores the message again, with a later store time and the same delay. A delay that
-    counted from there would make the message late, or roll it again and again."""
+    """A roll stores the message again, with a later store time and the same delay.
+
+    A delay that counted from there would make the message late, or roll it again and again.
+    """
     broker.clock.advance(0.345)
     delay_s = 2 * DAY_S + 10 * HOUR_S
     value = delay_s * (1000 if name == "TIMER_DELAY_MS" else 1)
@@ -180,7 +182,7 @@ def test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone(
 
 def slots(broker: SteppedBroker) -> Any:
     timers = broker.core.delayed.timers
-    return timers.files.wheel.occupied(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
+    return timers.files.wheel.iter_occupied_ms(timers.read_ms, timers.read_ms + 8 * DAY_S * 1000)
 
 
 def test_half_a_day_without_a_sweep_is_caught_up(
@@ -212,7 +214,7 @@ def test_a_recalled_message_is_not_delivered_and_its_neighbours_are(
     assert (answer.code, answer.fields["msgId"]) == (0, "A5400")
     broker.run(7.0)
     assert bodies(broker) == [5000, 5600]
-    assert broker.core.delayed.timers.recalled == 1
+    assert broker.core.delayed.timers.recalled_count == 1
 
 
 def test_a_recall_counts_after_a_restart(broker: SteppedBroker, client: SteppedClient) -> None:
@@ -230,8 +232,10 @@ def test_a_recall_counts_after_a_restart(broker: SteppedBroker, client: SteppedC
 def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new master builds its wheel from the queue, slice by slice, while time goes on. Found by
-    histories of real processes, 60 and 208 of three replicas."""
+    """A new master fills its wheel from the queue, slice by slice, while time passes.
+
+    Found by histories 60 and 208 of three replicas, with real processes.
+    """
     broker.change(recall_enable=True)
     handle = send(client, 9400).fields["recallHandle"]
     for number in range(40):
@@ -241,13 +245,13 @@ def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
     broker.files.remove("/store/timerwheel")
     again = restarted(broker)
     monkeypatch.setattr("sluicemq.broker.waiting.delivery.SLICE_MESSAGES", 8)
-    again.core.delayed.run()
-    again.core.delayed.run()  # the message is taken in, its recall is not
-    assert again.core.delayed.timers.queue_behind > 0
+    again.core.delayed.run_slice()
+    again.core.delayed.run_slice()  # the message is taken in, its recall is not
+    assert again.core.delayed.timers.unindexed_count > 0
     again.clock.advance(10.0)
     again.run(5.0)
-    assert again.core.delayed.timers.queue_behind == 0
-    assert again.core.delayed.timers.recalled == 1
+    assert again.core.delayed.timers.unindexed_count == 0
+    assert again.core.delayed.timers.recalled_count == 1
     assert bodies(again) == []
 
 
@@ -256,8 +260,11 @@ def test_a_recall_counts_though_a_start_takes_it_in_after_the_message_is_due(
 def test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     broker: SteppedBroker, client: SteppedClient, is_overdue: bool, is_rebuilt: bool
 ) -> None:
-    """The master before has answered it. What the slaves do not have is hidden from the timers, as
-    from everybody. Found by history 2081 of two replicas."""
+    """The previous master has answered the recall.
+
+    Records that slaves lack are hidden from the timers, too. Found by history 2081
+    of two replicas.
+    """
     broker.change(recall_enable=True)
     handle = send(client, 9400).fields["recallHandle"]
     broker.run(0.1)
@@ -278,11 +285,15 @@ def test_a_recall_counts_though_the_slaves_of_a_new_master_do_not_have_it_yet(
     again.run(3.0)
     timers = again.core.delayed.timers
     assert bodies(again) == []
-    assert (timers.queue_behind, timers.is_behind, timers.wakes_ms) == (0, False, None), "no spin"
+    assert (timers.unindexed_count, timers.is_behind, timers.next_deliverable_ms) == (
+        0,
+        False,
+        None,
+    ), "no spin"
     again.store.publish(again.store.written_offset)
-    again.core.delayed.run()
+    again.core.delayed.run_slice()
     again.run(3.0)
-    assert timers.recalled == 1
+    assert timers.recalled_count == 1
     again.store.publish(again.store.written_offset)
     assert bodies(again) == [9000]
 
@@ -308,11 +319,11 @@ def test_a_recall_of_a_message_that_rolls_waits_with_it(
         ("nonsense", 604, "recall handle is invalid"),
         (RecallHandle("U", "broker-a", START_MS + 5, "A").encode(), 604, "topic U"),
         (RecallHandle("T", "broker-b", START_MS + 5, "A").encode(), 604, "broker broker-b"),
-        (RecallHandle("T", "broker-a", START_MS, "A").encode(), 604, "too late"),
+        (RecallHandle("T", "broker-a", START_MS, "A").encode(), 604, "Too late"),
         (RecallHandle("T", "broker-a", START_MS + 4 * DAY_S * 1000, "A").encode(), 604, "later"),
     ],
 )
-def test_a_recall_that_cannot_be_meant_is_refused(
+def test_an_invalid_recall_is_refused(
     broker: SteppedBroker, client: SteppedClient, handle: str, code: int, remark: str
 ) -> None:
     broker.change(recall_enable=True)
@@ -335,7 +346,7 @@ def test_recalling_is_off_until_it_is_switched_on(
 # --- restarts
 
 
-def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
+def test_after_an_orderly_stop_no_message_is_lost_or_repeated(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     times = [500, 1500, 3200, 3900, 60_000]
@@ -344,13 +355,13 @@ def test_after_an_orderly_stop_nothing_is_lost_and_nothing_comes_twice(
     broker.run(3.5)
     broker.close()
     broker = restarted(broker)
-    assert broker.core.delayed.timers.queue_behind == 0
+    assert broker.core.delayed.timers.unindexed_count == 0
     broker.run(57.0)
     assert bodies(broker) == times
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_after_a_kill_nothing_is_lost(
+def test_no_message_is_lost_after_a_kill(
     broker: SteppedBroker, client: SteppedClient, saves: bool
 ) -> None:
     times = list(range(2000, 6000, 40))
@@ -363,7 +374,7 @@ def test_after_a_kill_nothing_is_lost(
     broker.run(1.0)
     broker = restarted(broker, broker.files.kill())
     is_used = broker.files.exists("/store/timerwheel")  # a slave has none
-    queue_behind = broker.core.delayed.timers.queue_behind
+    queue_behind = broker.core.delayed.timers.unindexed_count
     assert queue_behind == (0 if is_used else 100), "the log's units are used"
     broker.run(6.0)
     assert sorted(bodies(broker)) == times
@@ -381,7 +392,7 @@ def test_units_of_an_earlier_life_are_wiped(broker: SteppedBroker, client: Stepp
     broker = restarted(broker, files)
     timers = broker.core.delayed.timers
     assert timers.files.log.end == 2 * 52
-    assert timers.queue_behind == 2
+    assert timers.unindexed_count == 2
     broker.run(9.0)
     assert bodies(broker) == [5000, 6000, 7000, 8000]
 
@@ -419,9 +430,7 @@ def test_an_idle_broker_makes_no_timer_files(broker: SteppedBroker) -> None:
     assert not [name for name in names if name.startswith("timer")]
 
 
-def test_nothing_is_written_again_when_nothing_happens(
-    broker: SteppedBroker, client: SteppedClient
-) -> None:
+def test_no_file_is_written_without_a_change(broker: SteppedBroker, client: SteppedClient) -> None:
     send(client, 500_000)
     broker.run(1.0)
     timers = broker.core.delayed.timers
@@ -429,7 +438,7 @@ def test_nothing_is_written_again_when_nothing_happens(
     broker.run(5.0)
     assert not list(timers.save())
     broker.advance(60)
-    assert list(timers.save()), "once a minute the time is noted"
+    assert list(timers.save()), "the time is saved once a minute"
 
 
 def test_a_checkpoint_that_failed_is_made_the_next_time(
@@ -456,7 +465,9 @@ def test_after_a_disk_error_the_last_good_checkpoint_stays(
     assert not list(broker.core.delayed.timers.save())
 
 
-def test_a_full_disk_delays_and_loses_nothing(broker: SteppedBroker, client: SteppedClient) -> None:
+def test_a_full_disk_delays_messages_and_loses_none(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
     for due_ms in (2000, 2001, 2002):
         send(client, due_ms)
     broker.run(1.9)
@@ -469,10 +480,10 @@ def test_the_count_by_topic_follows(broker: SteppedBroker, client: SteppedClient
     send(client, 2000)
     send(client, 9000)
     broker.run(1.0)
-    assert broker.core.delayed.metrics.total == 2
+    assert broker.core.delayed.metrics.total_count == 2
     broker.run(2.0)
-    assert '"timingCount":{"T":{"count":1,' in broker.core.delayed.metrics.text()
-    assert broker.core.delayed.runtime()["timerCongestNum"] == "1"
+    assert '"timingCount":{"T":{"count":1,' in broker.core.delayed.metrics.encode()
+    assert broker.core.delayed.get_runtime_info()["timerCongestNum"] == "1"
 
 
 def test_chains_of_a_slot_count_their_messages(
@@ -483,13 +494,13 @@ def test_chains_of_a_slot_count_their_messages(
     broker.run(0.2)
     slot = broker.core.delayed.timers.files.wheel.get(START_MS + 5000)
     assert slot is not None
-    assert (slot.first, slot.last, slot.messages) == (0, 104, 3)
-    unit = broker.core.delayed.timers.files.log.unit(0)
+    assert (slot.first_unit, slot.last_unit, slot.message_count) == (0, 104, 3)
+    unit = broker.core.delayed.timers.files.log.unit_at(0)
     assert unit is not None
-    assert (unit.previous, unit.write_ms, unit.delay_ms) == (NONE, START_MS, 5000)
+    assert (unit.previous, unit.write_ms, unit.delay_ms) == (NO_UNIT, START_MS, 5000)
 
 
-def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
+def test_messages_loaded_late_and_not_delivered_before_another_stop_are_not_lost(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     due = [6_250, 6_750, 9_999]
@@ -499,15 +510,15 @@ def test_what_is_loaded_late_and_not_delivered_before_another_stop_is_not_lost(
     broker.close()
     broker.clock.advance(3600)
     broker = restarted(broker)
-    broker.core.delayed.run()  # loads the seconds that are over
-    assert broker.core.delayed.timers.due.count == 3
+    broker.core.delayed.run_slice()  # loads the seconds that are over
+    assert broker.core.delayed.timers.due_table.count == 3
     broker.close()
     broker = restarted(broker)
     broker.run(1.0)
     assert bodies(broker) == due
 
 
-def test_a_stop_before_anything_is_loaded_forgets_nothing_that_was_delivered(
+def test_a_stop_before_loading_remembers_what_was_delivered(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, 3_400)
@@ -533,17 +544,17 @@ def test_a_message_sent_after_weeks_of_downtime_survives_a_second_stop(
     broker = restarted(broker)
     later_ms = broker.clock.now_ms() - START_MS + 1_000
     send(broker.connect(), later_ms)
-    broker.core.delayed.run()  # loads what is over, and takes in what is new
+    broker.core.delayed.run_slice()  # loads what is over, and takes in what is new
     broker.close()
     broker = restarted(broker)
     broker.run(3.0)
     assert bodies(broker) == [*due, later_ms]
 
 
-def test_a_stop_right_after_a_start_repeats_nothing(
+def test_a_stop_right_after_a_start_repeats_no_message(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    """The second of the last delivery is not loaded again when the broker stops."""
+    """The slot of the last delivery is not loaded again before the broker stops."""
     due = [5_020, 60_000]
     for due_ms in due:
         send(client, due_ms)

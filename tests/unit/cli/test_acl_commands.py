@@ -1,4 +1,4 @@
-"""`sluice acl check` and `lint`: verdicts with their rule, and what is not wise."""
+"""Test `sluice acl check` and `sluice acl lint`."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def rules(tmp_path: Path) -> Path:
         (("--access-key", "account1", "--topic", "X", "--from", "10.8.1.1"), True, "10.8.1.1"),
     ],
 )
-def test_check_says_the_verdict_and_the_rule(
+def test_check_prints_the_verdict_and_its_rule(
     rules: Path, words: tuple[str, ...], is_allowed: bool, rule: str
 ) -> None:
     result = CliRunner().invoke(main, ["acl", "check", "--file", str(rules), "--json", *words])
@@ -55,7 +55,7 @@ def test_check_says_the_verdict_and_the_rule(
     assert found["rule"].endswith(rule)
 
 
-def test_lint_finds_what_is_not_wise_and_shows_no_secret(rules: Path) -> None:
+def test_lint_finds_weak_rules_and_prints_no_secret(rules: Path) -> None:
     result = CliRunner().invoke(main, ["acl", "lint", "--file", str(rules), "--json"])
     texts = [json.loads(line)["text"] for line in result.output.splitlines()]
     assert texts == [
@@ -67,7 +67,7 @@ def test_lint_finds_what_is_not_wise_and_shows_no_secret(rules: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_lint_finds_what_is_open_to_the_world_and_what_comes_second(rules: Path) -> None:
+def test_lint_finds_open_white_lists_and_overridden_accounts(rules: Path) -> None:
     (rules.parent / "acl").mkdir()
     (rules.parent / "acl" / "first.yml").write_text(
         'globalWhiteRemoteAddresses: ["*"]\naccounts:\n- accessKey: account1\n'
@@ -84,6 +84,6 @@ def test_lint_finds_what_is_open_to_the_world_and_what_comes_second(rules: Path)
         assert words in texts
 
 
-def test_a_file_in_order_has_no_findings(rules: Path) -> None:
+def test_valid_rules_have_no_findings(rules: Path) -> None:
     rules.write_text(RULES.split("- accessKey: operator", maxsplit=1)[0].replace(", U=DENY", ""))
     assert CliRunner().invoke(main, ["acl", "lint", "--file", str(rules)]).exit_code == 0

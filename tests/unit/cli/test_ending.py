@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and its sentence."""
+"""Test how a command ends: its exit code and its sentence on stderr."""
 
 import signal
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from sluicemq.cli import main
 from sluicemq.cli.ending import (
     InputError,
     OptionError,
-    speaking,
-    undecided,
-    when_interrupted,
+    describe_on_interrupt,
+    note_pending_change,
+    report_errors,
 )
 from sluicemq.errors import ConfigurationError
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def ended(work: Callable[[], object]) -> tuple[object, str]:
-    """Exit code and stderr of a command that does this."""
+    """Return the exit code and stderr of a command that calls `work`."""
 
     @click.command()
     def command() -> None:
@@ -59,47 +59,49 @@ def raising(error: BaseException) -> Callable[[], object]:
         (KeyboardInterrupt(), 130, "interrupted."),
     ],
 )
-def test_an_error_is_one_sentence_and_a_code(error: BaseException, code: int, text: str) -> None:
+def test_an_error_has_one_sentence_and_an_exit_code(
+    error: BaseException, code: int, text: str
+) -> None:
     found, said = ended(raising(error))
     assert (found, said.strip("\n").split("\nMore: ")[0]) == (code, f"sluice: {text}")
 
 
-def test_a_fault_of_ours_keeps_its_traceback() -> None:
-    with pytest.raises(ZeroDivisionError), speaking("sluice"):
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), report_errors("sluice"):
         raise ZeroDivisionError
-    with pytest.raises(OSError, match="no file"), speaking("sluice"):
+    with pytest.raises(OSError, match="no file"), report_errors("sluice"):
         raise OSError("no file")
 
 
-def test_a_reader_who_is_gone_is_141_without_a_word() -> None:
+def test_a_closed_output_pipe_exits_141_silently() -> None:
     assert ended(raising(BrokenPipeError(32, "Broken pipe"))) == (141, "")
 
 
-def test_ctrl_c_says_what_was_done_until_then() -> None:
+def test_ctrl_c_prints_the_progress() -> None:
     def work() -> None:
         done = 0
-        when_interrupted(lambda: f"{done} messages stored.")
+        describe_on_interrupt(lambda: f"{done} messages stored.")
         done = 3
         raise KeyboardInterrupt
 
     assert ended(work) == (130, "sluice: interrupted: 3 messages stored.\n")
 
 
-def test_ctrl_c_in_a_change_names_what_shows_it() -> None:
+def test_ctrl_c_during_a_change_names_the_command_that_shows_it() -> None:
     def work() -> None:
-        undecided("sluice topic show t")
+        note_pending_change("sluice topic show t")
         raise KeyboardInterrupt
 
     assert ended(work)[1] == (
-        "sluice: interrupted: what was asked for may be done or not; `sluice topic show t` shows "
+        "sluice: interrupted: the change may have been made or not; `sluice topic show t` shows "
         "it.\n"
     )
 
 
-def test_what_a_command_says_of_ctrl_c_is_not_said_of_the_next() -> None:
-    assert ended(lambda: when_interrupted(lambda: "old"))[0] == 0
+def test_the_progress_of_a_command_is_not_printed_by_the_next() -> None:
+    assert ended(lambda: describe_on_interrupt(lambda: "old"))[0] == 0
     assert ended(raising(KeyboardInterrupt())) == (130, "sluice: interrupted.\n")
-    when_interrupted(lambda: "nobody's: there is no command")
+    describe_on_interrupt(lambda: "nobody's: there is no command")
 
 
 # ------------------------------------------------------------------------- a process of its own
@@ -126,13 +128,15 @@ def test_what_a_command_says_of_ctrl_c_is_not_said_of_the_next() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[:2]),
 )
-def test_ctrl_c_during_imports_is_one_line(tmp_path: Path, module: str, words: list[str]) -> None:
+def test_ctrl_c_during_imports_prints_one_line(
+    tmp_path: Path, module: str, words: list[str]
+) -> None:
     told = interrupted(tmp_path, module, *words)
     assert (told.returncode, told.stdout) == (130, "")
     assert told.stderr == "sluice: interrupted.\n"
 
 
-def test_a_program_that_ignores_sigint_goes_on_doing_so(tmp_path: Path) -> None:
+def test_an_ignored_sigint_stays_ignored(tmp_path: Path) -> None:
     words = ("filter", "check", "a > 5")
     told = interrupted(tmp_path, "sluicemq.cli.filter", *words, handler=signal.SIG_IGN)
     assert told.returncode == 0

@@ -1,4 +1,4 @@
-"""What servers log, where and in which form."""
+"""Test the log options of servers, and the formats of log records."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.logs import LogConfig, log_options_of, of_logback
+from sluicemq.cli.servers.logs import LogConfig, child_log_options, parse_logback
 from sluicemq.errors import ConfigurationError
 from sluicemq.log_lines import JsonLines, TextLines
 from waiting import limit
@@ -33,26 +33,26 @@ LOGBACK = """<?xml version="1.0" encoding="UTF-8"?>
 HOME = {"user.home": "/home/mq"}
 
 
-def test_level_and_file_of_rocketmqs_logback_are_taken() -> None:
-    told = of_logback(LOGBACK, "broker", HOME)
+def test_level_and_file_of_a_logback_are_used() -> None:
+    told = parse_logback(LOGBACK, "broker", HOME)
     path = "/home/mq/logs/rocketmqlogs/broker.log"
     assert told == LogConfig("warning", "text", path, 500 * 1024 * 1024, 20)
 
 
-def test_a_server_without_an_appender_logs_to_stderr_at_the_level_of_the_root() -> None:
-    assert of_logback(LOGBACK, "proxy", HOME) == LogConfig("debug")
+def test_without_an_appender_the_log_goes_to_stderr_at_the_root_level() -> None:
+    assert parse_logback(LOGBACK, "proxy", HOME) == LogConfig("debug")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("<configuration>", "no XML"), (LOGBACK.replace("${base}", "${BASE}", 1), "BASE")],
+    [("<configuration>", "not XML"), (LOGBACK.replace("${base}", "${BASE}", 1), "BASE")],
 )
-def test_what_cannot_be_read_is_said(text: str, said: str) -> None:
+def test_an_invalid_logback_is_an_error(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        of_logback(text, "broker", HOME)
+        parse_logback(text, "broker", HOME)
 
 
-def test_a_record_is_one_object_whatever_is_in_it() -> None:
+def test_a_json_record_is_always_one_object() -> None:
     try:
         int("a\nb")
     except ValueError:
@@ -68,12 +68,12 @@ EVIL = "a\n2026-11-28 00:00:00,000 INFO forged\r\x1b[2J\x9b\u2028\u202e\ud800b"
 
 
 def record_of(text: str) -> logging.LogRecord:
-    """A record whose message and error quote the text."""
+    """Return a log record whose message and error contain the text."""
     error = (ValueError, ValueError(text), None)
     return logging.LogRecord("x", 30, "f", 1, "client %s", (text,), error)
 
 
-def test_no_text_of_a_client_begins_a_line_or_steers_a_terminal() -> None:
+def test_text_of_clients_cannot_start_a_line_or_control_a_terminal() -> None:
     lines = TextLines().format(record_of(EVIL)).split("\n")
     assert "client a\\n2026-11-28" in lines[0]
     assert "\\x1b[2J\\x9b\\u2028\\u202e\\ud800b" in lines[0]
@@ -82,7 +82,7 @@ def test_no_text_of_a_client_begins_a_line_or_steers_a_terminal() -> None:
 
 
 @given(st.text(st.characters()))
-def test_whatever_a_client_says_is_one_line_that_can_be_written(text: str) -> None:
+def test_any_text_of_a_client_is_logged_as_one_writable_line(text: str) -> None:
     for formatter in (TextLines(), JsonLines()):
         record = record_of(text)
         record.exc_info = None
@@ -93,7 +93,7 @@ def test_whatever_a_client_says_is_one_line_that_can_be_written(text: str) -> No
     assert json.loads(line)["message"] == f"client {written}"
 
 
-def test_processes_below_log_alike_to_a_file_of_their_own(
+def test_child_processes_log_like_the_parent_to_their_own_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = RotatingFileHandler(tmp_path / "up.log", maxBytes=2000, backupCount=3)
@@ -102,42 +102,55 @@ def test_processes_below_log_alike_to_a_file_of_their_own(
     root.addHandler(handler)
     monkeypatch.setattr(logging, "root", root)
     monkeypatch.setattr(logging.Logger, "root", root)
-    assert log_options_of("broker-a") == [
-        "--log-level", "warning", "--log-format", "json", "--log-file",
-        f"{tmp_path}/up.log.broker-a", "--log-size", "2000", "--log-kept", "3",
-    ]  # fmt: skip
+    assert child_log_options("broker-a") == [
+        "--log-level",
+        "warning",
+        "--log-format",
+        "json",
+        "--log-file",
+        f"{tmp_path}/up.log.broker-a",
+        "--log-size",
+        "2000",
+        "--log-kept",
+        "3",
+    ]
     handler.close()
 
 
-def test_a_full_file_is_replaced_and_the_oldest_goes(tmp_path: Path) -> None:
+def test_a_full_log_file_is_rotated_and_the_oldest_deleted(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "broker.log"
     program = (
         "import logging; from sluicemq.cli.servers.logs import LogConfig, start_log;"
-        f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, kept=2));"
+        f"start_log(LogConfig(form='json', path={str(path)!r}, bytes_max=2000, rotated_files=2));"
         "[logging.getLogger(f'x{n}').info('line %d', n) for n in range(200)]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=limit(60))
     assert sorted(it.name for it in path.parent.iterdir()) == [
-        "broker.log", "broker.log.1", "broker.log.2",
-    ]  # fmt: skip
+        "broker.log",
+        "broker.log.1",
+        "broker.log.2",
+    ]
     assert json.loads(path.read_text().splitlines()[-1])["message"] == "line 199"
     assert all(it.stat().st_size <= 2000 for it in path.parent.iterdir())
 
 
-def test_a_server_that_does_not_start_says_why_in_its_file_too(tmp_path: Path) -> None:
+def test_the_log_file_contains_why_a_server_did_not_start(tmp_path: Path) -> None:
     path = tmp_path / "broker.log"
     options = ["--log-file", str(path), "--log-format", "json", "--log-size", "1MB"]
     told = subprocess.run(
         [sys.executable, "-m", "sluicemq", "broker", "-c", "/nonexistent/b.conf", *options],
-        capture_output=True, text=True, check=False, timeout=limit(60),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=limit(60),
+    )
     assert told.returncode == 1
     said = json.loads(path.read_text())
     assert (said["level"], told.stderr.splitlines()[0]) == ("error", f"sluice: {said['message']}")
 
 
 @pytest.mark.parametrize("size", ["", "0", "12 parsecs"])
-def test_a_size_that_is_none_is_wrong_usage(size: str) -> None:
+def test_an_invalid_log_size_is_wrong_usage(size: str) -> None:
     told = CliRunner().invoke(main, ["broker", "--log-size", size])
     assert told.exit_code == 2
     assert "write 64MB, 1GB or a number of bytes." in told.output

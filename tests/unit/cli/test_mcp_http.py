@@ -1,4 +1,4 @@
-"""Who may ask over HTTP."""
+"""Test the authentication of `sluice mcp --http`."""
 
 import asyncio
 import base64
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("mcp")
 
 from sluicemq.cli import main
-from sluicemq.cli.servers.mcp import CHECKS_MAX, SignedIn
+from sluicemq.cli.servers.mcp import CHECKS_MAX, BasicAuthentication
 from sluicemq.console.accounts import Accounts, Role
 from sluicemq.console.sessions import FAILURES_FREE
 
@@ -36,9 +36,9 @@ def basic(text: str) -> bytes:
     return b"Basic " + base64.b64encode(text.encode())
 
 
-def test_with_accounts_only_they_are_let_in(tmp_path: Path) -> None:
+def test_with_accounts_clients_must_sign_in(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
-    app = SignedIn(inside, accounts, is_open=True)
+    app = BasicAuthentication(inside, accounts, is_open=True)
     assert asyncio.run(status(app, None)) == 200, "nobody has an account yet"
     accounts.add("ann", "correct horse battery", Role.READ)
     assert asyncio.run(status(app, basic("ann:correct horse battery"))) == 200
@@ -46,9 +46,9 @@ def test_with_accounts_only_they_are_let_in(tmp_path: Path) -> None:
         assert asyncio.run(status(app, wrong)) == 401
 
 
-def test_at_a_public_address_nobody_is_let_in_when_the_last_account_is_gone(tmp_path: Path) -> None:
+def test_at_a_public_address_all_are_refused_without_accounts(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
-    app = SignedIn(inside, accounts, is_open=False)
+    app = BasicAuthentication(inside, accounts, is_open=False)
     accounts.add("ann", "correct horse battery", Role.READ)
     assert asyncio.run(status(app, basic("ann:correct horse battery"))) == 200
     accounts.remove("ann")
@@ -56,7 +56,7 @@ def test_at_a_public_address_nobody_is_let_in_when_the_last_account_is_gone(tmp_
         assert asyncio.run(status(app, authorization)) == 401
 
 
-def test_wrong_secrets_wait_and_few_are_checked_at_once(
+def test_wrong_secrets_are_throttled_and_few_are_checked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
@@ -71,7 +71,7 @@ def test_wrong_secrets_wait_and_few_are_checked_at_once(
         running -= 1
 
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    app = SignedIn(inside, accounts, is_open=True)
+    app = BasicAuthentication(inside, accounts, is_open=True)
 
     async def all_at_once() -> list[int]:
         return await asyncio.gather(*(status(app, basic("ann:wrong")) for _ in range(20)))
@@ -83,14 +83,16 @@ def test_wrong_secrets_wait_and_few_are_checked_at_once(
     assert asyncio.run(status(app, basic("x" * 10_000 + ":wrong"))) == 401
 
 
-def test_others_are_not_listened_to_without_accounts(tmp_path: Path) -> None:
+def test_a_public_address_requires_accounts(tmp_path: Path) -> None:
     path = str(tmp_path / "none.json")
     result = CliRunner().invoke(main, ["mcp", "--http", "--host", "0.0.0.0", "--accounts", path])
     assert result.exit_code == 1
     assert "sluice console account add" in result.output
 
 
-def test_who_asks_is_who_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_a_client_is_not_taken_from_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: dict[str, Any] = {}
     monkeypatch.setattr("uvicorn.run", lambda _app, **options: told.update(options))
     path = str(tmp_path / "none.json")

@@ -1,4 +1,4 @@
-"""The ports of `sluice up`: planned in one place, for every process, and no two of them equal."""
+"""Test the plan of ports of `sluice up`, and the settings that its proxy inherits."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicemq.cli.servers.inherited import VARIABLE, inherited_environment, inherited_settings
-from sluicemq.cli.servers.ports import PORT_MAX, PortPlan, ports_of
-from sluicemq.cli.servers.processes import are_replicas, names_of
+from sluicemq.cli.servers.ports import PORT_MAX, PortPlan, broker_ports
+from sluicemq.cli.servers.processes import are_replicas, broker_names
 from sluicemq.config import BrokerConfig, load_broker_config, load_proxy_config
 from sluicemq.errors import ConfigurationError
 
@@ -23,38 +23,38 @@ def plan(
     proxy: bool | None = True,
     **settings: Any,
 ) -> PortPlan:
-    names = names_of(brokers, replicas)
+    names = broker_names(brokers, replicas)
     config = BrokerConfig(**{"bind_address": "127.0.0.1", **settings})
     return PortPlan.create(
         config, names, name_server, proxy=proxy, are_replicas=are_replicas(names)
     )
 
 
-def test_ports_leave_room_for_those_beside_them() -> None:
-    assert ports_of(10911, 3) == [10911, 10921, 10931]
-    assert ports_of(0, 3) == [0, 0, 0]
-    assert ports_of(65514, 3)[-1] + 1 == 65535
+def test_broker_ports_leave_room_for_the_ports_beside_them() -> None:
+    assert broker_ports(10911, 3) == [10911, 10921, 10931]
+    assert broker_ports(0, 3) == [0, 0, 0]
+    assert broker_ports(65514, 3)[-1] + 1 == 65535
     with pytest.raises(
-        ConfigurationError, match=r"65536; the highest is 65535.*--broker-port 65514"
+        ConfigurationError, match=r"65536; the highest port is 65535.*--broker-port 65514"
     ):
-        ports_of(65515, 3)
+        broker_ports(65515, 3)
 
 
-def test_the_port_of_metrics_reaches_every_process() -> None:
+def test_each_process_has_the_next_metrics_port() -> None:
     found = plan(3, metrics_port=6000)
     assert found.metrics == 6000
     assert [ports.metrics for ports in found.brokers] == [6001, 6002, 6003]
     assert found.proxy == (8081, 6004)
 
 
-def test_it_counts_beside_brokers_at_free_ports_too() -> None:
+def test_metrics_ports_are_consecutive_with_free_broker_ports_too() -> None:
     found = plan(None, 2, listen_port=0, metrics_port=6000, proxy=None).with_proxy_ports()
     assert [ports.metrics for ports in found.brokers] == [6001, 6002]
     assert found.proxy is not None
     assert found.proxy.metrics == 6003
 
 
-def test_one_process_has_one_port_of_metrics() -> None:
+def test_a_single_process_has_one_metrics_port() -> None:
     found = plan(metrics_port=6000)
     assert (found.broker, found.brokers, found.metrics) == (10911, (), 6000)
 
@@ -69,7 +69,7 @@ def settle(found: PortPlan) -> PortPlan:
     return found.with_broker_ports().with_proxy_ports().with_console_port()
 
 
-def test_free_ports_of_children_are_different_and_leave_room() -> None:
+def test_free_ports_of_children_differ_and_leave_room() -> None:
     found = plan(4, name_server=9876, listen_port=0, metrics_port=0, proxy_port=0)
     assert 0 in all_ports(found)
     settled = settle(found)
@@ -82,25 +82,28 @@ def test_free_ports_of_children_are_different_and_leave_room() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name_server": 10911}, "port 10911 would be that of the name server and of the broker. "
-         "Give another --nameserver-port or --broker-port"),
-        ({"brokers": 2, "name_server": 10921}, "of the name server and of broker-b"),
+        (
+            {"name_server": 10911},
+            "Port 10911 would be used by both the name server and the broker. "
+            "Choose another --nameserver-port or --broker-port",
+        ),
+        ({"brokers": 2, "name_server": 10921}, "both the name server and broker-b"),
         ({"replicas": 2, "name_server": 10912}, "broker-1 (its port for slaves)"),
-        ({"proxy_port": 9876}, "Give another --nameserver-port or --proxy-port"),
-        ({"brokers": 2, "proxy_port": 10921}, "of broker-b and of the proxy"),
+        ({"proxy_port": 9876}, "Choose another --nameserver-port or --proxy-port"),
+        ({"brokers": 2, "proxy_port": 10921}, "both broker-b and the proxy"),
     ],
-)  # fmt: skip
+)
 def test_two_servers_at_one_port_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         plan(**options)
     assert said in str(error.value)
 
 
-def test_a_port_of_metrics_gives_way_to_a_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metrics_port_that_a_server_needs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     found = plan(2, metrics_port=10910)
     assert found.metrics == 10910
     assert [ports.metrics for ports in found.brokers] == [0, 10912]
-    assert "port 10911 cannot be that of the metrics of broker-a: it is that of broker-a." in (
+    assert "port 10911 cannot be used for the metrics of broker-a: it is used by broker-a." in (
         caplog.text
     )
     assert "--metrics-port" in caplog.text
@@ -109,10 +112,10 @@ def test_a_port_of_metrics_gives_way_to_a_server(caplog: pytest.LogCaptureFixtur
     assert not caplog.text
 
 
-def test_no_port_of_metrics_exceeds_the_highest(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_metrics_port_exceeds_65535(caplog: pytest.LogCaptureFixture) -> None:
     found = plan(2, metrics_port=PORT_MAX - 1)
     assert [ports.metrics for ports in found.brokers] == [PORT_MAX, 0]
-    assert "the highest is 65535" in caplog.text
+    assert "the highest port is 65535" in caplog.text
 
 
 PORT = st.one_of(st.just(0), st.integers(8070, 8100))
@@ -125,9 +128,12 @@ def test_a_plan_has_no_port_twice(
     kind = {"replicas": count + 1} if replicas else {"brokers": count}
     try:
         found = plan(
-            **kind, name_server=name_server, listen_port=broker, proxy_port=proxy,
+            **kind,
+            name_server=name_server,
+            listen_port=broker,
+            proxy_port=proxy,
             metrics_port=metrics,
-        )  # fmt: skip
+        )
     except ConfigurationError:
         return
     ports = [port for port in all_ports(found) if port]
@@ -151,7 +157,7 @@ sluiceProtectedMode = false
 """
 
 
-def test_a_proxy_beside_brokers_has_the_settings_that_it_has_within_one(
+def test_a_proxy_process_inherits_the_settings_of_its_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, _, warnings = load_broker_config(FILE)
@@ -162,20 +168,26 @@ def test_a_proxy_beside_brokers_has_the_settings_that_it_has_within_one(
     assert inherited_settings() == {}, "they are removed from the environment"
     proxy, _ = load_proxy_config("", overrides=settings)
     for name in (
-        "metrics_enable", "metrics_host", "otlp_endpoint", "otlp_headers", "tls_mode",
-        "tls_certificate", "connections_max", "protected_mode",
-    ):  # fmt: skip
+        "metrics_enable",
+        "metrics_host",
+        "otlp_endpoint",
+        "otlp_headers",
+        "tls_mode",
+        "tls_certificate",
+        "connections_max",
+        "protected_mode",
+    ):
         assert getattr(proxy, name) == getattr(config, name), name
         assert getattr(proxy, name) != getattr(BrokerConfig(), name), name
 
 
-def test_defaults_and_options_of_its_own_are_not_passed() -> None:
+def test_defaults_and_options_of_the_command_are_not_inherited() -> None:
     assert inherited_environment(BrokerConfig()) == {}
     config = replace(BrokerConfig(), bind_address="::1", listen_port=1, acl_enable=True)
     assert inherited_environment(config) == {}
 
 
-def test_what_is_no_settings_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_environment_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "[1]")
     with pytest.raises(ConfigurationError, match=VARIABLE):
         inherited_settings()

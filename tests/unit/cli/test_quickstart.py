@@ -1,4 +1,4 @@
-"""What `sluice quickstart` writes, refuses and says; the projects run in tests/integration."""
+"""Test what `sluice quickstart` writes and refuses. tests/integration runs the projects."""
 
 import json
 from pathlib import Path
@@ -8,14 +8,14 @@ from click.testing import CliRunner, Result
 
 from sluicemq import __version__
 from sluicemq.cli import main
-from sluicemq.cli.quickstart import KINDS, TEMPLATES, requirement
+from sluicemq.cli.quickstart import KINDS, TEMPLATES, requirement_line
 
 
 def quickstart(*words: str) -> Result:
     return CliRunner().invoke(main, ["quickstart", *words])
 
 
-def test_the_kinds_are_the_folders_and_each_is_explained() -> None:
+def test_each_template_is_a_kind_and_is_listed() -> None:
     assert set(KINDS) == {path.name for path in TEMPLATES.iterdir() if path.is_dir()}
     told = quickstart()
     assert told.exit_code == 0
@@ -23,15 +23,15 @@ def test_the_kinds_are_the_folders_and_each_is_explained() -> None:
         assert f"\n  {kind} " in told.output
 
 
-def test_a_wrong_kind_is_answered_with_the_near_one_or_with_all() -> None:
+def test_a_wrong_kind_suggests_a_similar_one_or_lists_all() -> None:
     near, far = quickstart("mesages"), quickstart("kubernetes")
     assert (near.exit_code, far.exit_code) == (2, 2)
-    assert "'mesages' is no kind of project. Did you mean 'messages'?" in near.output
+    assert "'mesages' is not a kind of project. Did you mean 'messages'?" in near.output
     assert all(kind in far.output for kind in KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_project_is_written_and_its_first_commands_are_told(kind: str, tmp_path: Path) -> None:
+def test_a_project_is_created_and_its_commands_are_printed(kind: str, tmp_path: Path) -> None:
     directory = tmp_path / "my shop"
     told = quickstart(kind, str(directory))
     assert told.exit_code == 0, told.output
@@ -43,10 +43,10 @@ def test_a_project_is_written_and_its_first_commands_are_told(kind: str, tmp_pat
     assert all(command in told.output for command in commands)
     required = (directory / "requirements.txt").read_text("utf-8").splitlines()
     extras = "server,spark" if kind == "spark" else "server"
-    assert requirement(f"sluicemq[{extras}]") in required
+    assert requirement_line(f"sluicemq[{extras}]") in required
 
 
-def test_an_empty_folder_is_taken_and_one_with_something_in_it_is_left_alone(
+def test_only_a_new_or_empty_folder_is_written_to(
     tmp_path: Path,
 ) -> None:
     assert quickstart("messages", str(tmp_path)).exit_code == 0
@@ -55,12 +55,12 @@ def test_an_empty_folder_is_taken_and_one_with_something_in_it_is_left_alone(
     for taken in (tmp_path, tmp_path / "file"):
         told = quickstart("messages", str(taken))
         assert told.exit_code == 1
-        assert "is there and not an empty folder" in told.output
+        assert "exists and is not an empty folder" in told.output
         assert "Name a new or an empty one." in told.output
     assert (tmp_path / "produce.py").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     told = quickstart("messages", str(tmp_path / "file" / "shop"))
     assert told.exit_code == 1
@@ -85,11 +85,9 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_requirements_name_where_the_package_came_from(
-    origin: dict[str, object], line: str
-) -> None:
-    assert requirement("x[y]", json.dumps(origin)) == line
+def test_requirements_name_the_source_of_the_package(origin: dict[str, object], line: str) -> None:
+    assert requirement_line("x[y]", json.dumps(origin)) == line
 
 
-def test_what_came_from_an_index_is_required_by_its_version() -> None:
-    assert requirement("sluicemq[server]", "") == f"sluicemq[server]=={__version__}"
+def test_a_package_from_an_index_is_required_by_version() -> None:
+    assert requirement_line("sluicemq[server]", "") == f"sluicemq[server]=={__version__}"

@@ -1,4 +1,4 @@
-"""`sluice store …`: output for people and scripts, exit codes, and not one byte changed."""
+"""Test `sluice store`: its output, its exit codes, and that no command changes the store."""
 
 import hashlib
 import json
@@ -23,9 +23,13 @@ pytestmark = pytest.mark.slow
 SOURCE = Path(__file__).parents[3] / "src"
 GOLDEN = Path(__file__).parents[2] / "golden" / "store"
 COMMANDS = {
-    "info": [], "info as JSON": ["--json"], "ls": [], "ls -s": [], "verify": [],
+    "info": [],
+    "info as JSON": ["--json"],
+    "ls": [],
+    "ls -s": [],
+    "verify": [],
     "dump": ["log", "queue", "index", "checkpoint", "config"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -73,7 +77,7 @@ def spoil(root: Path, at: int) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("state", ["sound", "damaged", "interrupted"])
-def test_no_command_changes_a_byte_or_needs_to(root: Path, name: str, state: str) -> None:
+def test_no_command_changes_the_store(root: Path, name: str, state: str) -> None:
     if state == "damaged":
         spoil(root, 100)
     if state == "interrupted":
@@ -89,26 +93,28 @@ def test_no_command_changes_a_byte_or_needs_to(root: Path, name: str, state: str
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_info_says_the_state(root: Path) -> None:
+def test_info_shows_the_state(root: Path) -> None:
     assert "stopped" in run("info", root).output
     (root / "abort").write_text("1")
-    assert "without an orderly stop" in run("info", root).output
+    assert "was not stopped in order" in run("info", root).output
     (found,) = lines(run("info", root, "--json"))
     assert found["log"]["files"] == 2
     assert found["index"]["entries"] == 17
     assert found["queues"]["extensions"] == 7
 
 
-def test_info_names_the_process_that_holds_the_store(root: Path) -> None:
+def test_info_shows_the_process_that_locks_the_store(root: Path) -> None:
     code = (
         "import sys\nfrom sluicemq.files import SYSTEM_FILES\n"
         f"release = SYSTEM_FILES.lock({str(root / 'lock')!r})\n"
         "print('locked', flush=True)\nsys.stdin.read()"
     )
     holder = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )  # fmt: skip
+    )
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
@@ -117,7 +123,7 @@ def test_info_names_the_process_that_holds_the_store(root: Path) -> None:
         holder.communicate(timeout=limit(20))
 
 
-def test_ls_shows_queues_of_a_topic_or_a_line_a_topic(root: Path) -> None:
+def test_ls_lists_queues_or_a_summary_of_topics(root: Path) -> None:
     queues = lines(run("ls", root, "-t", "TopicA", "--json"))
     assert [queue["queue_id"] for queue in queues] == [0, 1, 2, 3]
     assert queues[0]["offset_max"] == queues[0]["messages"] == 4
@@ -143,13 +149,13 @@ def test_ls_shows_queues_of_a_topic_or_a_line_a_topic(root: Path) -> None:
         (["--limit", "3"], 3),
     ],
 )
-def test_dump_shows_what_is_asked_for(root: Path, options: list[str], count: int) -> None:
+def test_dump_prints_the_selected_messages(root: Path, options: list[str], count: int) -> None:
     found = lines(run("dump", root, *options))
     assert len(found) == count
     assert all(line["kind"] == "message" for line in found)
 
 
-def test_dump_of_units_knows_tags_keys_and_times_too(root: Path) -> None:
+def test_dump_of_queues_selects_by_tags_keys_and_times(root: Path) -> None:
     tagged = lines(run("dump", root, "queue", "-t", "TopicA", "--tags", "TagD"))
     assert [(line["queue_id"], line["offset"]) for line in tagged] == [(2, 2)]
     assert tagged[0]["extension"]["bitmap"] is not None
@@ -161,7 +167,7 @@ def test_dump_of_units_knows_tags_keys_and_times_too(root: Path) -> None:
     assert [line.get("position") for line in entries] == [None, 0]
 
 
-def test_dump_goes_on_behind_damage_and_says_so(root: Path) -> None:
+def test_dump_continues_after_damage_and_reports_it(root: Path) -> None:
     sound = lines(run("dump", root))
     spoil(root, sound[2]["position"])
     found = lines(run("dump", root))
@@ -173,8 +179,8 @@ def test_dump_goes_on_behind_damage_and_says_so(root: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--offsets", "x"], 2, "no range"),
-        (["--since", "yesterday"], 2, "no time"),
+        (["--offsets", "x"], 2, "not a range"),
+        (["--since", "yesterday"], 2, "not a time"),
         (["--tags", "a", "--where", "a = 1"], 2, "--tags and --where"),
         (["--where", "a ="], 1, "a ="),
         (["--where", "a = 1 b"], 1, "ends before character 7"),
@@ -189,8 +195,8 @@ def test_a_wrong_option_is_one_sentence(
     assert "Traceback" not in result.output
 
 
-def test_verify_names_a_directory_that_cannot_be_a_topic(root: Path) -> None:
-    """Its name is no UTF-8; topics' names are, so a broker leaves it alone."""
+def test_verify_reports_a_directory_that_cannot_be_a_topic(root: Path) -> None:
+    """The name of the directory is not UTF-8, as all topic names are. A broker ignores it."""
     directory = os.fsencode(root / "consumequeue") + b"/\xff/0"
     os.makedirs(directory)  # noqa: PTH103 - no text
     with open(directory + b"/" + b"0" * 20, "wb") as file:  # noqa: PTH123
@@ -202,9 +208,9 @@ def test_verify_names_a_directory_that_cannot_be_a_topic(root: Path) -> None:
     assert error["place"].startswith("consumequeue/\\udcff/0/")
 
 
-def test_verify_says_by_its_exit_code_what_it_found(root: Path, tmp_path: Path) -> None:
+def test_the_exit_code_of_verify_depends_on_its_findings(root: Path, tmp_path: Path) -> None:
     result = run("verify", root)
-    assert (result.exit_code, "in order" in result.output) == (0, True)
+    assert (result.exit_code, "no errors" in result.output) == (0, True)
     spoil(root, 89)
     result = run("verify", root)
     assert result.exit_code == 1
@@ -219,7 +225,9 @@ def test_verify_says_by_its_exit_code_what_it_found(root: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "dump", "verify"])
-def test_log_and_queues_may_lie_elsewhere(root: Path, tmp_path: Path, command: str) -> None:
+def test_log_and_queues_may_be_in_other_directories(
+    root: Path, tmp_path: Path, command: str
+) -> None:
     first, second, queues = tmp_path / "a", tmp_path / "b", tmp_path / "queues"
     expected = run(command, root, "--json" if command != "dump" else "log").stdout
     for path, name in ((first, f"{0:020d}"), (second, f"{16384:020d}")):
@@ -235,17 +243,21 @@ def test_log_and_queues_may_lie_elsewhere(root: Path, tmp_path: Path, command: s
         assert result.stdout == expected
 
 
-def test_output_into_a_pipe_that_closes_early_is_no_error(root: Path) -> None:
+def test_a_pipe_that_closes_early_is_not_an_error(root: Path) -> None:
     result = subprocess.run(
         f"{sys.executable} -m sluicemq store dump {root} log queue config | head -1",
-        shell=True, capture_output=True, text=True, timeout=limit(60), check=True,
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+        check=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )  # fmt: skip
+    )
     assert result.stdout.count("\n") == 1
     assert result.stderr == ""
 
 
-def test_what_the_system_refuses_is_one_sentence(
+def test_an_os_error_of_a_reader_is_one_sentence(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -258,8 +270,8 @@ def test_what_the_system_refuses_is_one_sentence(
         assert f"{root} cannot be read: Permission denied." in result.stderr
 
 
-class HandClock:
-    """A second passes at each look."""
+class SteppingClock:
+    """A clock that advances by one second at each reading."""
 
     now_s = 0.0
 
@@ -274,19 +286,19 @@ class HandClock:
 def test_progress_is_shown_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with byte_progress("verifying", clock=HandClock()) as progress:
+    with byte_progress("verifying", clock=SteppingClock()) as progress:
         progress(1 << 20, 1 << 21)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with byte_progress("verifying", clock=HandClock()) as progress:
+    with byte_progress("verifying", clock=SteppingClock()) as progress:
         for done in range(1 << 18, (1 << 21) + 1, 1 << 18):
             progress(done, 1 << 21)
     assert "verifying" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["verify", "repair", "backup"])
-def test_ctrl_c_says_how_far_the_walk_was(
+def test_ctrl_c_prints_how_many_bytes_were_read(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
 ) -> None:
     def walk(_first: object, second: object = None, *_: object, **named: Any) -> None:
@@ -306,7 +318,7 @@ def test_ctrl_c_says_how_far_the_walk_was(
 # --- backup and restore
 
 
-def test_a_store_of_rocketmq_is_backed_up_restored_and_in_order(root: Path, tmp_path: Path) -> None:
+def test_a_store_of_rocketmq_is_backed_up_and_restored(root: Path, tmp_path: Path) -> None:
     before = digest(root)
     (first,) = lines(run("backup", root, tmp_path / "backup", "--json"))
     assert first["end"] == first["new_bytes"] + first["start"] > 0
@@ -327,7 +339,7 @@ def test_a_store_of_rocketmq_is_backed_up_restored_and_in_order(root: Path, tmp_
     assert found["end"] <= place
 
 
-def test_what_the_system_refuses_is_a_sentence(tmp_path: Path) -> None:
+def test_an_os_error_of_a_writer_is_one_sentence(tmp_path: Path) -> None:
     result = run("backup", tmp_path, tmp_path / "backup")
     assert result.exit_code == 1
     assert "contains no commit log" in result.stderr

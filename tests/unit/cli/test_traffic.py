@@ -1,4 +1,4 @@
-"""`sluice produce`: how lines are read, and what Ctrl-C does between two reads."""
+"""Test how `sluice produce` reads lines, and Ctrl-C between two reads."""
 
 import asyncio
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.cli.traffic import _arrived, _lines
+from sluicemq.cli.traffic import _next_chunk, _read_lines
 
 
-def test_ctrl_c_that_asyncio_has_taken_is_not_forgotten_by_the_next_read() -> None:
-    """The handler of asyncio only cancels the task at its next await: a read may block first."""
+def test_ctrl_c_before_a_blocking_read_is_not_lost() -> None:
+    """The handler of asyncio cancels the task only at its next await, after a blocking read."""
     reads = 0
 
     def chunks() -> Iterator[list[bytes]]:
@@ -23,14 +23,14 @@ def test_ctrl_c_that_asyncio_has_taken_is_not_forgotten_by_the_next_read() -> No
 
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        _arrived(chunks())
+        _next_chunk(chunks())
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
     assert reads == 0
 
 
-def test_lines_that_are_not_read_to_their_end_close_their_file(tmp_path: Path) -> None:
+def test_closing_the_lines_early_closes_their_file(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"one\n" * 100_000)
     opened = []
@@ -39,7 +39,7 @@ def test_lines_that_are_not_read_to_their_end_close_their_file(tmp_path: Path) -
         opened.append(path.open("rb"))
         return opened[0]
 
-    lines = _lines(open_stream)
+    lines = _read_lines(open_stream)
     assert not opened
     assert next(lines)[0] == b"one"
     lines.close()

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM117 - nested blocks show the order of events
-"""Consumers against a scripted broker: streams, handlers, balance, offsets."""
+"""Consumers at a scripted broker: streams, handlers, rebalances, offsets."""
 
 import asyncio
 import time
@@ -80,7 +80,7 @@ async def test_an_exception_in_the_loop_does_not_acknowledge(fake):
     assert fake.broker.committed["g", "t", 0] == 0
 
 
-async def test_leaving_the_loop_ends_the_subscription_and_a_new_loop_goes_on(fake):
+async def test_leaving_the_loop_ends_the_subscription_and_a_new_loop_continues(fake):
     fake.topics["t"] = 1
     for index in range(6):
         fake.broker.put("t", 0, b"%d" % index)
@@ -130,7 +130,7 @@ async def test_an_sql_filter_is_checked_at_the_broker_and_applied_there(fake):
     assert fake.broker.seen[46] == 1
 
 
-async def test_a_filter_that_cannot_work_is_refused_before_anything_is_asked():
+async def test_an_invalid_filter_is_refused_before_any_request():
     mq = Sluice("127.0.0.1:1")
     with pytest.raises(FilterSyntaxError, match="character 5"):
         mq.subscribe("t", group="g", where="n > 'x'")
@@ -139,7 +139,7 @@ async def test_a_filter_that_cannot_work_is_refused_before_anything_is_asked():
     await mq.close()
 
 
-async def test_a_broker_without_sql_says_what_to_set(fake):
+async def test_a_broker_without_sql92_filters_is_an_error_that_names_its_setting(fake):
     fake.topics["t"] = 1
     fake.broker.script[46] = lambda command, peer: Command(
         1, remark="The broker does not support consumer to filter message by SQL92"
@@ -197,7 +197,7 @@ async def test_a_missing_topic_raises_and_leaves_no_trace(fake):
             pass
 
 
-async def test_a_permission_that_is_taken_away_ends_the_loop_with_the_error(fake):
+async def test_a_revoked_permission_ends_the_loop_with_its_error(fake):
     fake.topics["t"] = 1
     async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
         fake.broker.script[11] = lambda command, peer: Command(16, remark="not readable")
@@ -208,7 +208,7 @@ async def test_a_permission_that_is_taken_away_ends_the_loop_with_the_error(fake
                 await stream.receive()
 
 
-async def test_an_offset_outside_the_queue_moves_the_reader_and_is_told(fake, caplog):
+async def test_an_offset_outside_the_queue_moves_the_reader_and_is_logged(fake, caplog):
     fake.topics["t"] = 1
     fake.broker.first["t", 0] = 100
     fake.broker.put("t", 0, b"first kept")
@@ -228,7 +228,7 @@ async def test_an_offset_outside_the_queue_moves_the_reader_and_is_told(fake, ca
     assert fake.broker.committed["g", "t", 0] == 101
 
 
-async def test_an_offset_behind_the_end_begins_at_the_first_message_and_is_told(fake, caplog):
+async def test_an_offset_behind_the_end_begins_at_the_first_message_and_is_logged(fake, caplog):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"only one")
     fake.broker.committed["g", "t", 0] = 50
@@ -256,7 +256,7 @@ async def test_fetching_ahead_is_bounded_by_count(fake, monkeypatch):
             await take(stream, 60)
 
 
-async def test_where_a_new_group_starts_is_its_own_choice(fake):
+async def test_a_new_group_begins_where_its_option_says(fake):
     fake.topics["t"] = 1
     for index in range(10):
         fake.broker.put("t", 0, b"%d" % index)
@@ -284,7 +284,7 @@ async def test_queues_move_between_members_as_they_come_and_go(fake):
             await until(lambda: len([q for q in mine.queues if q.topic == "t"]) == 4)
 
 
-async def test_acknowledging_after_the_queue_has_gone_does_not_count(fake):
+async def test_acknowledging_after_the_queue_was_removed_does_not_count(fake):
     fake.topics["t"] = 2
     for queue_id in (0, 1):
         fake.broker.put("t", queue_id, b"x")
@@ -315,7 +315,7 @@ async def test_a_retried_message_comes_back_under_its_own_topic(fake):
 async def test_a_handler_that_blocks_the_loop_does_not_starve_heartbeats(fake_thread):
     fake_thread.topics["t"] = 1
     async with Sluice(fake_thread.name_server) as mq:
-        mq._keeper._period_s = 0.05
+        mq._heartbeat_thread._period_s = 0.05
         async with mq.subscribe("t", group="g"):
             before = fake_thread.broker.seen[34]
             time.sleep(0.6)
@@ -394,17 +394,17 @@ async def test_a_handler_and_a_stream_may_not_share_a_group_in_one_client(fake):
                 await mq.lite_pull("g").subscribe("t")
 
 
-async def test_ending_a_subscription_while_a_balance_runs_harms_neither(fake, caplog):
+async def test_a_subscription_may_end_during_a_rebalance(fake, caplog):
     fake.topics["t"] = 4
     async with Sluice(fake.name_server) as mq:
         for _ in range(20):
             async with mq.subscribe("t", group="g"):
-                mq._members["g"].notice()
+                mq._members["g"].schedule_rebalance()
                 await asyncio.sleep(0)
     assert "died" not in caplog.text
 
 
-async def test_a_broker_that_is_away_does_not_hinder_the_others(fake_two, caplog):
+async def test_an_unreachable_broker_does_not_affect_the_others(fake_two, caplog):
     fake_two.topics["t"] = 1
     await fake_two.brokers[1].server.close()
     fake_two.broker.put("t", 0, b"x")
@@ -413,7 +413,7 @@ async def test_a_broker_that_is_away_does_not_hinder_the_others(fake_two, caplog
     assert caplog.text.count("heartbeat to") == 1, "said once, not every second"
 
 
-async def test_a_broker_that_joins_later_hears_of_the_group_and_is_read_from_its_start(fake_two):
+async def test_a_broker_that_joins_later_gets_heartbeats_and_is_read_from_its_start(fake_two):
     fake_two.topics["t"] = 1
     later = fake_two.brokers.pop()
     later.put("t", 0, b"was there before us")
@@ -421,12 +421,12 @@ async def test_a_broker_that_joins_later_hears_of_the_group_and_is_read_from_its
         async with mq.subscribe("t", group="g", start="last") as stream:
             fake_two.brokers.append(later)
             mq.cluster.routes.expire("t")
-            mq._members["g"].notice()
+            mq._members["g"].schedule_rebalance()
             assert (await take(stream, 1))[0].body == b"was there before us"
             await until(lambda: later.members.get("g"))
 
 
-async def test_no_reachable_broker_is_an_error_at_the_start(fake):
+async def test_start_raises_if_no_broker_is_reachable(fake):
     fake.topics["t"] = 1
     await fake.broker.server.close()
     async with Sluice(fake.name_server) as mq:

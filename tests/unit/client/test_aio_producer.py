@@ -1,4 +1,4 @@
-"""The asyncio producer against a scripted broker."""
+"""The asyncio producer at a scripted broker."""
 
 import asyncio
 import zlib
@@ -32,7 +32,7 @@ def stored(fake, topic):
     ]
 
 
-async def test_a_message_arrives_as_it_was_given(fake):
+async def test_a_message_is_received_as_it_was_sent(fake):
     fake.topics["t"] = 2
     async with Sluice(fake.name_server) as mq:
         result = await mq.send(
@@ -64,7 +64,7 @@ async def test_many_sends_at_once_share_one_connection_and_all_arrive(fake):
     assert {len(queue) for queue in fake.broker.queues.values()} == {125}
 
 
-async def test_a_large_body_travels_deflated_and_is_read_back_whole(fake):
+async def test_a_large_body_is_sent_compressed_and_received_decompressed(fake):
     fake.topics["t"] = 1
     body = b"flight " * 2000
     async with Sluice(fake.name_server) as mq:
@@ -84,7 +84,7 @@ async def test_an_unknown_topic_is_created_from_the_brokers_default(fake):
     assert fake.seen["TBW102"] == 1
 
 
-async def test_an_unknown_topic_without_automatic_creation_says_which_causes_are_excluded(fake):
+async def test_an_unknown_topic_without_automatic_creation_names_excluded_causes(fake):
     fake.auto_create = False
     async with Sluice(fake.name_server) as mq:
         with pytest.raises(RouteNotFoundError) as error:
@@ -95,7 +95,7 @@ async def test_an_unknown_topic_without_automatic_creation_says_which_causes_are
     assert "sluice topic create nosuch" in str(error.value)
 
 
-async def test_a_name_server_without_brokers_is_told_from_a_missing_topic(fake):
+async def test_a_name_server_without_brokers_has_another_error_than_a_missing_topic(fake):
     fake.auto_create = False
     fake.brokers, kept = [], fake.brokers
     async with Sluice(fake.name_server) as mq:
@@ -118,7 +118,7 @@ async def test_a_dead_name_server_is_passed_over(fake):
         assert (await mq.send("t", b"x")).status is SendStatus.OK
 
 
-async def test_a_busy_broker_is_left_for_the_next_one(fake_two):
+async def test_a_send_to_a_busy_broker_is_retried_at_the_next_one(fake_two):
     fake_two.topics["t"] = 1
     fake_two.brokers[0].script[310] = lambda command, peer: Command(2, remark="busy")
     async with Sluice(fake_two.name_server) as mq:
@@ -135,7 +135,7 @@ async def test_a_broken_connection_is_retried_at_another_broker(fake_two):
     assert {result.queue.broker for result in results} == {"broker-b"}
 
 
-async def test_a_refusal_that_no_other_broker_can_heal_is_raised_at_once(fake_two):
+async def test_a_refusal_by_every_broker_is_raised_at_once(fake_two):
     fake_two.topics["t"] = 1
     for broker in fake_two.brokers:
         broker.script[310] = lambda command, peer: Command(13, remark="the message is illegal")
@@ -145,7 +145,7 @@ async def test_a_refusal_that_no_other_broker_can_heal_is_raised_at_once(fake_tw
     assert sum(broker.seen[310] for broker in fake_two.brokers) == 1
 
 
-async def test_a_send_without_an_answer_is_not_repeated_and_says_that_it_may_be_stored(fake_two):
+async def test_a_send_without_a_response_is_not_repeated_and_may_be_stored(fake_two):
     fake_two.topics["t"] = 1
     for broker in fake_two.brokers:
         broker.script[310] = lambda command, peer: None
@@ -168,7 +168,7 @@ async def test_a_send_with_a_callback_makes_one_attempt(fake_two):
     assert sum(broker.seen[310] for broker in fake_two.brokers) == 1
 
 
-async def test_one_way_messages_arrive_without_an_answer(fake):
+async def test_one_way_messages_arrive_without_a_response(fake):
     fake.topics["t"] = 1
     async with Sluice(fake.name_server) as mq:
         await mq.send_oneway("t", b"x")
@@ -179,7 +179,7 @@ async def test_one_way_messages_arrive_without_an_answer(fake):
     assert len(stored(fake, "t")) == 1
 
 
-async def test_a_selector_decides_the_queue_and_a_foreign_choice_is_refused(fake):
+async def test_a_selector_chooses_the_queue_and_an_invalid_choice_is_refused(fake):
     fake.topics["t"] = 4
     async with Sluice(fake.name_server) as mq:
         for number in range(8):
@@ -210,7 +210,7 @@ async def test_a_batch_is_stored_in_order_in_one_queue_with_a_result_for_each(fa
     assert fake.broker.seen[320] == 1
 
 
-async def test_a_batch_above_one_mebibyte_travels_in_parts(fake):
+async def test_a_batch_above_one_mebibyte_is_sent_in_parts(fake):
     fake.topics["t"] = 1
     messages = [Message("t", bytes(200_000)) for _ in range(12)]
     async with Sluice(fake.name_server) as mq:
@@ -262,7 +262,7 @@ async def test_closing_waits_for_open_sends(fake):
     assert report.unknown == ()
 
 
-async def test_closing_reports_the_messages_nobody_answered_for(fake):
+async def test_closing_reports_the_messages_without_a_response(fake):
     fake.topics["t"] = 1
     fake.broker.script[310] = lambda command, peer: None
     mq = Sluice(fake.name_server, send_timeout_ms=200)
@@ -277,7 +277,7 @@ async def test_closing_reports_the_messages_nobody_answered_for(fake):
         await mq.send("t", b"x")
 
 
-async def test_what_breaks_a_rule_is_refused_without_a_connection():
+async def test_an_invalid_argument_is_refused_without_a_connection():
     async with Sluice("127.0.0.1:1") as mq:
         for arguments, text in [
             ({"tag": "a|b"}, "contains '|'"),

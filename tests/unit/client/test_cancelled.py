@@ -79,7 +79,7 @@ class Stage:
         member = self.client._members.get(self.group)
         if member is None:
             return self.things.get("lite", False) and not self.members()
-        own = {topic: len(member.readers.of_topic(topic)) for topic in member.topics}
+        own = {topic: len(member.readers.queues_of_topic(topic)) for topic in member.topics}
         return self.members() == [self.client.client_id] and set(own.values()) == {QUEUES}
 
 
@@ -116,7 +116,7 @@ async def other_member_gets(stage: Stage, bodies: set[bytes]) -> None:
             got.update(message.body for message in await consumer.receive_many(timeout_s=1.0))
 
         member = other._members[stage.group]
-        count = lambda: len(member.readers.of_topic(stage.topic))  # noqa: E731
+        count = lambda: len(member.readers.queues_of_topic(stage.topic))  # noqa: E731
     while not (bodies <= got and count() == QUEUES):
         limit_s = AT_ONCE_S if bodies - stage.late - got else LATE_S
         assert clock.monotonic_s() - began_s < limit_s, (

@@ -13,7 +13,7 @@ SAFE = {
     "run_to_end",
     "self.close",  # of consumers and streams: `CloseOnce.run` or `run_to_end`
     "self.unsubscribe",  # `Memberships.leave` is
-    "self._failed",  # of a worker that is cancelled from outside; its message comes again
+    "self._reject_failed",  # of a worker that is cancelled from outside; its message comes again
 }
 
 

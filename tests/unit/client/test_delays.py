@@ -133,9 +133,9 @@ def test_what_is_no_handle_is_an_error(text: str) -> None:
 def test_a_migrants_message_says_it_in_rocketmqs_words() -> None:
     message = MigrantMessage("t", b"x")
     message.set_delay_time_sec(5)
-    assert message.frozen().delay_ms == 5000
+    assert message.to_model().delay_ms == 5000
     message.set_delay_time_ms(250)
-    assert message.frozen().delay_ms == 250
+    assert message.to_model().delay_ms == 250
     other = MigrantMessage("t", b"x")
     other.set_deliver_time_ms(NOON_MS)
-    assert other.frozen().deliver_at_ms == NOON_MS
+    assert other.to_model().deliver_at_ms == NOON_MS

@@ -129,7 +129,7 @@ async def test_whatever_a_handler_raises_its_message_comes_again_and_no_worker_e
         await mq.clock.advance(seconds=BAD * RESTART_MAX_S)
         assert set(seen) == bodies
         assert consumer.live_workers == WORKERS
-        assert "handler of g failed" in caplog.text
+        assert "handler of group g failed" in caplog.text
         await consumer.close()
         (queue,) = await mq.queues("t")
         assert await mq.admin.committed_offset("g", queue) == 2 * BAD

@@ -135,11 +135,11 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
         stream = mq.subscribe("t", group="g", commit_period_s=1.0, balance_period_s=1.0)
         await stream.start()
         member = mq._members["g"]
-        (queue,) = member.readers.of_topic("t")
+        (queue,) = member.readers.queues_of_topic("t")
         reader = member.readers.get(queue)
-        take, commit, members = reader._take, Readers.commit, member._members
+        take, commit, members = reader._accept_response, Readers.commit, member._fetch_members
 
-        def _take(answer):
+        def _accept(answer):
             fail("pull")
             take(answer)
 
@@ -147,13 +147,13 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
             fail("commit")
             await commit(self, **named)
 
-        async def _members(route):
+        async def _fetch(route):
             fail("share")
             return await members(route)
 
-        monkeypatch.setattr(reader, "_take", _take)
+        monkeypatch.setattr(reader, "_accept_response", _accept)
         monkeypatch.setattr(Readers, "commit", _commit)
-        monkeypatch.setattr(member, "_members", _members)
+        monkeypatch.setattr(member, "_fetch_members", _fetch)
         await mq.send("t", b"x")
         await mq.clock.advance(seconds=20)
         (message,) = await stream.receive_many(timeout_s=1.0)
@@ -239,8 +239,8 @@ def test_a_check_of_a_blocking_producer_that_fails_is_logged(fake_thread, caplog
     producer = BlockingProducer(fake_thread.name_server, listener=Fails(ValueError(), awaits=False))
     question = SimpleNamespace(location=SimpleNamespace(group=producer.group, transaction_id="7"))
     monkeypatch.setattr(blocking, "parse_check_request", lambda _command: question)
-    monkeypatch.setattr(producer.inbound, "answer_check", lambda *_: 1 / 0)
-    assert producer.inbound._on_ask(Command(39), "somewhere", lambda _answer: None)
+    monkeypatch.setattr(producer.callbacks, "answer_check", lambda *_: 1 / 0)
+    assert producer.callbacks._on_broker_request(Command(39), "somewhere", lambda _answer: None)
     wait_for(lambda: "transaction 7 could not be checked" in caplog.text)
     producer.close()
 
@@ -291,7 +291,7 @@ def test_a_local_transaction_of_rocketmqs_producer_that_fails_is_undecided(fake_
     producer = TransactionMQProducer("g", namesrv_addr=fake_thread.name_server)
     producer.set_transaction_listener(Listener())
     with producer:
-        running = producer._client.transactions._running
+        running = producer._threaded.client.transactions._running
         if isinstance(error, KeyboardInterrupt):
             with pytest.raises(KeyboardInterrupt):
                 producer.send_message_in_transaction(JavaMessage("t", b"x"))

@@ -95,10 +95,10 @@ def test_a_blocking_call_on_the_clients_own_thread_is_refused():
     portal = Portal()
 
     async def inner() -> None:
-        portal.call(asyncio.sleep(0))
+        portal.run(asyncio.sleep(0))
 
     with pytest.raises(ConfigurationError, match="would wait for itself"):
-        portal.call(inner())
+        portal.run(inner())
     portal.close()
 
 
@@ -108,11 +108,11 @@ def test_a_loop_that_ends_is_logged_and_named_by_later_calls(caplog):
     def leave() -> None:
         raise SystemExit(7)
 
-    portal.soon(leave)
+    portal.call_soon(leave)
     wait_for(lambda: not portal._thread.is_alive())
-    assert "the loop of sluicemq test ended" in caplog.text
+    assert "the event loop of sluicemq test ended" in caplog.text
     with pytest.raises(ClosedError, match=r"SystemExit\(7\)"):
-        portal.call(asyncio.sleep(0))
+        portal.run(asyncio.sleep(0))
 
 
 def test_a_listener_that_exits_does_not_end_the_loop_of_a_blocking_client(fake_thread, caplog):
@@ -125,12 +125,12 @@ def test_a_listener_that_exits_does_not_end_the_loop_of_a_blocking_client(fake_t
         raise SystemExit(1)
 
     portal = Portal()
-    sluice = portal.run(Sluice, fake_thread.name_server, on_moved=moved)
-    stream = portal.run(sluice.subscribe, "t", group="g")
-    portal.call(stream.receive_many(timeout_s=0.2))
+    sluice = portal.call(Sluice, fake_thread.name_server, on_moved=moved)
+    stream = portal.call(sluice.subscribe, "t", group="g")
+    portal.run(stream.receive_many(timeout_s=0.2))
     assert "raised an error, which is ignored" in caplog.text
     assert "moved" in caplog.text
-    portal.call(sluice.close())
+    portal.run(sluice.close())
     portal.close()
     assert portal._failure is None
     assert threaded.Portal is Portal
@@ -160,5 +160,5 @@ def test_a_handler_of_a_blocking_consumer_ends_neither_its_worker_nor_its_loop(
     )
     with consumer.subscribe("t"):
         wait_for(lambda: fake_thread.broker.seen[36] == 3 and b"good" in seen)
-        assert consumer._consumer.live_workers == 2
+        assert consumer._threaded.client.live_workers == 2
     assert consumer._portal._failure is None

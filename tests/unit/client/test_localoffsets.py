@@ -1,4 +1,4 @@
-"""The offsets of a broadcasting consumer: the file, its crashes, its lock; and thresholds."""
+"""The offsets files of broadcasting consumers: format, crashes, lock; and prefetch limits."""
 
 import random
 
@@ -27,12 +27,12 @@ tables = st.dictionaries(
 
 @given(table=tables)
 @settings(max_examples=60)
-def test_what_is_written_is_read(table):
+def test_an_encoded_offsets_file_decodes_to_the_same_offsets(table):
     assert decode_local_offsets(encode_local_offsets(table)) == table
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"offsetTable":{"a":1}}', '{"offsetTable":{'])
-def test_another_text_is_refused(text):
+def test_an_invalid_offsets_file_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         decode_local_offsets(text)
 
@@ -41,21 +41,21 @@ async def test_after_a_crash_the_file_is_one_of_those_that_were_written():
     rng = random.Random(7)
     for _ in range(50):
         files = CrashableFiles()
-        offsets = LocalOffsets(files, "/o/c/g", in_thread=False)
+        offsets = LocalOffsets(files, "/o/c/g", uses_thread=False)
         written = [0]
         for offset in range(1, rng.randint(2, 5)):
             await offsets.write(QUEUE, offset)
             await offsets.flush()
             written.append(offset)
         await offsets.write(QUEUE, 99)  # never flushed
-        again = LocalOffsets(files.crash(rng), "/o/c/g", in_thread=False)
+        again = LocalOffsets(files.crash(rng), "/o/c/g", uses_thread=False)
         assert await again.read(QUEUE) == written[-1]
 
 
-async def test_a_broken_file_falls_back_to_the_edition_before_and_two_are_an_error():
+async def test_a_damaged_file_falls_back_to_its_backup_and_two_damaged_files_are_an_error():
     files = CrashableFiles()
-    place = OffsetFiles("c", "/o", files, in_thread=False)
-    first = place.of("g")
+    offset_files = OffsetFiles("c", "/o", files, uses_thread=False)
+    first = offset_files.for_group("g")
     for offset in (5, 6):
         await first.write(QUEUE, offset)
         await first.flush()
@@ -67,17 +67,17 @@ async def test_a_broken_file_falls_back_to_the_edition_before_and_two_are_an_err
         file.close()
 
     spoil("offsets.json")
-    second = place.of("g")
+    second = offset_files.for_group("g")
     assert await second.read(QUEUE) == 5
     await second.close()
     spoil("offsets.json.bak")
     with pytest.raises(StoreDamagedError):
-        await place.of("g").read(QUEUE)
+        await offset_files.for_group("g").read(QUEUE)
 
 
 async def test_a_second_consumer_with_the_same_file_is_refused_until_the_first_closes():
-    place = OffsetFiles("c", "/o", CrashableFiles(), in_thread=False)
-    first, second = place.of("g"), place.of("g")
+    offset_files = OffsetFiles("c", "/o", CrashableFiles(), uses_thread=False)
+    first, second = offset_files.for_group("g"), offset_files.for_group("g")
     assert await first.read(QUEUE) is None
     with pytest.raises(ConfigurationError, match="instance="):
         await second.read(QUEUE)
@@ -85,16 +85,16 @@ async def test_a_second_consumer_with_the_same_file_is_refused_until_the_first_c
     assert await second.read(QUEUE) is None
 
 
-async def test_the_real_file_system_keeps_it_too(tmp_path):
-    place = OffsetFiles("c", str(tmp_path))
-    first = place.of("%RETRY|g")
+async def test_offsets_are_kept_in_the_real_file_system(tmp_path):
+    offset_files = OffsetFiles("c", str(tmp_path))
+    first = offset_files.for_group("%RETRY|g")
     await first.write(QUEUE, 3)
     await first.close()
     assert (tmp_path / "c" / "%RETRY|g" / "offsets.json").read_text().startswith("{\n\t")
-    assert await place.of("%RETRY|g").read(QUEUE) == 3
+    assert await offset_files.for_group("%RETRY|g").read(QUEUE) == 3
 
 
-def test_thresholds_of_a_topic_are_shared_by_its_queues():
+def test_the_queues_of_a_topic_share_its_limits():
     options = ConsumeOptions(count_max=1000, topic_count_max=100, topic_bytes_max=8 << 20)
     assert options.queue_limits(1) == (100, 8 << 20)
     assert options.queue_limits(8) == (12, 1 << 20)
@@ -102,21 +102,26 @@ def test_thresholds_of_a_topic_are_shared_by_its_queues():
     assert ConsumeOptions().queue_limits(4) == ConsumeOptions().queue_limits(1)
 
 
-def test_the_span_of_what_is_unacknowledged_stops_fetching():
-    flight = InFlight(0)
-    flight.add([(offset, 1) for offset in (0, 1500, 2001)], 2002)
-    assert flight.spread == 2001
-    assert not flight.has_room(span_max=2000)
-    assert flight.has_room(span_max=None)
-    flight.ack(0)
-    assert flight.has_room(span_max=2000)
+def test_a_wide_spread_of_unacknowledged_offsets_stops_fetching():
+    in_flight = InFlight(0)
+    in_flight.add([(offset, 1) for offset in (0, 1500, 2001)], 2002)
+    assert in_flight.spread == 2001
+    assert not in_flight.has_room(span_max=2000)
+    assert in_flight.has_room(span_max=None)
+    in_flight.ack(0)
+    assert in_flight.has_room(span_max=2000)
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"span_max": 0}, {"topic_count_max": 0}, {"topic_bytes_max": 0}, {"commit_period_s": 0},
-     {"allocate": "nobody"}],
-)  # fmt: skip
-def test_wrong_limits_are_refused(wrong):
+    [
+        {"span_max": 0},
+        {"topic_count_max": 0},
+        {"topic_bytes_max": 0},
+        {"commit_period_s": 0},
+        {"allocate": "unknown"},
+    ],
+)
+def test_invalid_options_are_refused(wrong):
     with pytest.raises(ConfigurationError):
         ConsumeOptions(**wrong)

@@ -1,6 +1,5 @@
 # ruff: noqa: SIM117 - nested blocks show the order of events
-"""Consuming in order, piece by piece: leases by a manual clock, lanes, and readers that come and
-go; a scripted broker answers."""
+"""Consuming in order: queue locks with a manual clock, and consumers at a scripted broker."""
 
 import asyncio
 import threading
@@ -9,7 +8,7 @@ import pytest
 
 from simulation.stepped import ManualClock
 from sluicemq import Sluice
-from sluicemq.client.aio.ordered import LEASE_S, TRUSTED_S, Leases
+from sluicemq.client.aio.ordered import LEASE_S, TRUSTED_S, QueueLocks
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import decode_lock_batch, encode_locked_queues
@@ -20,8 +19,8 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 OTHER = MessageQueue("t", "broker-a", 1)
 
 
-class Locks:
-    """Stands for the cluster: who has which queue."""
+class LockBroker:
+    """A cluster that answers lock requests. `taken` are the queues of another client."""
 
     def __init__(self):
         self.clock = ManualClock()
@@ -34,119 +33,123 @@ class Locks:
         batch = decode_lock_batch(command.body)
         self.calls.append((command.code, batch.queues))
         if self.is_away:
-            raise RequestTimeoutError("no answer.")
+            raise RequestTimeoutError("no response.")
         self.clock.advance(self.answer_s)
         held = [queue for queue in batch.queues if queue not in self.taken]
         return Command(0, body=encode_locked_queues(held))
 
 
 @pytest.fixture
-def locks():
-    return Locks()
+def lock_broker():
+    return LockBroker()
 
 
 @pytest.fixture
-def leases(locks):
+def locks(lock_broker):
     lost: list[MessageQueue] = []
     again: list[MessageQueue] = []
-    made = Leases(locks, "me", "g", on_lost=lost.append, on_held=again.append)
+    made = QueueLocks(lock_broker, "me", "g", on_lost=lost.append, on_confirmed=again.append)
     made.lost, made.again = lost, again
     return made
 
 
-# --- leases
+# --- queue locks
 
 
-async def test_a_queue_of_another_client_is_not_held(locks, leases):
-    locks.taken = {QUEUE}
-    assert not await leases.acquire(QUEUE)
-    assert not leases.is_held(QUEUE)
-    locks.taken = set()
-    assert await leases.acquire(QUEUE)
-    assert leases.is_held(QUEUE)
+async def test_a_queue_of_another_client_is_not_held(lock_broker, locks):
+    lock_broker.taken = {QUEUE}
+    assert not await locks.acquire(QUEUE)
+    assert not locks.is_held(QUEUE)
+    lock_broker.taken = set()
+    assert await locks.acquire(QUEUE)
+    assert locks.is_held(QUEUE)
 
 
-async def test_a_lease_is_trusted_for_half_of_its_time_and_renewing_goes_on(locks, leases):
-    await leases.acquire(QUEUE)
-    locks.clock.advance(TRUSTED_S - 0.1)
-    assert leases.is_held(QUEUE)
-    locks.clock.advance(0.1)
-    assert not leases.is_held(QUEUE)
-    assert await leases.renew()
-    assert leases.is_held(QUEUE)
-    assert leases.again == [QUEUE]
-    assert leases.lost == []
+async def test_a_lease_is_trusted_for_half_of_its_time_and_renewing_goes_on(lock_broker, locks):
+    await locks.acquire(QUEUE)
+    lock_broker.clock.advance(TRUSTED_S - 0.1)
+    assert locks.is_held(QUEUE)
+    lock_broker.clock.advance(0.1)
+    assert not locks.is_held(QUEUE)
+    assert await locks.renew()
+    assert locks.is_held(QUEUE)
+    assert locks.again == [QUEUE]
+    assert locks.lost == []
 
 
-async def test_a_lease_that_stopped_being_trusted_while_it_was_renewed_is_told_of(locks, leases):
-    """What came meanwhile was not handed out, and would have waited for the next message. Found by
-    seed 77 of the cluster."""
-    await leases.acquire(QUEUE)
-    locks.clock.advance(TRUSTED_S - 0.1)
-    locks.answer_s = 0.2
-    assert await leases.renew()
-    assert leases.is_held(QUEUE)
-    assert leases.again == [QUEUE]
-
-
-async def test_a_lease_that_another_client_may_have_had_meanwhile_is_lost(locks, leases):
-    """The broker says yes again, but what was read before may be handled by now."""
-    await leases.acquire(QUEUE)
-    locks.clock.advance(LEASE_S)
-    assert await leases.renew()
-    assert not leases.is_held(QUEUE)
-    assert leases.lost == [QUEUE]
-
-
-async def test_a_broker_that_does_not_answer_takes_nothing_away_until_the_time_is_over(
-    locks, leases
+async def test_a_lease_that_was_not_trusted_while_it_was_renewed_is_reported_as_confirmed(
+    lock_broker, locks
 ):
-    await leases.acquire(QUEUE)
-    locks.is_away = True
-    locks.clock.advance(20)
-    assert not await leases.renew()
-    assert leases.is_held(QUEUE)
-    locks.clock.advance(10)
-    assert not leases.is_held(QUEUE)
-    assert leases.lost == []
+    """Otherwise messages that were pulled meanwhile would wait for the next pull.
+
+    Found by seed 77 of the cluster simulation.
+    """
+    await locks.acquire(QUEUE)
+    lock_broker.clock.advance(TRUSTED_S - 0.1)
+    lock_broker.answer_s = 0.2
+    assert await locks.renew()
+    assert locks.is_held(QUEUE)
+    assert locks.again == [QUEUE]
 
 
-async def test_a_no_is_a_loss_at_once_and_the_other_queues_stay(locks, leases):
-    await leases.acquire(QUEUE)
-    await leases.acquire(OTHER)
-    locks.taken = {QUEUE}
-    assert await leases.renew()
-    assert leases.lost == [QUEUE]
-    assert not leases.is_held(QUEUE)
-    assert leases.is_held(OTHER)
-    assert locks.calls[-1] == (41, (QUEUE, OTHER)), "one request a broker"
+async def test_a_lease_that_another_client_may_have_had_meanwhile_is_lost(lock_broker, locks):
+    """The broker grants it again, but another client may have processed its messages."""
+    await locks.acquire(QUEUE)
+    lock_broker.clock.advance(LEASE_S)
+    assert await locks.renew()
+    assert not locks.is_held(QUEUE)
+    assert locks.lost == [QUEUE]
 
 
-async def test_the_time_of_a_lease_begins_when_it_is_asked_for(locks, leases):
-    original = locks.ask_master
+async def test_a_broker_that_does_not_respond_loses_no_lock_until_its_lease_is_not_trusted(
+    lock_broker, locks
+):
+    await locks.acquire(QUEUE)
+    lock_broker.is_away = True
+    lock_broker.clock.advance(20)
+    assert not await locks.renew()
+    assert locks.is_held(QUEUE)
+    lock_broker.clock.advance(10)
+    assert not locks.is_held(QUEUE)
+    assert locks.lost == []
+
+
+async def test_a_refused_lease_loses_its_queue_at_once_and_no_other(lock_broker, locks):
+    await locks.acquire(QUEUE)
+    await locks.acquire(OTHER)
+    lock_broker.taken = {QUEUE}
+    assert await locks.renew()
+    assert locks.lost == [QUEUE]
+    assert not locks.is_held(QUEUE)
+    assert locks.is_held(OTHER)
+    assert lock_broker.calls[-1] == (41, (QUEUE, OTHER)), "one request for each broker"
+
+
+async def test_a_lease_begins_when_it_is_requested(lock_broker, locks):
+    original = lock_broker.ask_master
 
     async def slow(queue, command):
         answer = await original(queue, command)
-        locks.clock.advance(5)
+        lock_broker.clock.advance(5)
         return answer
 
-    locks.ask_master = slow
-    await leases.acquire(QUEUE)
-    locks.clock.advance(TRUSTED_S - 5)
-    assert not leases.is_held(QUEUE)
+    lock_broker.ask_master = slow
+    await locks.acquire(QUEUE)
+    lock_broker.clock.advance(TRUSTED_S - 5)
+    assert not locks.is_held(QUEUE)
 
 
-async def test_giving_up_unlocks_once(locks, leases):
-    await leases.acquire(QUEUE)
-    await leases.release(QUEUE)
-    await leases.release(QUEUE)
-    assert [code for code, _ in locks.calls] == [41, 42]
-    assert not leases.is_held(QUEUE)
+async def test_releasing_twice_unlocks_once(lock_broker, locks):
+    await locks.acquire(QUEUE)
+    await locks.release(QUEUE)
+    await locks.release(QUEUE)
+    assert [code for code, _ in lock_broker.calls] == [41, 42]
+    assert not locks.is_held(QUEUE)
 
 
-async def test_a_lock_whose_request_is_cancelled_is_given_back(locks, leases):
-    """The broker may have given the queue to this client before the answer was lost."""
-    original, may_answer = locks.ask_master, asyncio.Event()
+async def test_a_lock_whose_request_is_cancelled_is_given_back(lock_broker, locks):
+    """The broker may have granted the lock although its response was not received."""
+    original, may_answer = lock_broker.ask_master, asyncio.Event()
 
     async def slow_to_lock(queue, command):
         answer = await original(queue, command)
@@ -154,20 +157,20 @@ async def test_a_lock_whose_request_is_cancelled_is_given_back(locks, leases):
             await may_answer.wait()
         return answer
 
-    locks.ask_master = slow_to_lock
-    acquiring = asyncio.ensure_future(leases.acquire(QUEUE))
-    await until(lambda: locks.calls)
+    lock_broker.ask_master = slow_to_lock
+    acquiring = asyncio.ensure_future(locks.acquire(QUEUE))
+    await until(lambda: lock_broker.calls)
     acquiring.cancel()
     with pytest.raises(asyncio.CancelledError):
         await acquiring
-    assert locks.calls == [(41, (QUEUE,)), (42, (QUEUE,))]
-    assert not leases.is_held(QUEUE)
+    assert lock_broker.calls == [(41, (QUEUE,)), (42, (QUEUE,))]
+    assert not locks.is_held(QUEUE)
 
 
 # --- with a broker
 
 
-async def test_a_queue_is_locked_before_its_offset_is_asked_and_unlocked_after_its_commit(fake):
+async def test_a_queue_is_locked_before_its_offset_is_read_and_unlocked_after_its_commit(fake):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"0")
     async with Sluice(fake.name_server) as mq:
@@ -189,13 +192,13 @@ async def test_a_queue_that_another_client_has_is_taken_within_a_second_of_its_r
         async with mq.subscribe("t", group="g", ordered=True) as stream:
             assert await stream.receive_many(1, 0.3) == []
             pulls = [fields["topic"] for code, fields in fake.broker.log if code == 11]
-            assert "t" not in pulls, "it is not even read"
+            assert "t" not in pulls, "it is not read without its lock"
             del fake.broker.locks["g", QUEUE]
             async with asyncio.timeout(1.5):
                 await (await stream.receive()).ack()
 
 
-async def test_lanes_of_several_queues_run_beside_each_other_and_each_hands_out_one(fake):
+async def test_several_queues_are_consumed_in_parallel_and_each_hands_out_one_message(fake):
     fake.topics["t"] = 4
     for n in range(12):
         fake.broker.put("t", n % 4, b"%d" % n)
@@ -210,7 +213,7 @@ async def test_lanes_of_several_queues_run_beside_each_other_and_each_hands_out_
             assert int(following.body) == int(out[0].body) + 4
 
 
-async def test_a_stream_that_closes_puts_its_message_first_in_line_again(fake):
+async def test_a_stream_that_closes_puts_its_message_back_to_the_front(fake):
     fake.topics["t"] = 1
     for n in range(3):
         fake.broker.put("t", 0, b"%d" % n)
@@ -225,7 +228,7 @@ async def test_a_stream_that_closes_puts_its_message_first_in_line_again(fake):
                 assert message.body == b"1"
 
 
-async def test_a_worker_that_gives_up_waiting_takes_no_message_with_it(fake):
+async def test_a_cancelled_receive_takes_no_message(fake):
     fake.topics["t"] = 2
     async with Sluice(fake.name_server) as mq:
         async with mq.subscribe("t", group="g", ordered=True) as stream:
@@ -258,10 +261,10 @@ async def test_a_queue_rests_after_a_failure_and_the_count_rises(fake):
         (b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1),
     ]  # fmt: skip
     assert seen[1][2] - seen[0][2] >= 0.2
-    assert fake.broker.seen[36] == 0, "an ordered message is retried at its own place"
+    assert fake.broker.seen[36] == 0, "an ordered message is retried in its own queue"
 
 
-async def test_a_dead_letter_that_cannot_be_stored_holds_its_queue(fake):
+async def test_a_dead_letter_that_cannot_be_stored_blocks_its_queue(fake):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"0")
     fake.broker.put("t", 0, b"1")
@@ -333,7 +336,7 @@ async def test_a_coroutine_that_does_not_end_is_cancelled_and_its_queue_goes_to_
 async def test_a_thread_that_does_not_end_keeps_the_lock_and_what_was_done_is_committed(
     fake, monkeypatch
 ):
-    monkeypatch.setattr("sluicemq.client.aio.ordered.FINISH_S", 0.1)
+    monkeypatch.setattr("sluicemq.client.aio.ordered.HANDLER_WAIT_S", 0.1)
     fake.topics["t"] = 1
     for n in range(3):
         fake.broker.put("t", 0, b"%d" % n)
@@ -354,7 +357,9 @@ async def test_a_thread_that_does_not_end_keeps_the_lock_and_what_was_done_is_co
     assert fake.broker.locks == {("g", QUEUE): mq.client_id}
 
 
-async def test_a_message_that_fails_for_ever_is_logged_whole_more_and_more_rarely(fake, caplog):
+async def test_a_message_that_always_fails_is_logged_with_a_traceback_less_and_less_often(
+    fake, caplog
+):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"poison")
     attempts = []
@@ -366,6 +371,15 @@ async def test_a_message_that_fails_for_ever_is_logged_whole_more_and_more_rarel
     async with Sluice(fake.name_server) as mq:
         async with mq.consumer("g", handler, ordered=True, suspend_s=0.01).subscribe("t"):
             await until(lambda: len(attempts) >= 9)
-    said = [entry for entry in caplog.records if "handler of g failed" in entry.getMessage()][:8]
-    assert [bool(entry.exc_info) for entry in said] == [True, True, False, True, *[False] * 3, True]
-    assert all(entry.getMessage().endswith("ValueError: poison") for entry in said)
+    logged = [
+        entry for entry in caplog.records if "handler of group g failed" in entry.getMessage()
+    ][:8]
+    assert [bool(entry.exc_info) for entry in logged] == [
+        True,
+        True,
+        False,
+        True,
+        *[False] * 3,
+        True,
+    ]
+    assert all(entry.getMessage().endswith("ValueError: poison") for entry in logged)

@@ -276,7 +276,7 @@ async def test_after_an_unclean_failover_the_reader_goes_on_behind_what_is_left(
     kept = [body for body in got if not body.startswith(b"lost")]
     assert Counter(kept) == Counter([b"safe %d" % n for n in range(10)] + [b"new 0"])
     assert "the broker has lost messages of t/broker-a/0" in caplog.text
-    (found,) = re.findall(r"going on at (\d+) instead of 15", caplog.text)
+    (found,) = re.findall(r"continuing at (\d+) instead of 15", caplog.text)
     assert 10 <= int(found) <= 12, "few messages come again"
 
 

@@ -26,7 +26,7 @@ async def test_what_a_client_makes_says_what_it_is() -> None:
         shown = {
             repr(sent): rf"<SendResult OK {ID} in t queue \d of broker-a offset 0>",
             unread: r"<MessageStream of g: <Subscription to t: tags='A\|\|B'>, not running>",
-            repr(stream): r"<MessageStream of g: <Subscription to t: tags='A\|\|B'>, 0 wait>",
+            repr(stream): r"<MessageStream of g: <Subscription to t: tags='A\|\|B'>, 0 prefetched>",
             repr(message): (
                 rf"<ReceivedMessage {ID} of t queue \d of broker-a offset 0 tag A keys a b "
                 "b'x{24}'… 4,000 B>"

@@ -1,6 +1,9 @@
 # ruff: noqa: SIM117 - nested blocks show the order of events
-"""Messages that could not be handled, against a scripted broker: which requests leave, what counts
-as done when, and what the copy that a client sends by itself looks like."""
+"""Rejected messages at a scripted broker.
+
+The tests check which requests are sent, when messages count as acknowledged, and the copy that a
+client sends by itself.
+"""
 
 import asyncio
 import logging
@@ -49,7 +52,7 @@ async def failing(message):
 # --- the pure part
 
 
-def test_the_copy_says_where_it_came_from_and_how_often_it_has_come():
+def test_the_copy_contains_its_origin_and_its_number_of_retries():
     stored = record("%RETRY%g", 2, TAGS="A", KEYS="k", RETRY_TOPIC="t", ORIGIN_MESSAGE_ID="F00",
                     DELAY="4", TRAN_MSG="true", WAIT="false", TIMER_DELAY_SEC="3")  # fmt: skip
     copy = make_retry_message(stored, "g", retry_count(stored), 0, 16)
@@ -61,7 +64,7 @@ def test_the_copy_says_where_it_came_from_and_how_often_it_has_come():
     }  # fmt: skip
 
 
-def test_the_first_copy_takes_topic_and_id_from_where_the_message_lies():
+def test_the_first_copy_takes_topic_and_id_from_the_stored_message():
     stored = record()
     properties = decode_properties(make_retry_message(stored, "g", 0, 7, None).properties.encode())
     assert properties["RETRY_TOPIC"] == "t"
@@ -69,11 +72,11 @@ def test_the_first_copy_takes_topic_and_id_from_where_the_message_lies():
     assert properties["DELAY"] == "7"
 
 
-def test_a_copy_for_the_dead_letters_says_that_no_retry_is_allowed():
+def test_a_copy_for_the_dead_letters_allows_no_retry():
     assert make_retry_message(record(), "g", 0, -1, 16).reconsume_times_max == 0
 
 
-def test_a_copy_has_the_stored_body_and_says_how_it_is_compressed():
+def test_a_copy_has_the_stored_body_and_its_compression_flag():
     for one in (*GOOD.values(), *BAD.values()):
         copy = make_retry_message(
             record(body=one.raw, sys_flag=one.sys_flag | 0x38), "g", 0, 0, None
@@ -99,7 +102,7 @@ def test_the_topic_is_restored_only_for_messages_of_a_retry_topic():
 @pytest.mark.parametrize(
     "rules", [(-1, 0, 1.0), (2**31, 0, 1.0), (None, -2, 1.0), (None, 0, 0.0), (None, 0, 31.0)]
 )
-def test_rules_that_cannot_be_are_refused(rules):
+def test_invalid_retry_rules_are_refused(rules):
     with pytest.raises(ConfigurationError):
         RetryRules(*rules)
 
@@ -107,7 +110,7 @@ def test_rules_that_cannot_be_are_refused(rules):
 # --- with a broker
 
 
-async def test_a_handler_that_raises_sends_the_message_back_and_the_original_is_done(fake):
+async def test_a_handler_that_raises_sends_the_message_back_and_acknowledges_the_original(fake):
     fake.topics["t"] = 1
     for n in range(3):
         fake.broker.put("t", 0, b"%d" % n, UNIQ_KEY=f"ID{n}")
@@ -137,7 +140,7 @@ async def test_a_handler_that_raises_sends_the_message_back_and_the_original_is_
         (RetryLaterError(delay_level=-1), {}, "-1", None),
     ],
 )
-async def test_the_delay_is_the_handlers_word_or_that_of_the_consumer(
+async def test_the_delay_is_that_of_the_handler_or_of_the_consumer(
     fake, error, rules, level, times_max
 ):
     fake.topics["t"] = 1
@@ -168,12 +171,12 @@ async def test_only_an_unexpected_error_is_logged_with_its_trace(fake, caplog):
     assert [str(entry.exc_info[1]) for entry in traced] == ["unexpected"]
     said = traced[0].getMessage()
     assert re.fullmatch(
-        r"handler of g failed on message \S+ of t/\S+/0 at offset 1 \(.*\): .*", said
+        r"handler of group g failed on message \S+ of t/\S+/0 at offset 1 \(.*\): .*", said
     )
     assert said.endswith("ValueError: unexpected")
 
 
-async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):
+async def test_the_client_sends_the_copy_if_the_broker_refuses_to(fake):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"x", UNIQ_KEY="ID", TAGS="A")
     fake.broker.script[36] = refuse
@@ -194,7 +197,7 @@ async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):
     assert fake.broker.committed["g", "t", 0] == 1
 
 
-async def test_when_nothing_can_be_stored_the_offset_stays_and_the_handler_is_called_again(
+async def test_the_handler_is_called_again_if_the_message_cannot_be_stored_anywhere(
     fake, monkeypatch
 ):
     monkeypatch.setattr("sluicemq.client.aio.consumer.local_retry_delay_s", lambda attempt: 0.02)
@@ -229,7 +232,7 @@ async def test_rejecting_raises_when_neither_the_broker_nor_the_client_can_store
 
 
 async def test_the_offset_waits_for_the_answer_of_the_send_back(fake):
-    """A commit in between must not pass the message."""
+    """A commit in between must not skip the message."""
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"x")
     waiting = []
@@ -252,19 +255,19 @@ async def test_the_offset_waits_for_the_answer_of_the_send_back(fake):
             assert readers.get(message.queue).in_flight.committable == 1
 
 
-async def test_a_message_whose_queue_has_gone_is_not_sent_back(fake):
+async def test_a_message_of_a_removed_queue_is_not_sent_back(fake):
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"x")
     async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
         message = await stream.receive()
         reader = mq._members["g"].readers.get(message.queue)
-        reader.move(0)
+        reader.move_to(0)
         assert not await message.reject()
     assert asked(fake, 36) == []
 
 
 async def test_a_consumer_without_retries_drops_what_is_rejected(fake, caplog):
-    """As broadcasting does: nobody else has to read it, and the rest goes on."""
+    """A broadcasting group does that: no other member has to read the message."""
     fake.topics["t"] = 1
     fake.broker.put("t", 0, b"x")
     async with Sluice(fake.name_server) as mq:

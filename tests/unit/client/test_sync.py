@@ -213,7 +213,7 @@ def test_a_range_that_is_gone_or_not_there_yet_is_an_error(fake_thread):
     with reader(fake_thread, 5, 20) as bulk, pytest.raises(OffsetOutOfRangeError, match="0 to 10"):
         list(bulk)
     fake_thread.broker.first["t", 0] = 100
-    with reader(fake_thread, 5, 8) as bulk, pytest.raises(OffsetOutOfRangeError, match="Retention"):
+    with reader(fake_thread, 5, 8) as bulk, pytest.raises(OffsetOutOfRangeError, match="retention"):
         list(bulk)
     with reader(fake_thread, 5, 8, subscribe("t", "B")) as bulk:
         with pytest.raises(OffsetOutOfRangeError):

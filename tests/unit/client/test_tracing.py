@@ -5,28 +5,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq import ConfigurationError, Message
-from sluicemq.cli.message import drawn
-from sluicemq.client.admin.messages import GroupTrace, record_of_message, timeline
+from sluicemq.cli.message import timeline_lines
+from sluicemq.client.admin.messages import GroupTrace, timeline
 from sluicemq.client.core.messages import join_batch, make_outgoing
 from sluicemq.client.core.requests import SendResult, SendStatus
-from sluicemq.client.core.tracing import (
-    BYTES_MAX,
-    RECORDS_MAX,
+from sluicemq.client.core.tracing import BYTES_MAX, RECORDS_MAX, Tracing, parse_trace_option
+from sluicemq.model.ids import Host
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.topic import MessageQueue
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
     MessageKind,
     RecallTrace,
     SendTrace,
-    Tracing,
     TransactionTrace,
     decode_trace_records,
     encode_trace_records,
-    parse_trace_option,
+    record_of_message,
 )
-from sluicemq.model.ids import Host
-from sluicemq.model.message import StoredMessage
-from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.frames import Command
 
 text = st.none() | st.text(
@@ -244,7 +242,7 @@ def test_deliveries_are_paired_by_request_and_rounds_are_told():
     assert found.groups == [
         GroupTrace("g", 2, True, ["exception", "success"]), GroupTrace("h", 1, False, ["unknown"])
     ]  # fmt: skip
-    lines = drawn(found)
+    lines = timeline_lines(found)
     assert "to g (retry 1) -> success in 9 ms" in lines[5]
     assert "to h -> no result yet" in lines[4]
     assert lines[-2:] == [
@@ -265,14 +263,14 @@ def test_a_delivery_of_which_only_the_end_is_there_is_told():
 def test_a_message_that_nobody_received_and_groups_that_are_silent_are_said():
     sent = SendTrace(1, "r", "p", "t", "id", None, None, None, 3, 2, MessageKind.HALF, None, False)
     found = timeline("id", [sent], None, unread=2)
-    assert drawn(found)[-2:] == [
-        "No consumer group has traced a delivery of it.",
-        "2 trace records could not be understood.",
+    assert timeline_lines(found)[-2:] == [
+        "No consumer group has traced a delivery of this message.",
+        "2 trace records were unreadable.",
     ]
     found.groups.extend([GroupTrace("late", is_past=False), GroupTrace("mute", is_past=True)])
-    assert drawn(found)[-3:-1] == [
+    assert timeline_lines(found)[-3:-1] == [
         "Group late has not received it.",
-        "Group mute is past it and has not traced how.",
+        "Group mute has committed a later offset, and no client has traced a delivery.",
     ]
 
 

@@ -49,7 +49,10 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: mq.send_oneway("t", b"x", queue=3), "be a MessageQueue, got 3"),
     (lambda mq: mq.send_batch(Message("t", b"x")), "Write send_batch([Message("),
     (lambda mq: mq.send_batch([b"x"]), "be a list of messages, got b'x'"),
-    (lambda mq: mq.send_soon(None, "t", b"x"), "on_done is None"),
+    (
+        lambda mq: mq.send_soon(None, "t", b"x"),
+        "on_done must be a function (result, error), got None",
+    ),
     (lambda mq: mq.send_soon(handler, "t", b"x", queue=3), "be a MessageQueue, got 3"),
     (lambda mq: mq.request("t", b"x", timeout_s=-1), "timeout_s cannot be -1"),
     (lambda mq: mq.transaction("t", b"x", queue=3), "be a MessageQueue, got 3"),
@@ -69,7 +72,7 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: mq.subscribe("t", group="g", allocate=3), "strategy 3"),
     (lambda mq: mq.subscribe("t", group="g").receive_many(0), "count_max cannot be 0"),
     (lambda mq: mq.subscribe("t", group="g").receive_many(1, "3"), "timeout_s cannot be '3'"),
-    (lambda mq: mq.consumer("g", "h"), "the handler is 'h'"),
+    (lambda mq: mq.consumer("g", "h"), "handler must be a function, got 'h'"),
     (lambda mq: mq.consumer("g", handler, concurrency=0), "concurrency cannot be 0"),
     (lambda mq: mq.consumer("g", handler, batch_max=2000), "Use a whole number, 1 to 1,024"),
     (lambda mq: mq.consumer("g", handler).subscribe(["t"]), "topic must be a string, got ['t']"),
@@ -83,8 +86,8 @@ BAD: list[tuple[Callable[[Any], object], str]] = [
     (lambda mq: Sluice(5), "or a list of strings, got 5"),
     (lambda mq: Sluice("a", credentials="ab"), "credentials must be a pair"),
     (lambda mq: Sluice("a", trace=5), "trace must be a bool or a string, got 5"),
-    (lambda mq: Sluice("a", client_id=5), "client_id is 5"),
-    (lambda mq: Sluice("a", on_moved=5), "on_moved is 5"),
+    (lambda mq: Sluice("a", client_id=5), "client_id must be a string, got 5"),
+    (lambda mq: Sluice("a", on_moved=5), "on_moved must be a function, got 5"),
     (lambda mq: idempotent(handler), "with the database in parentheses"),
 ]
 

@@ -15,7 +15,7 @@ from console_app import SECRETS, Browser, browsing
 from sluicemq.acl.rules import Account, Permission, Rules
 from sluicemq.acl.verdict import REQUIREMENTS, requirement_of
 from sluicemq.console.accounts import Role
-from sluicemq.console.pages.access import REQUESTS, tried_request
+from sluicemq.console.pages.access import REQUESTS, evaluate_request
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -80,7 +80,7 @@ async def browser(mq: EmbeddedSluice, tmp_path: Path) -> AsyncIterator[Browser]:
 def badges(text: str, name: str) -> list[str]:
     """The verdicts in the row of a resource."""
     row = text.partition(f">{name}</a></th>")[2].partition("</tr>")[0]
-    return re.findall(r"(allowed|refused)</span>", row)
+    return re.findall(r"(allowed|denied)</span>", row)
 
 
 async def test_accounts_are_shown_without_their_secrets(browser: Browser) -> None:
@@ -99,8 +99,8 @@ async def test_accounts_are_shown_without_their_secrets(browser: Browser) -> Non
 
 async def test_what_an_account_may_do_is_said_with_the_rule(browser: Browser) -> None:
     text = (await browser.get("/access/account?key=reader-key")).text
-    assert badges(text, "flights") == ["refused", "allowed"]
-    assert badges(text, "gates") == ["refused", "refused"]
+    assert badges(text, "flights") == ["denied", "allowed"]
+    assert badges(text, "gates") == ["denied", "denied"]
     assert "reader-key: topicPerms flights=SUB" in text
     assert "reader-key: defaultTopicPerm for gates=DENY" in text
     groups = (await browser.get("/access/account?key=reader-key&kind=groups&q=LAT")).text
@@ -128,18 +128,18 @@ TRIED = [
     ("key=admin-key&request=DELETE_TOPIC_IN_BROKER", True, "admin: true"),
 ]
 REFUSED = [
-    ("request=PUB", "Give either of them"),
-    ("request=SEND_MESSAGE", "names a topic"),
-    ("request=HEART_BEAT&topic=gates", "names a group"),
-    ("request=SUB&topic=t&host=nowhere", "is no IP address"),
-    ("request=nonsense", "is no request"),
+    ("request=PUB", "Enter one of them"),
+    ("request=SEND_MESSAGE", "needs a topic"),
+    ("request=HEART_BEAT&topic=gates", "needs a group"),
+    ("request=SUB&topic=t&host=nowhere", "is not an IP address"),
+    ("request=nonsense", "There is no request"),
 ]
 
 
 async def test_a_request_is_tried(browser: Browser) -> None:
     for query, is_allowed, words in TRIED:
         text = (await browser.get(f"/access/try?{query}")).text
-        said = ">allowed</span>" in text, ">refused</span>" in text
+        said = ">allowed</span>" in text, ">denied</span>" in text
         assert said == (is_allowed, not is_allowed), query
         assert words in text
     for query, words in REFUSED:
@@ -152,13 +152,13 @@ def test_every_request_on_the_list_can_be_tried() -> None:
     one = Account("reader-key", "", topic_default=Permission.ANY, group_default=Permission.ANY)
     given = {"key": "reader-key", "host": "", "topic": "flights", "group": "late"}
     for name in REQUESTS:
-        verdict = tried_request(Rules({"reader-key": one}), name, given)
+        verdict = evaluate_request(Rules({"reader-key": one}), name, given)
         need = requirement_of(RequestCode[name])
         assert verdict.is_allowed is not need.is_admin, name
         if need.resources is not None and RequestCode[name] in REQUIREMENTS:
             assert "default" in verdict.rule, name
     with pytest.raises(ConfigurationError):
-        tried_request(Rules(), "BATCH_ACK_MESSAGE", given)
+        evaluate_request(Rules(), "BATCH_ACK_MESSAGE", given)
 
 
 async def test_accounts_and_addresses_are_changed(
@@ -182,7 +182,7 @@ async def test_accounts_and_addresses_are_changed(
     assert "10.6.*.*" in text
     refused = await browser.submit("/access/account", access_key="short-one", secret_key="x")
     assert refused.status_code == 400
-    assert "done at 0 of 1 brokers" in refused.text
+    assert "made at 0 of 1 brokers" in refused.text
     log = (tmp_path / "audit.jsonl").read_text()
     assert "fresh-secret-of-one" not in log
     lines = [orjson.loads(line) for line in log.splitlines()]
@@ -224,7 +224,7 @@ async def test_nobody_deletes_the_key_that_is_signed_in(browser: Browser) -> Non
         "/access/account/delete", access_key="admin-key", typed="admin-key"
     )
     assert answer.status_code == 400
-    assert "asks with" in answer.text
+    assert "signs its requests with" in answer.text
 
 
 async def test_without_rules_the_pages_say_why(tmp_path: Path) -> None:
@@ -239,5 +239,5 @@ async def test_without_rules_the_pages_say_why(tmp_path: Path) -> None:
             answer = await browser.get(path)
             assert answer.status_code == 200
             assert "aclEnable is false" in answer.text
-            assert "No broker tells access rules" in answer.text
+            assert "No broker reports access rules" in answer.text
             assert 'action="/access/' not in answer.text.partition("<main")[2]

@@ -7,41 +7,41 @@ from sluicemq.console import bodies
 
 
 def test_json_text_and_bytes() -> None:
-    assert list(bodies.forms(b'{"a": 1}')) == ["json", "text", "hex"]
-    assert bodies.forms(b'{"a": 1}')["json"]() == '{\n  "a": 1\n}'
-    assert bodies.forms("早".encode())["text"]() == "早"
-    assert list(bodies.forms(b"\xff\x00")) == ["hex"]
-    assert bodies.forms(b"AB")["hex"]() == f"00000000  {'41 42':<48} AB"
+    assert list(bodies.find_forms(b'{"a": 1}')) == ["json", "text", "hex"]
+    assert bodies.find_forms(b'{"a": 1}')["json"]() == '{\n  "a": 1\n}'
+    assert bodies.find_forms("早".encode())["text"]() == "早"
+    assert list(bodies.find_forms(b"\xff\x00")) == ["hex"]
+    assert bodies.find_forms(b"AB")["hex"]() == f"00000000  {'41 42':<48} AB"
 
 
 def test_protocol_buffers_without_a_schema() -> None:
     inner = b"\x08\x96\x01\x12\x02\xff\xfe"  # 1: 150, 2: two bytes
     body = b"\x0a\x05hello" + b"\x1a" + bytes([len(inner)]) + inner + b"\x25\x01\x00\x00\x00"
-    assert bodies.as_protobuf(body) == [
+    assert bodies.format_protobuf(body) == [
         '1: "hello"', "3 {", "  1: 150", "  2: ff fe", "}", "4: 0x00000001",
     ]  # fmt: skip
-    assert bodies.as_protobuf(b"\x00") is None
-    assert bodies.as_protobuf(b"\x0a\x7fshort") is None
+    assert bodies.format_protobuf(b"\x00") is None
+    assert bodies.format_protobuf(b"\x0a\x7fshort") is None
 
 
 @given(st.binary(max_size=300))
 def test_any_body_can_be_shown(body: bytes) -> None:
-    found = bodies.forms(body)
+    found = bodies.find_forms(body)
     assert "hex" in found
     assert all(isinstance(text(), str) for text in found.values())
 
 
 def test_a_cut_within_a_letter_is_still_text() -> None:
     body = "é".encode() * bodies.SHOWN_BYTES_MAX
-    assert "text" in bodies.forms(b"x" + body)
+    assert "text" in bodies.find_forms(b"x" + body)
 
 
 def test_what_is_large_or_nested_is_neither_parsed_nor_indented() -> None:
     pairs = b"[" + b"1," * bodies.SHOWN_BYTES_MAX + b"1]"
-    assert list(bodies.forms(pairs)) == ["text", "hex"]
-    assert list(bodies.forms(b"\x08\x00" * bodies.SHOWN_BYTES_MAX)) == ["hex"]
+    assert list(bodies.find_forms(pairs)) == ["text", "hex"]
+    assert list(bodies.find_forms(b"\x08\x00" * bodies.SHOWN_BYTES_MAX)) == ["hex"]
     deep = b"[" * 900 + b"1," * 30_000 + b"1" + b"]" * 900  # 60 KiB: 54 MB when it is indented
-    assert list(bodies.forms(deep)) == ["text", "hex"]
+    assert list(bodies.find_forms(deep)) == ["text", "hex"]
     level = b"[" * bodies.DEPTH_MAX + b"]" * bodies.DEPTH_MAX
-    assert list(bodies.forms(level)) == ["json", "text", "hex"]
-    assert list(bodies.forms(b"[" + level + b"]")) == ["text", "hex"]
+    assert list(bodies.find_forms(level)) == ["json", "text", "hex"]
+    assert list(bodies.find_forms(b"[" + level + b"]")) == ["text", "hex"]

@@ -3,7 +3,15 @@
 from typing import Any
 
 from sluicemq.client.admin.groups import QueueLag, QueueProgress
-from sluicemq.console.history import GROUPS_MAX, NAMES_S, POINTS_MAX, History, Ring, lag_of, rate
+from sluicemq.console.history import (
+    GROUP_LIST_AGE_S,
+    GROUPS_MAX,
+    POINTS_MAX,
+    History,
+    TimeSeries,
+    parse_rate,
+    summarize_lag,
+)
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 
@@ -55,28 +63,28 @@ class Scripted:
 
 
 def test_a_ring_forgets_its_oldest_points() -> None:
-    ring = Ring()
+    ring = TimeSeries()
     for second in range(POINTS_MAX + 5):
         ring.add(second, {"in": second})
-    times, values = ring.chart("in")
+    times, values = ring.chart_data("in")
     assert len(times) == POINTS_MAX
     assert times[0] == values[0] == 5
-    assert ring.chart("in", since_s=POINTS_MAX)[0] == list(range(POINTS_MAX, POINTS_MAX + 5))
-    assert ring.chart("other")[1][0] is None
+    assert ring.chart_data("in", since_s=POINTS_MAX)[0] == list(range(POINTS_MAX, POINTS_MAX + 5))
+    assert ring.chart_data("other")[1][0] is None
 
 
 def test_rates_and_lag() -> None:
-    assert rate("3.5 2 1") == 3.5
-    assert rate("") == rate("none") == 0
-    known = lag_of([queue_lag(3, 2000), queue_lag(5, 4000)])
+    assert parse_rate("3.5 2 1") == 3.5
+    assert parse_rate("") == parse_rate("none") == 0
+    known = summarize_lag([queue_lag(3, 2000), queue_lag(5, 4000)])
     assert (known["lag"], known["matching"], known["eta_ms"]) == (40, 8, 4000)
-    assert lag_of([queue_lag(3), queue_lag(None)])["matching"] is None
-    assert lag_of([queue_lag(3)])["eta_ms"] is None
-    assert lag_of([queue_lag(None)])["eta_ms"] is None  # who does not know what matches, nor when
-    assert lag_of([])["eta_ms"] == 0
-    assert set(lag_of(None).values()) == {None}
+    assert summarize_lag([queue_lag(3), queue_lag(None)])["matching"] is None
+    assert summarize_lag([queue_lag(3)])["eta_ms"] is None
+    assert summarize_lag([queue_lag(None)])["eta_ms"] is None  # unknown
+    assert summarize_lag([])["eta_ms"] == 0
+    assert set(summarize_lag(None).values()) == {None}
     passed = QueueLag("late", QUEUE, 30, 0, 30)
-    assert lag_of([passed, queue_lag(3)])["matching"] == 3  # nothing of nothing
+    assert summarize_lag([passed, queue_lag(3)])["matching"] == 3  # nothing of nothing
 
 
 async def test_it_looks_at_the_cluster_and_at_groups_that_are_watched() -> None:
@@ -85,12 +93,12 @@ async def test_it_looks_at_the_cluster_and_at_groups_that_are_watched() -> None:
     history = History(clock)
     history.watch("late", [queue_lag(9)])
     clock.now_s += 10
-    await history.look(admin)
+    await history.sample(admin)
     cluster.is_there = False
     clock.now_s += 10
-    await history.look(admin)
-    assert history.cluster.chart("in", "out") == [[1010.0], [3.0], [7.5]]
-    assert history.groups["late"].chart("lag", "matching") == [
+    await history.sample(admin)
+    assert history.cluster.chart_data("in", "out") == [[1010.0], [3.0], [7.5]]
+    assert history.groups["late"].chart_data("lag", "matching") == [
         [1000.0, 1010.0, 1020.0], [20, 20, 20], [9, 4, 4],
     ]  # fmt: skip
 
@@ -99,14 +107,14 @@ async def test_the_lag_of_all_groups_and_the_fullest_disk() -> None:
     clock, cluster = HandClock(), Scripted()
     admin: Any = cluster
     history = History(clock)
-    await history.look(admin)
-    assert history.counted == ["late", "early"]
+    await history.sample(admin)
+    assert history.counted_groups == ["late", "early"]
     cluster.names = ("late", "forbidden")
-    clock.now_s += NAMES_S - 1
-    await history.look(admin)  # the list may be a minute old
+    clock.now_s += GROUP_LIST_AGE_S - 1
+    await history.sample(admin)  # the list may be a minute old
     clock.now_s += 1
-    await history.look(admin)  # one of them cannot say
-    assert history.cluster.chart("lag", "disk")[1:] == [[14.0, 14.0, None], [25.0, 25.0, 25.0]]
+    await history.sample(admin)  # one of them cannot say
+    assert history.cluster.chart_data("lag", "disk")[1:] == [[14.0, 14.0, None], [25.0, 25.0, 25.0]]
 
 
 async def test_of_many_groups_those_that_are_watched_count() -> None:
@@ -115,9 +123,9 @@ async def test_of_many_groups_those_that_are_watched_count() -> None:
     admin: Any = cluster
     history = History(clock)
     history.watch("group-7", [])
-    await history.look(admin)
-    assert history.counted == ["group-7"]
-    assert history.cluster.chart("lag")[1] == [7.0]
+    await history.sample(admin)
+    assert history.counted_groups == ["group-7"]
+    assert history.cluster.chart_data("lag")[1] == [7.0]
 
 
 def test_the_groups_watched_last_are_kept() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from sluicemq.pipelines.record import FILE_BYTES_MAX, runs_of
+from sluicemq.pipelines.record import FILE_BYTES_MAX, read_runs
 
 GOOD = {
     "pipeline": "p", "kind": "k", "file": "f", "state": "running", "error": "", "begun_ms": 1,
@@ -28,12 +28,12 @@ def test_odd_values_are_no_progress(tmp_path: Path, change: dict[str, object]) -
         b'"begun_ms":null', b'"begun_ms":1e999'
     )
     (tmp_path / "odd.json").write_bytes(text)
-    runs = runs_of([str(tmp_path)])
+    runs = read_runs([str(tmp_path)])
     assert (runs["p"].rows, runs["p"].sinks["s"]["left"], runs["p"].last_step) == (5, None, "began")
-    assert "is no progress" in runs["odd"].why
+    assert "is not a valid progress file" in runs["odd"].reason
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(FILE_BYTES_MAX + 1)
-    assert "the limit is" in runs_of([str(tmp_path)])["large"].why
+    assert "the limit is" in read_runs([str(tmp_path)])["large"].reason

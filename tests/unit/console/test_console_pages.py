@@ -211,12 +211,12 @@ async def test_a_lag_that_is_refused_is_no_0_and_no_point_of_the_chart(
 
     await browser.get("/groups/late")
     ring = browser.console.history.groups["late"]
-    before = ring.chart("lag")
+    before = ring.chart_data("lag")
     monkeypatch.setattr(type(browser.console.client(None).admin), "lag", refused)
     text = (await browser.get("/groups/late", live=True)).text
     assert "no rights on the group" in text
     assert re.search(r"<dt>Lag</dt>\s*<dd[^>]*>\s*–", text)
-    assert ring.chart("lag") == before
+    assert ring.chart_data("lag") == before
 
 
 async def test_a_form_goes_to_the_group_whose_page_it_is_in(
@@ -291,7 +291,7 @@ async def test_the_first_page_of_a_large_cluster_comes_soon(tmp_path: Path) -> N
         for path, last in (("/topics", "topic-00049"), ("/groups", "group-0049")):
             spans = []
             for _ in range(5):
-                browser.console.cached.forget()
+                browser.console.cache.clear()
                 begun_s = SYSTEM_CLOCK.monotonic_s()
                 text = (await browser.get(path)).text
                 spans.append(SYSTEM_CLOCK.monotonic_s() - begun_s)

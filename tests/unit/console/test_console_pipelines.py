@@ -34,11 +34,11 @@ def step(rows: int, left: int, text: str) -> Any:
 
 def leave(directory: Path, name: str, *, error: str | None = None) -> None:
     recorder = Recorder(str(directory), name, f"{name}.yaml", "streaming")
-    recorder.hear(step(1200, 3600, f"batch 1 {PROBE}"))
+    recorder.record_event(step(1200, 3600, f"batch 1 {PROBE}"))
     if error is None:
-        recorder.beat()
+        recorder.refresh()
     else:
-        recorder.end(error)
+        recorder.finish(error)
 
 
 async def test_runs_are_shown_with_their_progress(tmp_path: Path) -> None:
@@ -52,7 +52,8 @@ async def test_runs_are_shown_with_their_progress(tmp_path: Path) -> None:
         assert "<script>alert" not in text
         for words in (
             ">running</span>", ">failed</span>", "1,200", "3,600", "1 min 30 s",
-            "the table is gone", "is no progress of a pipeline", "/pipelines/late%2Fflights",
+            "the table is gone", "is not a valid progress file of a pipeline",
+            "/pipelines/late%2Fflights",
         ):  # fmt: skip
             assert words in text, words
         one = await browser.get("/pipelines/copy-flights")

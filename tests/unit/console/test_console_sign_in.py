@@ -10,7 +10,7 @@ import pytest
 
 from console_app import SECRETS, Browser, browsing
 from sluicemq.console.accounts import Accounts, Role
-from sluicemq.console.serve import serving
+from sluicemq.console.serve import run_server
 from sluicemq.console.sessions import FAILURES_FREE, IDLE_S, LIFE_S, Session, Sessions, Throttle
 from sluicemq.errors import ConfigurationError
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -47,13 +47,13 @@ def test_accounts_are_hashed_and_only_their_owner_reads_them(tmp_path: Path) -> 
     path = Path(accounts.path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "correct" not in path.read_text()
-    found = accounts.check("ann", "correct horse battery")
+    found = accounts.authenticate("ann", "correct horse battery")
     assert found is not None
     assert found.role is Role.OPERATE
-    assert accounts.check("ann", "wrong") is None
-    assert accounts.check("nobody", "correct horse battery") is None
+    assert accounts.authenticate("ann", "wrong") is None
+    assert accounts.authenticate("nobody", "correct horse battery") is None
     accounts.remove("ann")
-    assert Accounts(accounts.path).all() == {}
+    assert Accounts(accounts.path).load() == {}
 
 
 def test_bad_accounts_are_refused_with_a_cure(tmp_path: Path) -> None:
@@ -61,21 +61,21 @@ def test_bad_accounts_are_refused_with_a_cure(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="12 or more"):
         accounts.add("ann", "short", Role.READ)
     with pytest.raises(ConfigurationError, match="no role"):
-        Role.of("root")
+        Role.parse("root")
     Path(accounts.path).write_text("[1]")
-    with pytest.raises(ConfigurationError, match="no file of accounts"):
-        accounts.all()
+    with pytest.raises(ConfigurationError, match="not a valid file of accounts"):
+        accounts.load()
 
 
 def test_sessions_end_idle_and_at_last() -> None:
     clock = HandClock()
     sessions = Sessions(clock)
-    token = sessions.begin(Session("ann", Role.READ))
+    token = sessions.start(Session("ann", Role.READ))
     clock.now_s += IDLE_S - 1
     assert sessions.find(token)
     clock.now_s += IDLE_S + 1
     assert sessions.find(token) is None
-    token = sessions.begin(Session("ann", Role.READ))
+    token = sessions.start(Session("ann", Role.READ))
     for _ in range(int(LIFE_S // IDLE_S) + 1):
         clock.now_s += IDLE_S - 1
         sessions.find(token)
@@ -85,7 +85,7 @@ def test_sessions_end_idle_and_at_last() -> None:
 def test_a_page_that_asks_by_itself_does_not_keep_a_session() -> None:
     clock = HandClock()
     sessions = Sessions(clock)
-    token = sessions.begin(Session("ann", Role.READ))
+    token = sessions.start(Session("ann", Role.READ))
     clock.now_s += IDLE_S - 1
     assert sessions.find(token, renews=False)
     clock.now_s += 2
@@ -96,17 +96,17 @@ def test_each_wrong_secret_waits_twice_as_long() -> None:
     clock = HandClock()
     throttle = Throttle(clock)
     for _ in range(FAILURES_FREE - 1):
-        throttle.failed("ann", "10.0.0.1")
+        throttle.add_failure("ann", "10.0.0.1")
         assert throttle.wait_s("ann", "10.0.0.1") == 0
     waits = []
     for _ in range(3):
-        throttle.failed("ann", "10.0.0.1")
+        throttle.add_failure("ann", "10.0.0.1")
         waits.append(throttle.wait_s("ann", "10.0.0.1"))
     assert waits == [1, 2, 4]
     assert throttle.wait_s("bob", "10.0.0.1") == 0
     assert throttle.wait_s("ann", "10.0.0.2") == 0
     for number in range(FAILURES_FREE * 4):
-        throttle.failed(f"name {number}", "10.0.0.1")
+        throttle.add_failure(f"name {number}", "10.0.0.1")
     assert throttle.wait_s("bob", "10.0.0.1") > 0
 
 
@@ -130,7 +130,7 @@ async def test_the_link_is_worth_nothing_once_there_are_accounts(browser: Browse
 
 
 async def enters_once(browser: Browser) -> None:
-    token = browser.console.sessions.new_link()
+    token = browser.console.sessions.create_link()
     assert (await browser.get(f"/enter?token={token}x")).status_code == 403
     assert (await browser.get(f"/enter?token={token}")).status_code == 303
     assert (await browser.get("/")).status_code == 200
@@ -249,7 +249,7 @@ async def test_behind_a_proxy_with_tls_the_cookie_is_secure(browser: Browser) ->
 async def test_who_asks_is_who_connects(browser: Browser, tmp_path: Path) -> None:
     data = {"name": "read", "secret": "wrong", "kind": "account"}
     forwarded = {"x-forwarded-for": "203.0.113.9"}
-    async with serving(browser.console, "127.0.0.1", 0) as base, httpx.AsyncClient() as http:
+    async with run_server(browser.console, "127.0.0.1", 0) as base, httpx.AsyncClient() as http:
         answer = await http.post(f"{base}sign-in", data=data, headers=forwarded)
     assert answer.status_code == 401
     noted = orjson.loads((tmp_path / "audit.jsonl").read_bytes())
@@ -279,9 +279,9 @@ async def test_an_access_key_is_checked_by_the_cluster(tmp_path: Path) -> None:
         assert wrong.status_code == 401
         right = await browser.sign_in("plain-key", "plain-secret", kind="key")
         assert right.status_code == 303
-        assert "plain-key <small>operates" in (await browser.get("/topics")).text
+        assert "plain-key <small>operator" in (await browser.get("/topics")).text
         await browser.sign_in("admin-key", "admin-secret", kind="key")
-        assert "admin-key <small>administers" in (await browser.get("/topics")).text
+        assert "admin-key <small>administrator" in (await browser.get("/topics")).text
 
 
 async def test_a_cluster_that_checks_no_keys_lets_nobody_in(browser: Browser) -> None:

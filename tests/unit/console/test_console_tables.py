@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sluicemq.console
-from sluicemq.console.sentences import LANGUAGES, language_of, sentences, translator
+from sluicemq.console.sentences import LANGUAGES, choose_language, sentences, translator
 from sluicemq.console.table import PAGES
 
 HERE = Path(sluicemq.console.__file__).parent
@@ -44,14 +44,14 @@ def test_templates_say_only_what_is_in_the_table() -> None:
 
 
 def test_languages_by_what_a_browser_accepts() -> None:
-    assert language_of("zh-CN,zh;q=0.9,en;q=0.8") == "zh"
-    assert language_of("fr,de;q=0.5") == "en"
+    assert choose_language("zh-CN,zh;q=0.9,en;q=0.8") == "zh"
+    assert choose_language("fr,de;q=0.5") == "en"
     assert translator("zh")("nav.topics") == "主题"
 
 
 def test_pages_have_templates_and_changes_have_names() -> None:
     for page in PAGES:
-        assert page.template or page.event, page.path
+        assert page.template or page.audit_event, page.path
         if page.template:
             assert (HERE / "templates" / page.template).is_file()
         if page.entry:

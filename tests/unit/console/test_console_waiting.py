@@ -93,7 +93,7 @@ async def test_delayed_messages_are_listed_by_time_and_taken_back(
         assert done.headers["location"] == f"/delayed?key={key}&done=cancelled"
         await mq.servers.clock.advance(seconds=3)  # type: ignore[attr-defined]
         assert sent.message_id not in (await browser.get("/delayed")).text
-    assert "No message waits" in (await browser.get("/delayed?done=cancelled")).text
+    assert "No message is delayed" in (await browser.get("/delayed?done=cancelled")).text
     lines = [orjson.loads(line) for line in (tmp_path / "audit.jsonl").read_bytes().splitlines()]
     noted = [one["state"] for one in lines if one["event"] == "cancel delayed message"]
     assert noted == ["begun", "failed", "begun", "done"] * 2
@@ -103,7 +103,7 @@ async def test_delayed_messages_are_listed_by_time_and_taken_back(
 async def test_a_broker_is_named_and_not_addressed(browser: Browser) -> None:
     wrong = await browser.submit("/delayed/cancel", broker="10.0.0.1:22", handle="x", sure="yes")
     assert wrong.status_code == 400
-    assert "there is no broker &#39;10.0.0.1:22&#39;" in wrong.text
+    assert "There is no broker &#39;10.0.0.1:22&#39;" in wrong.text
 
 
 @pytest.mark.parametrize(("outcome", "count"), [("commit", 1), ("rollback", 0)])
@@ -171,5 +171,5 @@ async def test_a_broker_that_does_not_know_is_grey_with_its_reason(
         text = (await browser.get(path)).text
         assert 'class="grey"' in text
         assert "not supported" in text
-        assert "No message waits" not in text
+        assert "No message is delayed" not in text
         assert "No transaction" not in text

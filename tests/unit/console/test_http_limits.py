@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sluicemq.client.tasks import Tasks
 from sluicemq.console import http_limits
-from sluicemq.console.serve import listen
+from sluicemq.console.serve import open_socket
 from waiting import limit
 
 
@@ -28,7 +28,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(app: Any = echo) -> AsyncIterator[int]:
-    listening = listen("127.0.0.1", 0)
+    listening = open_socket("127.0.0.1", 0)
     listening.listen()
     config = uvicorn.Config(app, log_level="error", lifespan="off", **http_limits.uvicorn_options())
     server, tasks = uvicorn.Server(config), Tasks()

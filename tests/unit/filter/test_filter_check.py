@@ -3,14 +3,14 @@
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.check import FINDINGS_MAX, check, check_subscription, check_tags
+from sluicemq.filter.check import FINDINGS_MAX, check_sql92, check_subscription, check_tags
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
 
-# expression, what the warning points at, its code, words of the cure
+# expression, the text that the warning marks, its code, words of its fix
 SURPRISING = [
     ("a = 5 garbage", "garbage", "ignored-text", "AND or OR"),
-    ("a = 5)", ")", "ignored-text", "Leave it away"),
+    ("a = 5)", ")", "ignored-text", "Remove the parenthesis"),
     ("a = 2 + 3", "+ 3", "ignored-text", "computed number"),
     ("a LIKE 'x%'", "LIKE 'x%'", "ignored-text", "STARTSWITH"),
     ("b = 1 AND a like 'x%'", "like 'x%'", "ignored-text", "STARTSWITH"),
@@ -37,10 +37,10 @@ SURPRISING = [
 @pytest.mark.parametrize(
     ("text", "place", "code", "fix"), SURPRISING, ids=[row[0] for row in SURPRISING]
 )
-def test_what_compiles_and_surprises_is_one_warning(
+def test_a_surprising_expression_gets_one_warning(
     text: str, place: str, code: str, fix: str
 ) -> None:
-    (finding,) = check(text)
+    (finding,) = check_sql92(text)
     assert not finding.is_error
     assert text[finding.position : finding.position + finding.length] == place
     assert finding.code == code
@@ -54,27 +54,27 @@ def test_what_compiles_and_surprises_is_one_warning(
      "a = 5 -- note\n", "origin = 'JFK' AND dep_delay BETWEEN 60 AND 2000"],
 )  # fmt: skip
 def test_good_expressions_have_no_findings(text: str) -> None:
-    assert check(text) == []
+    assert check_sql92(text) == []
 
 
-def test_seed_example_with_typographic_quotes_names_both_faults() -> None:
-    findings = check("a IS NOT NULL AND a > ‘abc’")
+def test_typographic_quotes_and_the_fault_behind_them_are_both_reported() -> None:
+    findings = check_sql92("a IS NOT NULL AND a > ‘abc’")
     assert [finding.code for finding in findings] == ["look-alike", "order-string"]
     assert all(finding.is_error for finding in findings)
 
 
-def test_every_look_alike_is_named_and_what_lies_behind() -> None:
+def test_every_look_alike_is_reported_and_also_the_faults_behind_them() -> None:
     text = "（a ＝ 5）AND NOT b = “x”"
-    findings = check(text)
+    findings = check_sql92(text)
     assert [text[finding.position] for finding in findings] == ["（", "＝", "）", "N", "“"]
     assert [finding.is_error for finding in findings] == [True, True, True, False, True]
 
 
-def test_findings_are_bounded() -> None:
-    assert len(check("（" * 1000)) == FINDINGS_MAX
+def test_number_of_findings_is_limited() -> None:
+    assert len(check_sql92("（" * 1000)) == FINDINGS_MAX
 
 
-def test_consumer_with_errors_is_refused_and_with_warnings_told() -> None:
+def test_check_of_a_subscription_raises_errors_and_returns_warnings() -> None:
     with pytest.raises(FilterSyntaxError, match="numbers only"):
         check_subscription(Subscription("T", "a > 'x'", SQL92))
     (finding,) = check_subscription(Subscription("T", "NOT a = 5", SQL92))
@@ -86,7 +86,7 @@ def test_consumer_with_errors_is_refused_and_with_warnings_told() -> None:
         check_subscription(Subscription("T", "x", "XPATH"))
 
 
-def test_tags_that_surprise_are_warned_of() -> None:
+def test_surprising_tag_expressions_get_warnings() -> None:
     assert check_subscription(subscribe("T", "A || B")) == []
     assert check_tags("*") == []
     assert [finding.code for finding in check_tags(" || ")] == ["no-tag"]

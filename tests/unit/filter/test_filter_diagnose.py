@@ -1,13 +1,13 @@
-"""What does not compile is refused at its place with the cure (seed 000; issue 3, section 5)."""
+"""Errors of expressions that do not compile: position, fact and fix (issue 3, section 5)."""
 
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.subscriptions import compile_sql92
 
-# expression, what the error points at, code-independent words of the text, words of the cure
+# expression, the text at which the error is marked, words of the fact, words of the fix
 REFUSED = [
-    # Seed 000: order and BETWEEN compare numbers, IN takes strings.
+    # Order operators and BETWEEN compare numbers, IN takes strings.
     ("a > 'abc'", "'abc'", "numbers only", "STARTSWITH"),
     ("a > '100'", "'100'", "is a string", "without quotes: 100"),
     ("'x' < a", "'x'", "numbers only", "="),
@@ -21,7 +21,7 @@ REFUSED = [
     ("a IN ('x',)", ")", "missing", "IN ('x', 'y')"),
     ("a IN 'x'", "'x'", "parentheses", "IN ('x', 'y')"),
     ("5 IN ('5')", "5", "property on its left", "IN ('x', 'y')"),
-    ("NOT a IN ('x')", "NOT", "one word", "a NOT IN"),
+    ("NOT a IN ('x')", "NOT", "next word only", "a NOT IN"),
     # Copied from an article.
     ("a IS NOT NULL AND a = ‘abc’", "‘abc’", "typographic", "'abc'"),
     ("a = “杭州”", "“杭州”", "typographic", "'杭州'"),
@@ -43,21 +43,21 @@ REFUSED = [
     ("a = 5 || b = 6", "||", "not an operator", "OR"),
     ("!a", "!", "not an operator", "NOT"),
     ("a.b = 5", ".", "no dots", "order_id"),
-    ("a = 5;", ";", "semicolon", "away"),
+    ("a = 5;", ";", "semicolon", "Remove"),
     ("a % 2 = 1", "%", "arithmetic", "computed"),
     ("(a LIKE 'x%')", "LIKE", "no LIKE", "CONTAINS"),
     ("a NOT LIKE 'x%'", "LIKE", "no LIKE", "CONTAINS"),
     ("a CONTAINS b", "b", "string in quotes", "CONTAINS 'x'"),
     ("属性 = 5", "属", "property name", "Rename"),
     ("1a = 5", "1a", "begin with a digit", "Rename"),
-    ("between = 5", "between", "word of the language", "Rename"),
+    ("between = 5", "between", "reserved word", "Rename"),
     # Left open.
     ("a = 'x", "'x", "not closed", "Close it"),
     ("a = 5 /* x", "/* x", "not closed", "*/"),
     ("(a = 5", "(", "not closed", ")"),
     ("(a = ')' AND b = 5", "(", "not closed", ")"),
     ("(a = 5 b = 6)", "b", "character 1 is open", ")"),
-    ("a = 5 AND ", "", "too early", "must follow"),
+    ("a = 5 AND ", "", "too early", "Write a property"),
     ("", "", "empty", "TRUE"),
     # Classes.
     ("a = NULL", "NULL", "cannot be compared", "IS NULL"),
@@ -65,7 +65,7 @@ REFUSED = [
     ("a > TRUE", "TRUE", "numbers only", "= TRUE"),
     ("TRUE = 1", "TRUE", "constant 1", "no property"),
     ("a > 1 > 0", ">", "condition", "AND"),
-    ("NOT a > 5", "NOT", "one word", "NOT (a > 5)"),
+    ("NOT a > 5", "NOT", "next word only", "NOT (a > 5)"),
     ("a = 5 AND 7", "7", "not a condition", "Compare"),
     ("a = 0.0", "0.0", "at least 4.9e-324", "write 0"),
     ("a = 1e400", "1e400", "too large", "1.797"),
@@ -75,9 +75,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "fault", "what", "fix"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_refusal_points_at_the_fault_and_says_the_cure(
-    text: str, fault: str, what: str, fix: str
-) -> None:
+def test_error_marks_the_fault_and_says_the_fix(text: str, fault: str, what: str, fix: str) -> None:
     with pytest.raises(FilterSyntaxError) as caught:
         compile_sql92(text)
     error = caught.value
@@ -86,7 +84,7 @@ def test_refusal_points_at_the_fault_and_says_the_cure(
     assert fix in error.fix
 
 
-def test_the_error_shows_the_expression_with_carets() -> None:
+def test_error_shows_the_expression_with_carets() -> None:
     with pytest.raises(FilterSyntaxError) as caught:
         compile_sql92("price > 'abc'")
     assert str(caught.value).splitlines() == [

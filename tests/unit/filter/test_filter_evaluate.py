@@ -1,4 +1,4 @@
-"""Beyond the golden cases: shapes that are compiled in different ways agree."""
+"""The scalar engine: forms that are compiled in different ways have the same results."""
 
 import pytest
 
@@ -24,14 +24,14 @@ def test_a_comparison_and_its_mirror_agree(symbol: str, value: str, bound: str) 
     mirrored = symbol.translate(str.maketrans("<>", "><")) if symbol != "<>" else symbol
     straight = verdict(f"a {symbol} {bound}", a=value)
     assert straight == verdict(f"{bound} {mirrored} a", a=value)
-    # `b` takes the general way: both strings become Doubles
+    # `b` is compared by the general function, which converts both strings to Double
     if symbol not in ("=", "<>"):
         assert straight == verdict(f"a {symbol} b", a=value, b=bound)
 
 
 @pytest.mark.parametrize("value", ["9", "10", "15", "20", "21", None])
 @pytest.mark.parametrize(("low", "high"), [("10", "20"), ("10.0", "20.0"), ("10", "20.0")])
-def test_between_is_its_two_comparisons(value: str | None, low: str, high: str) -> None:
+def test_between_equals_its_two_comparisons(value: str | None, low: str, high: str) -> None:
     properties = {} if value is None else {"a": value}
     assert verdict(f"a BETWEEN {low} AND {high}", **properties) == verdict(
         f"a >= {low} AND a <= {high}", **properties
@@ -102,13 +102,13 @@ def test_errors_inside_operands_count() -> None:
     assert verdict("(a > 1) CONTAINS ''", a="x") is False
 
 
-def test_half_a_character_is_found_as_java_finds_it() -> None:
+def test_a_single_surrogate_is_found_as_in_java() -> None:
     assert verdict("a CONTAINS '\ud83d'", a="x😀y") is True
     assert verdict("a ENDSWITH '\ude00'", a="x😀") is True
     assert verdict("a NOT STARTSWITH '\ud83d'", a="😀") is False
 
 
-def test_condition_on_the_left_of_a_string_fails_with_the_cure() -> None:
+def test_condition_on_the_left_of_a_string_fails_with_a_fix() -> None:
     with pytest.raises(FilterEvaluationError, match="Put the property on the left"):
         verdict("TRUE = a", a="true")
 
@@ -117,7 +117,7 @@ def test_the_deepest_expression_evaluates() -> None:
     assert verdict("NOT " * 198 + "a", a="x") is False
 
 
-def test_matches_only_what_is_true() -> None:
+def test_only_true_matches_not_null_or_an_error() -> None:
     selector = compile_sql92("a > 5")
     assert [selector.matches({"a": text}) for text in ("6", "5", "x")] == [True, False, False]
     assert selector.matches({}) is False

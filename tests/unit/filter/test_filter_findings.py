@@ -1,7 +1,7 @@
 from sluicemq.filter.findings import Finding, Severity, caret_lines, syntax_error
 
 
-def test_carets_stand_under_the_fault() -> None:
+def test_carets_are_below_the_fault() -> None:
     assert caret_lines("a > 'x'", 4, 3) == ("a > 'x'", "    ^^^")
 
 
@@ -19,7 +19,7 @@ def test_a_long_line_is_cut_around_the_fault() -> None:
     assert line[carets.index("^")] == "!"
 
 
-def test_the_end_of_the_text_can_be_pointed_at() -> None:
+def test_the_end_of_the_text_can_be_marked() -> None:
     assert caret_lines("a =", 3, 1) == ("a =", "   ^")
     assert caret_lines("", 0, 1) == ("", "^")
     assert caret_lines("a =\n", 4, 1) == ("", "^")
@@ -29,12 +29,12 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     assert caret_lines("a\x1b= 5", 1, 1)[0] == "a = 5"
 
 
-def test_error_carries_position_and_cure() -> None:
+def test_error_contains_position_and_fix() -> None:
     error = syntax_error("a ! 5", Finding(2, 1, "x", "No.", "Write <>."))
     assert (error.position, error.fix) == (2, "Write <>.")
     assert str(error).endswith("^\nNo. Write <>.")
 
 
-def test_finding_is_an_error_unless_said_otherwise() -> None:
+def test_finding_is_an_error_by_default() -> None:
     assert Finding(0, 1, "x", "y").is_error
     assert not Finding(0, 1, "x", "y", "", Severity.WARNING).is_error

@@ -1,4 +1,4 @@
-"""String to number as Java does it (spec/filter.md §7); expectations were checked on a JVM."""
+"""Conversion of strings as in Java (spec/filter.md §7). A JVM confirmed the expectations."""
 
 import math
 
@@ -6,12 +6,12 @@ import pytest
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import (
-    boolean_of,
     compare_doubles,
     compare_whole_numbers,
-    double_of,
-    integer_of,
-    long_of,
+    parse_boolean,
+    parse_double,
+    parse_integer,
+    parse_long,
 )
 
 
@@ -23,8 +23,8 @@ from sluicemq.filter.evaluate import (
     ],
 )  # fmt: skip
 def test_integer_accepts(text: str, value: int) -> None:
-    assert integer_of(text, "a") == value
-    assert long_of(text, "a") == value
+    assert parse_integer(text, "a") == value
+    assert parse_long(text, "a") == value
 
 
 @pytest.mark.parametrize(
@@ -33,24 +33,24 @@ def test_integer_accepts(text: str, value: int) -> None:
 )
 def test_whole_number_refuses(text: str) -> None:
     with pytest.raises(FilterEvaluationError):
-        integer_of(text, "a")
+        parse_integer(text, "a")
     with pytest.raises(FilterEvaluationError):
-        long_of(text, "a")
+        parse_long(text, "a")
 
 
 @pytest.mark.parametrize("text", ["2147483648", "-2147483649", "3000000000"])
 def test_integer_has_32_bits(text: str) -> None:
-    assert long_of(text, "a") == int(text)
+    assert parse_long(text, "a") == int(text)
     with pytest.raises(FilterEvaluationError, match="32 bits"):
-        integer_of(text, "a")
+        parse_integer(text, "a")
 
 
 def test_long_has_64_bits() -> None:
-    assert long_of("9223372036854775807", "a") == 2**63 - 1
-    assert long_of("-9223372036854775808", "a") == -(2**63)
+    assert parse_long("9223372036854775807", "a") == 2**63 - 1
+    assert parse_long("-9223372036854775808", "a") == -(2**63)
     for text in ("9223372036854775808", "-9223372036854775809"):
         with pytest.raises(FilterEvaluationError, match="64 bits"):
-            long_of(text, "a")
+            parse_long(text, "a")
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_long_has_64_bits() -> None:
     ],
 )  # fmt: skip
 def test_double_accepts(text: str, value: float) -> None:
-    assert double_of(text, "a") == value
+    assert parse_double(text, "a") == value
 
 
 @pytest.mark.parametrize("text", ["NaN", "+NaN", "-NaN", " NaN"])
 def test_double_accepts_nan(text: str) -> None:
-    assert math.isnan(double_of(text, "a"))
+    assert math.isnan(parse_double(text, "a"))
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,17 @@ def test_double_accepts_nan(text: str) -> None:
 )  # fmt: skip
 def test_double_refuses(text: str) -> None:
     with pytest.raises(FilterEvaluationError):
-        double_of(text, "a")
+        parse_double(text, "a")
 
 
-def test_sign_of_zero_is_kept() -> None:
-    assert math.copysign(1, double_of("-0.0", "a")) == -1
+def test_sign_of_zero_is_preserved() -> None:
+    assert math.copysign(1, parse_double("-0.0", "a")) == -1
 
 
 def test_boolean_is_true_in_any_case_and_false_otherwise() -> None:
-    assert boolean_of("true")
-    assert boolean_of("TrUe")
-    assert not any(map(boolean_of, ["", "yes", "1", " true"]))
+    assert parse_boolean("true")
+    assert parse_boolean("TrUe")
+    assert not any(map(parse_boolean, ["", "yes", "1", " true"]))
 
 
 def test_order_of_doubles_is_total() -> None:
@@ -107,12 +107,12 @@ def test_order_of_whole_numbers() -> None:
 
 def test_error_names_the_property_its_value_and_the_class() -> None:
     with pytest.raises(FilterEvaluationError, match=r"property price is 'abc', .* \(Integer\)"):
-        integer_of("abc", "price")
+        parse_integer("abc", "price")
     with pytest.raises(FilterEvaluationError, match=r"the string is 'x', .* \(Double\)"):
-        double_of("x", "")
+        parse_double("x", "")
 
 
 def test_error_cuts_a_long_value() -> None:
     with pytest.raises(FilterEvaluationError) as caught:
-        integer_of("x" * 10_000, "price")
+        parse_integer("x" * 10_000, "price")
     assert len(str(caught.value)) < 200

@@ -1,4 +1,4 @@
-"""The filter lab: counts as a loop over the messages would give them, and what it tells of them."""
+"""Trials of expressions: counts equal those of a loop over the messages, and findings."""
 
 import random
 
@@ -7,8 +7,8 @@ import pytest
 
 from blocks import block_of
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
-from sluicemq.filter.lab import CostClass, Report, Sample, Trial, tags_of
-from sluicemq.filter.subscriptions import compile_sql92, subscribe, tree_of
+from sluicemq.filter.lab import CostClass, Report, Sample, Trial, equivalent_tags
+from sluicemq.filter.subscriptions import compile_sql92, subscribe, to_tree
 from sluicemq.model.subscription import Subscription
 
 Rows = list[dict[str, str]]
@@ -37,7 +37,7 @@ def tried(expression: str, rows: Rows, against: str | Subscription | None = None
 
 
 def loop(expression: str, rows: Rows) -> list[str]:
-    """What came of each message, or the reason of its error."""
+    """Return the result for each message as text, or the reason of its error."""
     selector, found = compile_sql92(expression), []
     for row in rows:
         try:
@@ -53,7 +53,7 @@ def loop(expression: str, rows: Rows) -> list[str]:
      "NOT (origin IN ('JFK', 'EWR')) AND delay BETWEEN 0 AND 60.5", "delay > origin", "TRUE",
      "(origin = 'JFK' OR TAGS = 'AA') = TRUE"],
 )  # fmt: skip
-def test_counts_and_causes_are_those_of_a_loop(expression: str) -> None:
+def test_counts_and_causes_equal_those_of_a_loop_over_the_messages(expression: str) -> None:
     rows = flights(500)
     report, wanted = tried(expression, rows), loop(expression, rows)
     assert report.rows == 500
@@ -87,15 +87,15 @@ def test_atoms_are_counted_by_themselves() -> None:
     assert (is_null.text, is_null.true) == ("b IS NULL", 4)
 
 
-def test_causes_carry_an_example_and_where_it_is() -> None:
+def test_causes_contain_an_example_and_its_message() -> None:
     (cause,) = tried("a > 5", [{"a": "9"}, {"a": "x"}, {"a": "y"}]).causes
-    assert cause.reason == "a is no whole number of 32 bits (Integer)"
+    assert cause.reason == "a is not a whole number of 32 bits (Integer)"
     assert cause.count == 2
     assert "'x'" in cause.example
     assert cause.sample == Sample("q0", 1)
 
 
-def test_difference_names_what_only_one_takes() -> None:
+def test_difference_counts_messages_that_only_one_filter_accepts() -> None:
     rows = [{"TAGS": "A"}, {"TAGS": "B"}, {"TAGS": "C"}, {}]
     difference = tried("TAGS = 'A' OR TAGS = 'C'", rows, subscribe("T", "A || B")).difference
     assert difference is not None
@@ -107,11 +107,11 @@ def test_difference_names_what_only_one_takes() -> None:
 
 
 def test_subscriptions_of_all_kinds_can_be_compared() -> None:
-    assert tree_of(subscribe("T", "*")) == tree_of("TRUE")
-    assert tree_of(Subscription("T", "||", "TAG")) == tree_of("FALSE")
-    assert tree_of(Subscription("T", "a = 1", "SQL92")) == tree_of("a = 1")
+    assert to_tree(subscribe("T", "*")) == to_tree("TRUE")
+    assert to_tree(Subscription("T", "||", "TAG")) == to_tree("FALSE")
+    assert to_tree(Subscription("T", "a = 1", "SQL92")) == to_tree("a = 1")
     with pytest.raises(FilterSyntaxError):
-        tree_of(Subscription("T", "a", "XPATH"))
+        to_tree(Subscription("T", "a", "XPATH"))
     with pytest.raises(FilterSyntaxError):
         Trial("a >")
     with pytest.raises(FilterSyntaxError):
@@ -133,7 +133,7 @@ def test_records_are_read_only_where_they_decide() -> None:
         return rows[row]
 
     trial = Trial("a > 5 AND KEYS = 'x'", "KEYS = 'x' AND a > 5")
-    trial.add(block, "q", properties_of)
+    trial.add_block(block, "q", properties_of)
     report = trial.report()
     assert asked == [0, 2, 3]
     assert (report.matched, report.false, report.null, report.unknown) == (1, 3, 0, 0)
@@ -145,14 +145,14 @@ def test_records_are_read_only_where_they_decide() -> None:
     assert report.difference.only_here == report.difference.only_there == 0
 
     without = Trial("a > 5 AND KEYS = 'x'")
-    without.add(block)
+    without.add_block(block)
     assert without.report().unknown == 3
 
 
 def test_an_error_in_a_record_is_a_cause() -> None:
     block = block_of([{"KEYS": "x"}], first_offset=7, excluded={"KEYS"})
     trial = Trial("KEYS > 5")
-    trial.add(block, "q", lambda row: {"KEYS": "x"})
+    trial.add_block(block, "q", lambda row: {"KEYS": "x"})
     (cause,) = trial.report().causes
     assert (cause.count, cause.sample) == (1, Sample("q", 7))
 
@@ -170,7 +170,7 @@ def test_cost_class_is_the_stage_that_decides(
 ) -> None:
     cost = tried(expression, flights(10)).cost
     assert cost.cost_class is wanted
-    assert tags_of(tree_of(expression)) == tags
+    assert equivalent_tags(to_tree(expression)) == tags
     if tags:
         assert " || ".join(tags) in cost.instead
 
@@ -185,7 +185,7 @@ def test_cost_class_is_the_stage_that_decides(
      ("a IN ('hz', 'sh')", ["HZ", "sh"], "other-spelling", "a = 'HZ'"),
      ("A > 30", ["31"], "never-there", "Did you mean 'a'?")],
 )  # fmt: skip
-def test_values_that_do_not_suit_are_told_with_the_cure(
+def test_values_that_cannot_be_compared_get_a_finding_with_a_fix(
     expression: str, values: list[str], code: str, fix: str
 ) -> None:
     (found,) = tried(expression, [{"a": value} for value in values]).properties
@@ -194,7 +194,7 @@ def test_values_that_do_not_suit_are_told_with_the_cure(
     assert fix in finding.instead
 
 
-def test_values_that_suit_have_no_findings() -> None:
+def test_values_that_can_be_compared_have_no_findings() -> None:
     report = tried("a > 30 AND b = 'x' AND c IS NULL", [{"a": "31", "b": "x", "c": "1"}, {}])
     assert [found.findings for found in report.properties] == [(), (), ()]
     assert [(found.present, found.absent) for found in report.properties] == [(1, 1)] * 3
@@ -209,7 +209,7 @@ def test_a_report_can_be_written_as_json() -> None:
     assert written["difference"]["other"] == "TAGS IN ('UA')"
 
 
-def test_an_empty_history_is_no_division_by_zero() -> None:
+def test_a_trial_without_messages_divides_nothing_by_zero() -> None:
     report = Trial("a = 1", "b = 1").report()
     assert (report.rows, report.match_rate, report.atoms[0].selectivity) == (0, 0, 0)
     assert report.cost.cost_class is CostClass.COLUMNS

@@ -1,8 +1,8 @@
-"""Warnings about one property read in two ways, and the notes of types."""
+"""Warnings about a property that is read in two ways, and notes on the types of properties."""
 
 import pytest
 
-from sluicemq.filter.check import check, check_types
+from sluicemq.filter.check import check_sql92, describe_types
 
 SURPRISING = [
     ("price > 30 AND price < 99.5", "30", "mixed-numbers", "30.0"),
@@ -19,10 +19,10 @@ SURPRISING = [
 @pytest.mark.parametrize(
     ("text", "place", "code", "fix"), SURPRISING, ids=[row[0] for row in SURPRISING]
 )
-def test_two_ways_to_read_a_property_are_one_warning(
+def test_reading_a_property_in_two_ways_gets_one_warning(
     text: str, place: str, code: str, fix: str
 ) -> None:
-    (finding,) = check(text)
+    (finding,) = check_sql92(text)
     assert not finding.is_error
     assert text[finding.position :].startswith(place)
     assert finding.code == code
@@ -36,11 +36,11 @@ def test_two_ways_to_read_a_property_are_one_warning(
      "a > 5 AND b < 1.5", "a = '5' OR b > 7", "a > 1 AND a < 9", "TAGS = 'A'", "a > 5 OR a <> 'x'"],
 )  # fmt: skip
 def test_expressions_that_read_a_property_in_one_way_have_no_findings(text: str) -> None:
-    assert [finding for finding in check(text) if finding.code != "number-in-quotes"] == []
+    assert [finding for finding in check_sql92(text) if finding.code != "number-in-quotes"] == []
 
 
-def test_types_say_how_each_property_is_read_and_what_fails() -> None:
-    notes = check_types(
+def test_type_notes_say_how_each_property_is_read_and_what_fails() -> None:
+    notes = describe_types(
         "price > 30 AND rate < 1.5 AND region = 'hz' AND vip = TRUE AND id = 3000000000"
     )
     assert [(note.name, note.read_as) for note in notes] == [
@@ -52,7 +52,9 @@ def test_types_say_how_each_property_is_read_and_what_fails() -> None:
     ]
     assert "30.5" in notes[0].errors
     assert "30.0" in notes[0].instead
-    assert check_types("a >= 0")[0].instead.count("4.9e-324") == 4
-    assert {note.read_as for note in check_types("a > b AND 5 > c")} == {"Double", "Integer"}
-    assert check_types("a BETWEEN b AND 5 AND d STARTSWITH 'x' AND e IN ('y') AND -a = 5 AND f = g")
-    assert check_types("a >") == ()
+    assert describe_types("a >= 0")[0].instead.count("4.9e-324") == 4
+    assert {note.read_as for note in describe_types("a > b AND 5 > c")} == {"Double", "Integer"}
+    assert describe_types(
+        "a BETWEEN b AND 5 AND d STARTSWITH 'x' AND e IN ('y') AND -a = 5 AND f = g"
+    )
+    assert describe_types("a >") == ()

@@ -2,6 +2,7 @@ import pytest
 
 from sluicemq.filter.nodes import (
     And,
+    BareProperty,
     Between,
     Equal,
     JavaClass,
@@ -11,7 +12,6 @@ from sluicemq.filter.nodes import (
     Not,
     Order,
     Property,
-    Truth,
     children,
     java_class,
     levels,
@@ -33,7 +33,7 @@ from sluicemq.filter.subscriptions import compile_sql92
         (Literal(None), JavaClass.BOOLEAN),
         (Negate(Property("a")), JavaClass.NULL),
         (Negate(Negate(Literal(1))), JavaClass.INTEGER),
-        (Truth(Property("a")), JavaClass.BOOLEAN),
+        (BareProperty(Property("a")), JavaClass.BOOLEAN),
     ],
 )
 def test_class_of_an_operand_is_known_without_a_message(node: Node, wanted: JavaClass) -> None:
@@ -50,7 +50,7 @@ def test_children_come_in_the_order_of_evaluation() -> None:
     assert children(a) == ()
 
 
-def test_levels_go_down_from_the_root() -> None:
+def test_levels_begin_with_the_root() -> None:
     a, b = Property("a"), Property("b")
     order = Order("<", a, b)
     root = Not(order)
@@ -62,6 +62,6 @@ def test_position_does_not_count_in_comparisons() -> None:
     assert compile_sql92("a=5").tree == compile_sql92("  a  =  (5)").tree
 
 
-def test_property_names_are_those_it_reads() -> None:
+def test_property_names_are_those_that_the_expression_reads() -> None:
     tree = compile_sql92("a = 'x' AND (b > 1 OR c IN ('d') OR NOT e) AND a IS NULL").tree
     assert property_names(tree) == {"a", "b", "c", "e"}

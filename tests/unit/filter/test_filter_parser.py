@@ -5,7 +5,7 @@ import pytest
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import subscriptions as parser
-from sluicemq.filter.subscriptions import compile_sql92, compile_whole
+from sluicemq.filter.subscriptions import compile_complete, compile_sql92
 from waiting import limit
 
 
@@ -13,7 +13,7 @@ def test_an_expression_is_compiled_once() -> None:
     assert compile_sql92("a = 'once'") is compile_sql92("a = 'once'")
 
 
-def test_a_failure_is_kept_and_raised_anew_without_growing() -> None:
+def test_a_cached_failure_is_raised_again_without_a_growing_traceback() -> None:
     lengths = []
     for _ in range(3):
         with pytest.raises(FilterSyntaxError) as caught:
@@ -29,44 +29,46 @@ def test_long_expressions_do_not_displace_short_ones() -> None:
     assert compile_sql92("a = 'kept'") is kept
 
 
-def test_so_much_text_is_kept_the_latest() -> None:
-    count = 2 * parser.KEPT_CHARACTERS // 500
+def test_the_cache_keeps_a_limited_length_of_the_newest_expressions() -> None:
+    count = 2 * parser.CACHED_CHARACTERS_MAX // 500
     texts = [f"a = '{number:0480}'" for number in range(count)]
     last = [compile_sql92(text) for text in texts][-1]
     assert compile_sql92(texts[-1]) is last
-    assert sum(map(len, parser._quick)) <= parser.KEPT_CHARACTERS + 64 * 500
+    assert sum(map(len, parser._short_expressions)) <= parser.CACHED_CHARACTERS_MAX + 64 * 500
 
 
-def test_a_long_expression_is_quick_once_it_is_compiled() -> None:
+def test_a_long_expression_is_quick_to_compile_once_it_is_cached() -> None:
     text = " OR ".join(f"a = 'quick{number}'" for number in range(100))
-    assert not parser.is_quick(text)
+    assert not parser.is_quick_to_compile(text)
     compile_sql92(text)
-    assert parser.is_quick(text)
-    assert parser.is_quick("a = 'new'")
+    assert parser.is_quick_to_compile(text)
+    assert parser.is_quick_to_compile("a = 'new'")
 
 
-def test_the_newest_outcome_is_kept_however_long_its_expression_is() -> None:
-    """A request with a long expression is put off until the outcome is known. It would be put off
-    for ever if the outcome, here an error, were forgotten at once."""
-    text = f"a = '{'x' * parser.KEPT_CHARACTERS}'"
+def test_the_newest_result_is_cached_whatever_its_length() -> None:
+    """A request with a long expression is postponed until the expression is compiled.
+
+    It would be postponed for ever if the result, here an error, were evicted at once.
+    """
+    text = f"a = '{'x' * parser.CACHED_CHARACTERS_MAX}'"
     with pytest.raises(FilterSyntaxError, match="the limit is"):
         compile_sql92(text)
-    assert parser.is_quick(text)
+    assert parser.is_quick_to_compile(text)
 
 
 def test_selector_knows_its_text_names_and_ignored_rest() -> None:
     selector = compile_sql92("a = 5 AND b = 6 garbage")
     assert selector.text == "a = 5 AND b = 6 garbage"
     assert selector.property_names == {"a", "b"}
-    assert selector.rest == 16
+    assert selector.ignored_start == 16
     assert repr(selector) == "Selector('a = 5 AND b = 6 garbage')"
 
 
-def test_what_rocketmq_ignores_is_refused_where_an_expression_is_written_for_us() -> None:
+def test_text_that_rocketmq_ignores_is_refused_by_compile_complete() -> None:
     for text in ("a = 5 -- note\n", "a = 5 -- note"):
-        assert compile_whole(text) is compile_sql92(text)
+        assert compile_complete(text) is compile_sql92(text)
     with pytest.raises(FilterSyntaxError, match="ends before character 7") as refused:
-        compile_whole("a = 5 garbage")
+        compile_complete("a = 5 garbage")
     assert refused.value.position == 6
 
 
@@ -80,11 +82,11 @@ def test_users_of_tags_do_not_load_the_parser() -> None:
     assert output == "[]\n"
 
 
-def test_a_kept_failure_holds_nothing_of_those_who_met_it() -> None:
+def test_a_cached_failure_does_not_refer_to_its_callers() -> None:
     for _ in range(2):
         with pytest.raises(FilterSyntaxError) as caught:
             compile_sql92("a = = 77")
-    kept = parser._quick["a = = 77"]
+    kept = parser._short_expressions["a = = 77"]
     assert isinstance(kept, FilterSyntaxError)
     assert kept.__traceback__ is None
     assert kept.__context__ is None

@@ -1,4 +1,4 @@
-"""Whole blocks are left out by the values and ranges of their columns."""
+"""Blocks are skipped if the values and ranges of their columns exclude a match."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def can_match(text: str, stats: BlockStats = STATS) -> bool:
     return compile_sql92(text).vectorised.can_match(stats)
 
 
-def test_figures_are_values_where_few_and_ranges_where_many() -> None:
+def test_statistics_are_values_if_few_and_ranges_if_many() -> None:
     assert STATS.columns["r"] == ColumnStats(False, ("hz",))
     assert STATS.columns["n"] == ColumnStats(False, None, 100, 299)
     assert STATS.columns["f"] == ColumnStats(False, None, 10.0, 29.9)
@@ -46,7 +46,7 @@ def test_figures_are_values_where_few_and_ranges_where_many() -> None:
      ("n IS NULL", False), ("n IS NOT NULL", True), ("n", False)],
 )  # fmt: skip
 def test_a_block_is_read_only_when_it_can_match(text: str, wanted: bool) -> None:
-    # With many values only numbers have figures, so `n = '99'` cannot be told.
+    # A column of many values has statistics for numbers only, so `n = '99'` cannot be excluded.
     assert can_match(text) is wanted
 
 
@@ -57,7 +57,7 @@ def test_whole_numbers_among_decimals_keep_their_exact_size() -> None:
     assert not can_match("f > 99999", block_stats(block_of([*MANY, {"f": "99999"}])))
 
 
-def test_what_is_not_known_can_match() -> None:
+def test_a_block_with_unknown_values_can_match() -> None:
     assert can_match("KEYS = 'x'", BlockStats({}, frozenset({"KEYS"})))
     assert not can_match("KEYS = 'x'", BlockStats({}))
     assert not can_match("KEYS = 'x' AND r = 'sh'", BlockStats(STATS.columns, frozenset({"KEYS"})))
@@ -65,7 +65,7 @@ def test_what_is_not_known_can_match() -> None:
     assert can_match("n = 5", BlockStats({"n": ColumnStats(True, None)}))
 
 
-def test_the_filter_of_a_subscription_has_its_columns_engine_when_asked() -> None:
+def test_the_filter_of_a_sql92_subscription_is_a_column_filter() -> None:
     made = make_filter(Subscription("T", "a > 5 AND b = 'x'", SQL92))
     assert isinstance(made, ColumnFilter)
     assert isinstance(made.vectorised, Vectorised)

@@ -17,11 +17,11 @@ def test_canonical_text_stays_as_it_is(text: str) -> None:
     assert render(compile_sql92(text).tree) == text
 
 
-def test_needless_parentheses_go() -> None:
+def test_needless_parentheses_are_removed() -> None:
     assert render(compile_sql92("((a) = (5)) AND ((b))").tree) == "a = 5 AND b"
 
 
-def test_literals_without_their_text_are_written_anew() -> None:
+def test_literals_without_text_are_rendered_from_their_value() -> None:
     a = Property("a")
     assert render(Equal(a, Literal("it's"))) == "a = 'it''s'"
     assert render(Equal(a, Literal(value=True))) == "a = TRUE"

@@ -3,7 +3,7 @@ import pytest
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import (
-    SQL92_IS_OFF,
+    SQL92_DISABLED,
     TagFilter,
     make_filter,
     subscribe,
@@ -46,8 +46,8 @@ def test_bad_subscriptions_are_refused() -> None:
         make_filter(Subscription("T", "a", "XPATH"))
 
 
-def test_refusal_begins_with_the_text_of_rocketmq_and_names_the_key() -> None:
-    assert SQL92_IS_OFF.startswith(
+def test_refusal_begins_with_the_text_of_rocketmq_and_names_the_setting() -> None:
+    assert SQL92_DISABLED.startswith(
         "The broker does not support consumer to filter message by SQL92"
     )
-    assert "enablePropertyFilter=true" in SQL92_IS_OFF
+    assert "enablePropertyFilter=true" in SQL92_DISABLED

@@ -1,4 +1,4 @@
-"""The grammar's quirks, one by one (spec/filter.md §6)."""
+"""The peculiarities of the grammar (spec/filter.md §6)."""
 
 import contextlib
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sluicemq.filter.findings import Rejected, Token
-from sluicemq.filter.nodes import And, Equal, Literal, Negate, Not, Or, Property, Truth
+from sluicemq.filter.nodes import And, BareProperty, Equal, Literal, Negate, Not, Or, Property
 from sluicemq.filter.syntax import LENGTH_MAX, NESTING_MAX, parse
 
 A, B, C = Property("a"), Property("b"), Property("c")
@@ -25,15 +25,15 @@ def rejected(text: str) -> Rejected:
      ("a = 5 -- tail", 6), ("a = 5", None), ("a = 5 -- tail\n", None)],
 )  # fmt: skip
 def test_what_follows_a_complete_expression_is_ignored(text: str, rest: int | None) -> None:
-    assert parse(text).rest == rest
+    assert parse(text).ignored_start == rest
 
 
 def test_prefix_has_the_tree_of_the_complete_expression() -> None:
     assert parse("a = 5 garbage").tree == Equal(A, FIVE)
-    assert parse("a LIKE 'x'").tree == Truth(A)
+    assert parse("a LIKE 'x'").tree == BareProperty(A)
 
 
-def test_the_one_token_of_look_ahead_has_to_lex() -> None:
+def test_the_first_ignored_token_must_be_lexically_valid() -> None:
     assert rejected("a = 5 #").finding.position == 6
     parse("a = 5 b #")
 
@@ -44,16 +44,18 @@ def test_a_token_that_can_continue_commits(text: str) -> None:
 
 
 def test_not_binds_tighter_than_everything() -> None:
-    assert parse("NOT a = b").tree == Equal(Not(Truth(A)), B)
+    assert parse("NOT a = b").tree == Equal(Not(BareProperty(A)), B)
     assert parse("NOT (a = b)").tree == Not(Equal(A, B))
 
 
 def test_and_binds_tighter_than_or() -> None:
-    assert parse("a OR b AND c").tree == Or((Truth(A), And((Truth(B), Truth(C)))))
+    assert parse("a OR b AND c").tree == Or(
+        (BareProperty(A), And((BareProperty(B), BareProperty(C))))
+    )
 
 
 def test_chains_are_flat() -> None:
-    assert parse("a AND b AND c").tree == And((Truth(A), Truth(B), Truth(C)))
+    assert parse("a AND b AND c").tree == And((BareProperty(A), BareProperty(B), BareProperty(C)))
     assert len(parse(" OR ".join(["a = 'xyz'"] * 2000)).tree.parts) == 2000  # type: ignore[union-attr]
 
 
@@ -63,7 +65,7 @@ def test_chains_are_flat() -> None:
     ids=["signs", "comments", "open comments", "quotes"],
 )
 def test_the_time_of_a_parse_grows_with_the_length_only(text: str) -> None:
-    """Each -- was searched for its line's end to the end of the text: a minute of a broker."""
+    """Searching the line end of each -- to the end of the text blocked a broker for a minute."""
     begin = time.process_time()
     with contextlib.suppress(Rejected):
         parse(text)
@@ -83,12 +85,12 @@ def test_comments_end_with_their_line() -> None:
     assert parse("-- x\n-- y\n a = 5").tree == Equal(A, FIVE)
 
 
-def test_minus_is_no_constant_and_plus_is_nothing() -> None:
+def test_minus_makes_a_node_and_plus_makes_none() -> None:
     assert parse("a = - 5").tree == Equal(A, Negate(FIVE))
     assert parse("a = + + 5").tree == Equal(A, FIVE)
 
 
-def test_two_minus_signs_without_a_line_end_are_no_comment() -> None:
+def test_two_minus_signs_without_a_line_end_are_not_a_comment() -> None:
     assert parse("a = --5").tree == Equal(A, Negate(Negate(FIVE)))
     assert parse("a = --5\n b").tree == Equal(A, B)
 
@@ -105,14 +107,14 @@ def test_other_blanks_are_errors(blank: str) -> None:
 
 @pytest.mark.parametrize("word", ["and", "And", "aNd"])
 def test_words_have_any_case(word: str) -> None:
-    assert parse(f"a {word} b").tree == And((Truth(A), Truth(B)))
+    assert parse(f"a {word} b").tree == And((BareProperty(A), BareProperty(B)))
 
 
 def test_a_word_inside_a_name_is_a_name() -> None:
     assert parse("NOTE = IN_1").tree == Equal(Property("NOTE"), Property("IN_1"))
 
 
-def test_unicode_forms_of_letters_make_no_word() -> None:
+def test_unicode_forms_of_letters_make_no_reserved_word() -> None:
     rejected("a ſTARTSWITH 'x'")  # U+017F folds to s
 
 
@@ -127,7 +129,7 @@ def test_literals(text: str, value: object) -> None:
 
 
 def test_nesting_has_a_limit() -> None:
-    parse("(" * 5000 + "a = 5" + ")" * 5000)  # parentheses make no node
+    parse("(" * 5000 + "a = 5" + ")" * 5000)  # parentheses make no nodes
     parse("NOT " * (NESTING_MAX - 2) + "a")
     assert rejected("NOT " * NESTING_MAX + "a").finding.code == "too-deep"
     assert rejected("a = " + "- " * 5000 + "5").finding.code == "too-deep"
@@ -138,7 +140,7 @@ def test_length_has_a_limit() -> None:
     assert rejected("a = 5" + " " * (LENGTH_MAX - 4)).finding.code == "too-long"
 
 
-def test_token_knows_its_place() -> None:
+def test_nodes_have_the_position_of_their_token() -> None:
     assert Token("NAME", "a", 3).position == 3
     tree = parse("aa = 55 AND b > 1").tree
     assert isinstance(tree, And)

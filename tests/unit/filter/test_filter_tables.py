@@ -1,6 +1,6 @@
-from sluicemq.filter.syntax import Builder, Reduction, tables
+from sluicemq.filter.syntax import Reduction, TreeBuilder, parse_tables
 
-TABLES = tables()
+TABLES = parse_tables()
 
 
 def kinds(text: str) -> list[str | None]:
@@ -8,7 +8,7 @@ def kinds(text: str) -> list[str | None]:
 
 
 def test_no_state_has_a_choice_of_reductions() -> None:
-    """So a refused token and the end reduce alike, and the longest prefix is exact."""
+    """Therefore a refused token and the end reduce alike, and the longest prefix is exact."""
     for state, actions in TABLES.actions.items():
         reductions = {action for action in actions.values() if isinstance(action, Reduction)}
         assert len(reductions) <= 1, state
@@ -21,7 +21,7 @@ def test_every_method_of_the_builder_is_an_arrow_of_the_grammar() -> None:
         for action in actions.values()
         if isinstance(action, Reduction) and action.make
     }
-    assert used == {name for name in vars(Builder) if not name.startswith("_")}
+    assert used == {name for name in vars(TreeBuilder) if not name.startswith("_")}
 
 
 def test_the_longer_token_wins() -> None:
@@ -35,6 +35,6 @@ def test_the_longer_token_wins() -> None:
     assert kinds("--x") == ["MINUS", "MINUS", "NAME"]
 
 
-def test_keys_are_plain_strings_so_that_they_look_up_fast() -> None:
+def test_table_keys_are_plain_strings_for_fast_look_ups() -> None:
     for actions in TABLES.actions.values():
         assert all(type(name) is str for name in actions)

@@ -1,4 +1,4 @@
-"""Facts: spec/filter.md §1."""
+"""Tag subscriptions (spec/filter.md §1)."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_code_is_the_signed_hash_over_utf16_units(tag: str, code: int) -> None:
 
 
 @pytest.mark.parametrize("expression", ["||", "||||"])
-def test_separators_alone_are_refused_with_the_cure(expression: str) -> None:
+def test_separators_alone_are_refused_with_a_fix(expression: str) -> None:
     with pytest.raises(FilterSyntaxError, match="no tag") as caught:
         parse_tags(expression)
     assert "TagA || TagB" in caught.value.fix

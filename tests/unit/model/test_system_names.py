@@ -180,7 +180,7 @@ def test_groups_of_the_console() -> None:
 
 
 def test_groups_of_an_audit() -> None:
-    assert audit.known_groups(Admin()) == sorted(USERS_GROUPS)  # type: ignore[arg-type]
+    assert audit.list_groups(Admin()) == sorted(USERS_GROUPS)  # type: ignore[arg-type]
 
 
 def test_mqadmin_exports_the_groups_that_rocketmqs_exports() -> None:

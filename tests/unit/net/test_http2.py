@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from http2_client import Client, HeaderWriter, message
-from sluicemq.net import http2
+from sluicemq.net import http2_limits
 from sluicemq.net.accept import PROTECTED_MODE_REFUSAL
 from sluicemq.net.grpc import Call, GrpcServer, Handler, StatusCode
 from sluicemq.net.limits import REFUSALS_MAX, ServerLimits
@@ -69,9 +69,9 @@ def run(conversation: Callable[[Client], Any], *settings: tuple[int, int], **opt
 def test_both_sides_say_what_they_take() -> None:
     def talk(client: Client) -> None:
         found = h.read_settings(client.until(h.SETTINGS).payload)
-        assert found[h.Setting.MAX_CONCURRENT_STREAMS] == http2.STREAMS_MAX
+        assert found[h.Setting.MAX_CONCURRENT_STREAMS] == http2_limits.STREAMS_MAX
         more = h.read_integer(client.until(h.WINDOW_UPDATE).payload, "WINDOW_UPDATE")
-        assert more + h.WINDOW_BYTES == http2.CONNECTION_WINDOW_BYTES
+        assert more + h.WINDOW_BYTES == http2_limits.CONNECTION_WINDOW_BYTES
         assert client.until(h.SETTINGS).flags == h.ACK
 
     run(talk)
@@ -167,7 +167,12 @@ def test_an_answer_waits_for_windows(frame_bytes: int) -> None:
 def test_what_is_received_is_given_back() -> None:
     def talk(client: Client) -> None:
         stream = client.open(ECHO)
-        data, sent, window, whole = message(os.urandom(3 << 20)), 0, http2.STREAM_WINDOW_BYTES, 0
+        data, sent, window, whole = (
+            message(os.urandom(3 << 20)),
+            0,
+            http2_limits.STREAM_WINDOW_BYTES,
+            0,
+        )
         while sent < len(data):
             size = min(16_384, window, len(data) - sent)
             if not size:
@@ -181,7 +186,7 @@ def test_what_is_received_is_given_back() -> None:
         client.until(h.WINDOW_UPDATE)  # at the begin
         while any(frame.kind == h.WINDOW_UPDATE and not frame.stream for frame in client.frames):
             whole += h.read_integer(client.until(h.WINDOW_UPDATE).payload, "")
-        assert whole > http2.CONNECTION_WINDOW_BYTES // 2
+        assert whole > http2_limits.CONNECTION_WINDOW_BYTES // 2
 
     run(talk)
 
@@ -285,7 +290,7 @@ def test_headers_of_open_streams_count_as_pending() -> None:
 
 def test_streams_above_the_limit_are_refused_one_by_one() -> None:
     def talk(client: Client) -> None:
-        numbers = range(1, 2 * http2.STREAMS_MAX + 3, 2)
+        numbers = range(1, 2 * http2_limits.STREAMS_MAX + 3, 2)
         client.send(b"".join(h.encode_frame(h.HEADERS, h.END_HEADERS, it, BLOCK) for it in numbers))
         frame = client.until(h.RST_STREAM, numbers[-1])
         assert h.read_integer(frame.payload, "RST_STREAM") == h.ErrorCode.REFUSED_STREAM
@@ -432,7 +437,7 @@ def test_a_server_that_drains_lets_calls_end() -> None:
                     loop.call_soon_threadsafe(OPEN[0].reply, b"at last")
                     assert client.answer(stream).messages == [b"at last"]
                     assert not client.read()
-                    idle.send(h.encode_frame(h.PING, h.ACK, 0, http2.DRAIN_PING))
+                    idle.send(h.encode_frame(h.PING, h.ACK, 0, http2_limits.DRAIN_PING))
                     while idle.read():
                         pass
 

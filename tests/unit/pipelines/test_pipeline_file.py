@@ -78,36 +78,36 @@ def test_what_becomes_of_bad_rows_is_said_with_the_sink() -> None:
 )
 def test_a_trigger_is_a_time_or_all_that_is_there_now(text: str, seconds: float | None) -> None:
     pipeline = parsed(STREAM.replace("10s", text))
-    assert (pipeline.trigger, pipeline.is_streaming) == (seconds, True)
+    assert (pipeline.trigger_s, pipeline.is_streaming) == (seconds, True)
     assert pipeline.checkpoint_of(pipeline.sinks[0]) == "ck/topic-report"
 
 
 BAD: list[tuple[str, str, str]] = [
     ("no YAML", "name: [a",
-     "p.yaml:1: this is no YAML: expected ',' or ']', but got '<stream end>'."),
+     "p.yaml:1: the file is not valid YAML: expected ',' or ']', but got '<stream end>'."),
     ("no mapping", "- a",
-     "p.yaml:1: a pipeline is a mapping. Begin with name:, source: and sinks:."),
+     "p.yaml:1: a pipeline must be a mapping. Begin with name:, source: and sinks:."),
     ("unknown key", "sink: []\n" + RIGHT,
      "p.yaml:1: sink: there is no such key. Did you mean 'sinks'?"),
     ("key twice", RIGHT + "name: other\n",
-     "p.yaml:15: name: the key is there twice. It stands in line 1 already; keep one."),
+     "p.yaml:15: name: the key is repeated. Line 1 has it already; keep one."),
     ("option twice by an alias", RIGHT.replace("filter.sql:", "Topic: x\n  filter.sql:"),
-     "p.yaml:5: source.Topic: it means 'topic', which is there."
-     " Line 4 says topic already; keep one."),
+     "p.yaml:5: source.Topic: this is the option 'topic' again."
+     " Line 4 sets topic already; keep one."),
     ("unknown option", RIGHT.replace("filter.sql", "filter.sq"),
      "p.yaml:5: source.filter.sq: a source has no such key. Did you mean 'filter.sql'?"),
     ("option of another use", RIGHT.replace("filter.sql: dep_delay >", "maxOffsetsPerTrigger:"),
-     "p.yaml:5: source.maxOffsetsPerTrigger: it does not go with a batch read."
+     "p.yaml:5: source.maxOffsetsPerTrigger: this is not supported for a batch read."
      " It is for: stream read."),
     ("value that does not parse", RIGHT.replace("filter.sql: dep_delay > 60", "batchBytes: 5"),
-     "p.yaml:5: source.batchBytes: it is '5':"
+     "p.yaml:5: source.batchBytes: invalid value '5':"
      " it must be a whole number from 65,536 to 8,388,608."),
     ("SQL92 that does not compile", RIGHT.replace("> 60", ">"),
      "p.yaml:5: source.filter.sql: at character 12: The expression ends too early."
-     " A property, a number, a string in single quotes or ( must follow."),
+     " Write a property, a number, a string in single quotes or ( here."),
     ("SQL92 with a tail that is ignored", RIGHT.replace("> 60", "> 60 ) x"),
      "p.yaml:5: source.filter.sql: at character 16: Everything from here on is ignored: no"
-     " parenthesis is open here. Leave it away, or open one."),
+     " parenthesis is open here. Remove the parenthesis, or open one."),
     ("no topic", RIGHT.replace("  topic: flights\n", ""),
      "p.yaml:3: source: the option 'topic' is missing."),
     ("a column that is none", RIGHT.replace("prop:origin", "prop:origin:strin"),
@@ -115,50 +115,51 @@ BAD: list[tuple[str, str, str]] = [
      " Use one of string, int, bigint, double, boolean, auto."),
     ("no field of a ready one", READY.replace("output", "outptu"),
      "p.yaml:3: with: the ready pipeline 'trace' needs the key 'output'."
-     " Directory of the results; what is there is replaced."),
+     " Directory of the results; existing ones are replaced."),
     ("no name server", RIGHT.replace('cluster: {nameServers: "127.0.0.1:9876"}\n', ""),
      "p.yaml:2: source: the option 'nameServers' is missing."),
     ("half of the keys", RIGHT.replace('9876"}', '9876", accessKey: me}'),
      "p.yaml:2: cluster: the option 'secretKey' is missing. accessKey is given; it needs both."),
     ("a topic option in the cluster", RIGHT.replace('9876"}', '9876", topic: me}'),
-     "p.yaml:2: cluster.topic: it does not belong to a cluster. Put it into source: or a sink."),
+     "p.yaml:2: cluster.topic: this option is not supported in a cluster."
+     " Put it into source: or a sink."),
     ("variable that is not set", RIGHT.replace("late.db", "${HOME_OF_DB}/late.db"),
      "p.yaml:14: sinks[2].url: the variable HOME_OF_DB is not set."
      " Set it, as in: HOME_OF_DB=… sluice pipeline run …"),
     ("a transform of nothing", RIGHT.replace("from source", "from flights"),
-     "p.yaml:8: transform: it does not read the view 'source'. select … from source"),
+     "p.yaml:8: transform: the query does not read the view 'source'. Write select … from source."),
     ("unknown sink", RIGHT.replace("kind: parquet", "kind: parket"),
-     "p.yaml:13: sinks[1].kind: it is 'parket'. It can be topic or parquet or table."),
+     "p.yaml:13: sinks[1].kind: invalid value 'parket'. It can be topic or parquet or table."),
     ("no key of a table", RIGHT.replace(", key: [origin]", ""),
      "p.yaml:14: sinks[2]: a table sink needs the key 'key'."
-     " Columns that tell rows apart: a row with the same key is replaced."),
+     " Columns that identify a row: a row with the same key is replaced."),
     ("no URL of a database", RIGHT.replace("sqlite:///late.db", "late.db"),
-     "p.yaml:14: sinks[2].url: it is no URL of a database."
+     "p.yaml:14: sinks[2].url: this is not the URL of a database."
      " Write postgresql://user@host/name or sqlite:///file.db."),
     ("two sinks of one name", RIGHT + "  - {kind: parquet, path: out/b}\n",
      "p.yaml:15: sinks[3]: two sinks have the name 'parquet'."
      " Give one of them name: OTHER; the other begins in line 13."),
     ("a stream without checkpoint", STREAM.replace("checkpoint: ck\n", ""),
      "p.yaml:2: mode: mode: streaming needs the key 'checkpoint'."
-     " Write checkpoint: DIR, where the stream notes how far it is."),
+     " Write checkpoint: DIR, where the stream stores its progress."),
     ("a batch with a trigger", STREAM.replace("mode: streaming\n", ""),
-     "p.yaml:2: trigger: this goes with mode: streaming. A batch reads once."),
+     "p.yaml:2: trigger: this requires mode: streaming. A batch reads once."),
     ("a trigger that is no time", STREAM.replace("10s", "often"),
-     "p.yaml:3: trigger: it is 'often'. Write available-now, or a time such as 10s or 5m."),
+     "p.yaml:3: trigger: invalid value 'often'. Write available-now, or a time such as 10s or 5m."),
     ("a name for the epoch of a stream", STREAM.replace("exactly-once", "exactly-once, queryId: x"),
-     "p.yaml:15: sinks[0].queryId: it does not go with mode: streaming."
-     " The stream's checkpoint holds its id."),
+     "p.yaml:15: sinks[0].queryId: this is not supported with mode: streaming."
+     " The stream's checkpoint contains its id."),
     ("a name without epochs", RIGHT.replace("delivery: exactly-once", "queryId: x"),
-     "p.yaml:12: sinks[0].queryId: it does not go with delivery: at-least-once."
+     "p.yaml:12: sinks[0].queryId: this is not supported with delivery: at-least-once."
      " Write delivery: exactly-once."),
     ("a store that is a stream", STREAM.replace("topic: flights", "topic: flights\n  kind: store"),
-     "p.yaml:6: source: a store source is read in a batch. Write mode: batch."),
+     "p.yaml:6: source: a store source does not support streams. Write mode: batch."),
     ("a store without a path", RIGHT.replace("topic: flights", "topic: flights\n  kind: store"),
      "p.yaml:3: source: the option 'path' is missing."),
     ("unknown ready pipeline", READY.replace("trace", "trase"),
      "p.yaml:1: use: there is no ready pipeline 'trase'. Did you mean 'trace'?"),
     ("a ready one with a source", READY + "source: {topic: a}\n",
-     "p.yaml:4: source: this does not go with use:. A ready pipeline has with:."),
+     "p.yaml:4: source: this is not supported with use:. Configure a ready pipeline in with:."),
 ]  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def test_load_raises_with_a_line_for_each_problem(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="there is no file"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         check_pipeline(str(tmp_path / "no.yaml"))
 
 

@@ -16,31 +16,37 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from sluicemq.client.admin.subscriptions import GroupSubscriptions
-from sluicemq.client.core.tracing import (
+from sluicemq.client.ledger import make_blocking_engine
+from sluicemq.errors import ConfigurationError
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     MessageKind,
     SendTrace,
     encode_trace_records,
 )
-from sluicemq.client.ledger import make_blocking_engine
-from sluicemq.errors import ConfigurationError
-from sluicemq.filter.subscriptions import subscribe
-from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.pipelines.audit import (
     AUDIT,
     Audit,
-    History,
-    Seen,
-    collisions,
-    failing,
-    loss,
-    unwanted_tags,
+    MessageCount,
+    TopicSample,
+    compute_loss,
+    find_collisions,
+    find_failing_filters,
+    find_unwanted_tags,
 )
-from sluicemq.pipelines.dedup import DEDUP, Target, insert_new, make_table, source_options
+from sluicemq.pipelines.dedup import (
+    DEDUP,
+    Target,
+    build_source_options,
+    create_table,
+    insert_chunks,
+)
 from sluicemq.pipelines.file import check_pipeline
-from sluicemq.pipelines.ready import ready, table_lines
-from sluicemq.pipelines.trace import TRACE, decoded
+from sluicemq.pipelines.ready import find_ready_pipeline, format_table
+from sluicemq.pipelines.trace import TRACE, decode_bodies
 
 TESTS = Path(__file__).parents[2]
 TAG_A, TAG_B = subscribe("orders", "A"), subscribe("orders", "B||C")
@@ -48,12 +54,16 @@ DEAR = subscribe("orders", "price > 30", SQL92)
 BIT_A, BIT_B, BIT_DEAR = 1, 2, 4
 
 
-def seen(*rows: tuple[str | None, int, int, int]) -> History:
-    return History("orders", (TAG_A, TAG_B, DEAR), tuple(Seen(*row) for row in rows))
+def seen(*rows: tuple[str | None, int, int, int]) -> TopicSample:
+    return TopicSample("orders", (TAG_A, TAG_B, DEAR), tuple(MessageCount(*row) for row in rows))
 
 
 def test_the_three_are_found_by_their_names() -> None:
-    assert (ready("trace"), ready("audit"), ready("dedup")) == (TRACE, AUDIT, DEDUP)
+    assert (
+        find_ready_pipeline("trace"),
+        find_ready_pipeline("audit"),
+        find_ready_pipeline("dedup"),
+    ) == (TRACE, AUDIT, DEDUP)
 
 
 # ------------------------------------------------------------------------------------- trace
@@ -65,7 +75,7 @@ def test_records_of_one_message_are_its_list_and_a_java_batch_is_a_row_for_each_
     )
     cloud = ConsumeTrace("q", "b1", 3, False, None, ConsumeOutcome.FAILED)
     bodies = pa.array([encode_trace_records([batch, cloud]) + b"Odd\x01\x02", b"", None])
-    first, second, third = decoded(bodies).to_pylist()
+    first, second, third = decode_bodies(bodies).to_pylist()
     assert [(e["kind"], e["message_id"], e["offset_message_id"]) for e in first] == [
         ("Pub", "b1", "p1"), ("Pub", "b2", "p2"), ("SubAfter", "b1", None), ("Unread", None, None),
     ]  # fmt: skip
@@ -82,7 +92,7 @@ def test_records_of_one_message_are_its_list_and_a_java_batch_is_a_row_for_each_
 def test_tags_that_nobody_takes_are_found_with_their_messages() -> None:
     found = seen(("A", BIT_A, 0, 5), ("Z", 0, 0, 3), ("Z", BIT_DEAR, 0, 1), ("Y", 0, 0, 7),
                  (None, 0, 0, 2))  # fmt: skip
-    assert [(one.tag, one.messages) for one in unwanted_tags(found)] == [("Y", 7), (None, 2)]
+    assert [(one.tag, one.messages) for one in find_unwanted_tags(found)] == [("Y", 7), (None, 2)]
 
 
 def test_what_unequal_members_lose_depends_on_who_came_last() -> None:
@@ -90,7 +100,7 @@ def test_what_unequal_members_lose_depends_on_who_came_last() -> None:
     queues of a member that looks at the tag again and drops them: 25 of 30 are lost. With B||C: 20
     of 30."""
     found = seen(("A", BIT_A, 0, 10), ("B", BIT_B, 0, 20), ("Z", 0, 0, 4))
-    lost = loss(found, "billing", {"one": TAG_A, "two": TAG_B})
+    lost = compute_loss(found, "billing", {"one": TAG_A, "two": TAG_B})
     assert lost is not None
     assert (lost.wanted, lost.certain, lost.lost_min, lost.lost_max) == (30, 0, 20, 25)
     assert lost.members == {"one": "A", "two": "B||C"}
@@ -98,30 +108,30 @@ def test_what_unequal_members_lose_depends_on_who_came_last() -> None:
 
 def test_a_sql92_member_does_not_look_again_so_the_winner_decides_alone() -> None:
     found = seen(("A", BIT_A | BIT_DEAR, 0, 10), ("A", BIT_A, 0, 10))
-    lost = loss(found, "billing", {"one": TAG_A, "two": DEAR})
+    lost = compute_loss(found, "billing", {"one": TAG_A, "two": DEAR})
     assert lost is not None
     assert (lost.wanted, lost.certain, lost.lost_min, lost.lost_max) == (20, 10, 0, 10)
 
 
 def test_a_member_that_does_not_subscribe_the_topic_makes_a_group_unequal() -> None:
     found = seen(("A", BIT_A, 0, 10))
-    lost = loss(found, "billing", {"one": TAG_A, "two": None})
+    lost = compute_loss(found, "billing", {"one": TAG_A, "two": None})
     assert lost is not None
     assert (lost.certain, lost.lost_min, lost.lost_max) == (0, 5, 5)
-    assert loss(found, "billing", {"one": TAG_A, "two": TAG_A}) is None
-    assert loss(found, "billing", {}) is None
+    assert compute_loss(found, "billing", {"one": TAG_A, "two": TAG_A}) is None
+    assert compute_loss(found, "billing", {}) is None
 
 
 def test_tags_with_one_java_hash_collide_also_with_subscribed_ones() -> None:
-    found = History("orders", (subscribe("orders", "BB"),), (Seen("Aa", 0, 0, 4),))
-    (pair,) = collisions(found)
+    found = TopicSample("orders", (subscribe("orders", "BB"),), (MessageCount("Aa", 0, 0, 4),))
+    (pair,) = find_collisions(found)
     assert (pair.tags, pair.code, pair.messages) == (("Aa", "BB"), 2112, 4)
-    assert collisions(seen(("A", 0, 0, 1), (None, 0, 0, 1))) == []
+    assert find_collisions(seen(("A", 0, 0, 1), (None, 0, 0, 1))) == []
 
 
 def test_expressions_that_fail_are_counted() -> None:
     found = seen(("A", BIT_A, BIT_DEAR, 3), ("A", BIT_A, 0, 4))
-    (one,) = failing(found)
+    (one,) = find_failing_filters(found)
     assert (one.expression, one.messages, one.of) == ("price > 30", 3, 7)
 
 
@@ -137,11 +147,11 @@ def test_all_that_anybody_says_of_a_topic_counts_once() -> None:
 
 
 def test_findings_make_figures_and_lag_alone_is_none() -> None:
-    found = Audit(unwanted_tags=unwanted_tags(seen(("Z", 0, 0, 4))))
+    found = Audit(unwanted_tags=find_unwanted_tags(seen(("Z", 0, 0, 4))))
     assert found.figures["findings"] == 1
     assert found.figures["unwanted_messages"] == 4
-    assert "orders  Z           4" in "\n".join(found.lines(10))
-    assert found.record()["unwanted_tags"] == [{"topic": "orders", "tag": "Z", "messages": 4}]
+    assert "orders  Z           4" in "\n".join(found.format_lines(10))
+    assert found.to_json()["unwanted_tags"] == [{"topic": "orders", "tag": "Z", "messages": 4}]
 
 
 # ------------------------------------------------------------------------------------- dedup
@@ -161,7 +171,7 @@ def table(tmp_path: Path) -> tuple[Any, Target]:
         (("sluice_key", "string"), ("note", "string")),
     )  # fmt: skip
     engine = make_blocking_engine(target.url)
-    make_table(engine, target)
+    create_table(engine, target)
     yield engine, target
     engine.dispose()
 
@@ -173,10 +183,10 @@ def keys_of(engine: Any) -> list[str]:
 
 def test_rows_that_are_there_are_left_alone(table: tuple[Any, Target]) -> None:
     engine, target = table
-    assert insert_new(engine, target, [rows(1, 2), rows(2, 3)]) == (4, 3)
+    assert insert_chunks(engine, target, [rows(1, 2), rows(2, 3)]) == (4, 3)
     with engine.begin() as connection:
         connection.execute(sa.text("update orders set note = 'mine' where sluice_key = 'k1'"))
-    assert insert_new(engine, target, [rows(1, 2, 3, 4)]) == (4, 1)
+    assert insert_chunks(engine, target, [rows(1, 2, 3, 4)]) == (4, 1)
     assert keys_of(engine) == ["k1", "k2", "k3", "k4"]
     with engine.connect() as connection:
         found = connection.execute(sa.text("select note from orders where sluice_key = 'k1'"))
@@ -191,16 +201,18 @@ def test_a_task_that_fails_has_written_nothing(table: tuple[Any, Target]) -> Non
         raise OSError("the worker is gone")
 
     with pytest.raises(OSError, match="gone"):
-        insert_new(engine, target, chunks())
+        insert_chunks(engine, target, chunks())
     with pytest.raises(ConfigurationError, match="no value in the key column"):
-        insert_new(engine, target, [rows(1, 2), rows(None)])
+        insert_chunks(engine, target, [rows(1, 2), rows(None)])
     assert keys_of(engine) == []
 
 
 def test_the_source_reads_the_columns_that_the_key_needs() -> None:
-    options = source_options({"nameServers": "n"}, "orders", "position", {"columns": "body, topic"})
+    options = build_source_options(
+        {"nameServers": "n"}, "orders", "position", {"columns": "body, topic"}
+    )
     assert options["columns"] == "body,topic,broker,queue_id,queue_offset,store_time"
-    options = source_options({}, "orders", "dedup-key", {})
+    options = build_source_options({}, "orders", "dedup-key", {})
     assert options["columns"].endswith("reconsume_times,prop:SLUICE_DEDUP_KEY")
 
 
@@ -208,10 +220,10 @@ def test_the_source_reads_the_columns_that_the_key_needs() -> None:
 
 
 def test_a_table_has_numbers_to_the_right() -> None:
-    assert table_lines("Lag", ("group", "lag"), [("billing", 1200), (None, 3)]) == [
+    assert format_table("Lag", ("group", "lag"), [("billing", 1200), (None, 3)]) == [
         "Lag", "  group      lag", "  billing  1,200", "  -            3",
     ]  # fmt: skip
-    assert table_lines("Lag", ("group", "lag"), []) == ["Lag: none"]
+    assert format_table("Lag", ("group", "lag"), []) == ["Lag: none"]
 
 
 # ---------------------------------------------------------------------- Java, and the examples
@@ -220,7 +232,7 @@ def test_a_table_has_numbers_to_the_right() -> None:
 @pytest.mark.parametrize("name", ["java49-trace", "java53-trace"])
 def test_traces_of_java_clients_become_the_same_rows(name: str) -> None:
     bodies = pa.array(java_traces(name))
-    events = {event["kind"]: event for told in decoded(bodies).to_pylist() for event in told}
+    events = {event["kind"]: event for told in decode_bodies(bodies).to_pylist() for event in told}
     assert set(events) == {"Pub", "SubBefore", "SubAfter"}
     assert len({event["message_id"] for event in events.values()}) == 1
     assert events["SubBefore"]["request_id"] == events["SubAfter"]["request_id"]
@@ -247,5 +259,7 @@ def test_the_example_and_the_page_name_fields_that_there_are(name: str) -> None:
     assert problems == []
     assert pipeline is not None
     page = (TESTS.parent / f"docs/pipelines-{name}.md").read_text()
-    missing = [field.name for field in ready(name).fields if f"`{field.name}`" not in page]
+    missing = [
+        field.name for field in find_ready_pipeline(name).fields if f"`{field.name}`" not in page
+    ]
     assert not missing, f"docs/pipelines-{name}.md lacks {missing}"

@@ -11,7 +11,7 @@ from sluicemq.pipelines import __main__ as program
 from sluicemq.pipelines import record
 from sluicemq.pipelines.file import Pipeline
 from sluicemq.pipelines.ready import Report
-from sluicemq.pipelines.record import Recorder, recording, runs_of
+from sluicemq.pipelines.record import Recorder, read_runs, record_progress
 from sluicemq.pipelines.run import Event, Listener
 from sluicemq.spark.errors import Secrets
 
@@ -46,14 +46,14 @@ def recorder(tmp_path: Path, clock: HandClock) -> Recorder:
 
 
 def test_a_run_is_told_while_it_goes_on(recorder: Recorder, clock: HandClock) -> None:
-    recorder.hear(Event("started", "late: a stream", {"pipeline": "late"}))
+    recorder.record_event(Event("started", "late: a stream", {"pipeline": "late"}))
     for rows, lag in ((100, 900), (150, 750)):
         clock.at_ms += 2000
-        recorder.hear(batch(rows, lag))
+        recorder.record_event(batch(rows, lag))
     clock.at_ms += 2000
-    recorder.hear(batch(10, 40, "table"))
-    run = runs_of([recorder.directory], clock=clock)["late/flights"]
-    assert (run.kind, run.state, run.rows, run.left) == ("streaming", "running", 260, 790)
+    recorder.record_event(batch(10, 40, "table"))
+    run = read_runs([recorder.directory], clock=clock)["late/flights"]
+    assert (run.kind, run.state, run.rows, run.rows_left) == ("streaming", "running", 260, 790)
     assert run.rows_per_second == 75 + 5
     assert run.eta_ms == 7500
     assert run.last_step == "late table: 10 rows"
@@ -61,48 +61,48 @@ def test_a_run_is_told_while_it_goes_on(recorder: Recorder, clock: HandClock) ->
 
 
 def test_it_is_written_at_most_once_a_second(recorder: Recorder, clock: HandClock) -> None:
-    recorder.beat()
+    recorder.refresh()
     for _ in range(5):
         clock.at_ms += 100
-        recorder.hear(batch(1, 0))
-    assert runs_of([recorder.directory], clock=clock)["late/flights"].rows == 0
-    recorder.beat()
-    assert runs_of([recorder.directory], clock=clock)["late/flights"].rows == 5
+        recorder.record_event(batch(1, 0))
+    assert read_runs([recorder.directory], clock=clock)["late/flights"].rows == 0
+    recorder.refresh()
+    assert read_runs([recorder.directory], clock=clock)["late/flights"].rows == 5
 
 
 def test_a_batch_counts_by_stages(recorder: Recorder, clock: HandClock) -> None:
     for rows in (1000, 3000):
         figures = {"sink": "table", "rows": rows, "rows_per_second": 500.0, "eta_s": 4.0}
-        recorder.hear(Event("stage", "stage 1", figures))
-    recorder.beat()
-    run = runs_of([recorder.directory], clock=clock)["late/flights"]
-    assert (run.rows, run.left, run.eta_ms) == (3000, None, 4000)
-    recorder.hear(Event("written", "done", {"sink": "table", "rows": 2500}))
-    recorder.end()
-    run = runs_of([recorder.directory], clock=clock)["late/flights"]
-    assert (run.rows, run.left, run.state) == (2500, 0, "finished")
+        recorder.record_event(Event("stage", "stage 1", figures))
+    recorder.refresh()
+    run = read_runs([recorder.directory], clock=clock)["late/flights"]
+    assert (run.rows, run.rows_left, run.eta_ms) == (3000, None, 4000)
+    recorder.record_event(Event("written", "done", {"sink": "table", "rows": 2500}))
+    recorder.finish()
+    run = read_runs([recorder.directory], clock=clock)["late/flights"]
+    assert (run.rows, run.rows_left, run.state) == (2500, 0, "finished")
 
 
 def test_how_a_run_ends(recorder: Recorder, clock: HandClock) -> None:
     def state() -> tuple[str, str]:
-        run = runs_of([recorder.directory], clock=clock)["late/flights"]
-        return run.state, run.why
+        run = read_runs([recorder.directory], clock=clock)["late/flights"]
+        return run.state, run.reason
 
-    recorder.hear(batch(10, 5))
-    clock.at_ms += record.SILENT_MS + 1
+    recorder.record_event(batch(10, 5))
+    clock.at_ms += record.DEAD_AFTER_MS + 1
     assert state()[0] == "stalled"
-    assert "its process is gone" in state()[1]
-    recorder.beat()
+    assert "the process has ended" in state()[1]
+    recorder.refresh()
     assert state() == ("running", "")
-    clock.at_ms += record.STALL_MS
-    recorder.beat()
+    clock.at_ms += record.STALLED_AFTER_MS
+    recorder.refresh()
     assert state()[0] == "stalled"
-    assert "no step for a while" in state()[1]
-    recorder.hear(Event("stopping", "late: stopping"))
-    recorder.end()
-    clock.at_ms += record.STALL_MS
+    assert "made no progress" in state()[1]
+    recorder.record_event(Event("stopping", "late: stopping"))
+    recorder.finish()
+    clock.at_ms += record.STALLED_AFTER_MS
     assert state() == ("stopped", "")
-    recorder.end("it broke")
+    recorder.finish("it broke")
     assert state() == ("failed", "")
 
 
@@ -110,21 +110,21 @@ def test_what_is_no_progress_is_said(tmp_path: Path, clock: HandClock) -> None:
     for name, text in (("a", "{"), ("b", "[]"), ("c", '{"sinks": 1}'), ("d", "")):
         (tmp_path / f"{name}.json").write_text(text)
     (tmp_path / "other.txt").write_text("x")
-    runs = runs_of([str(tmp_path), str(tmp_path / "not there yet")], clock=clock)
+    runs = read_runs([str(tmp_path), str(tmp_path / "not there yet")], clock=clock)
     assert list(runs) == ["a", "b", "c", "d"]
-    assert all("no progress of a pipeline" in one.why for one in runs.values())
+    assert all("not a valid progress file of a pipeline" in one.reason for one in runs.values())
 
     class Closed(SystemFiles):
         def names(self, directory: str) -> list[str]:
             raise PermissionError(13, "Permission denied", directory)
 
-    assert "cannot be read: Permission denied" in runs_of(["/closed"], Closed())["/closed"].why
+    assert "cannot be read: Permission denied" in read_runs(["/closed"], Closed())["/closed"].reason
 
 
 def test_a_directory_that_cannot_be_written_stops_no_run(clock: HandClock) -> None:
     recorder = Recorder("/dev/null/runs", "late", "late.yaml", "batch", clock=clock)
-    recorder.hear(batch(1, 1))
-    recorder.end()
+    recorder.record_event(batch(1, 1))
+    recorder.finish()
 
 
 def pipeline(secret: str = "") -> Pipeline:
@@ -135,7 +135,7 @@ def pipeline(secret: str = "") -> Pipeline:
 
 def test_an_error_is_kept_without_secrets(tmp_path: Path) -> None:
     def fail() -> None:
-        with recording(f"{tmp_path}/", pipeline("hunter2")) as hear:
+        with record_progress(f"{tmp_path}/", pipeline("hunter2")) as hear:
             hear(batch(3, 1))
             raise ConfigurationError("the password hunter2 is wrong.")
 
@@ -144,9 +144,9 @@ def test_an_error_is_kept_without_secrets(tmp_path: Path) -> None:
     text = (tmp_path / "late.json").read_text()
     assert "hunter2" not in text
     assert orjson.loads(text)["state"] == "failed"
-    run = record.run_of(str(tmp_path / "late.json"), SYSTEM_FILES, 0)
+    run = record.read_run(str(tmp_path / "late.json"), SYSTEM_FILES, 0)
     assert run.error.startswith("the password")
-    with recording("", pipeline()) as hear:
+    with record_progress("", pipeline()) as hear:
         hear(batch(1, 1))
     assert [path.name for path in tmp_path.iterdir()] == ["late.json"]
 
@@ -154,7 +154,7 @@ def test_an_error_is_kept_without_secrets(tmp_path: Path) -> None:
 def test_the_program_records_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Spark: the session is none, and the run says one line."""
     monkeypatch.setattr(program, "load_pipeline", lambda _path: pipeline())
-    monkeypatch.setattr(program, "session_for", lambda *_given: None)
+    monkeypatch.setattr(program, "create_session", lambda *_given: None)
 
     def run(*_given: object, listener: Listener, **_options: object) -> object:
         listener(batch(7, 0))
@@ -162,5 +162,5 @@ def test_the_program_records_what_it_runs(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(program, "run", run)
     assert program.run_file("late.yaml", progress=str(tmp_path)) == 0
-    told = runs_of([str(tmp_path)])["late"]
-    assert (told.state, told.rows, told.left) == ("finished", 7, 0)
+    told = read_runs([str(tmp_path)])["late"]
+    assert (told.state, told.rows, told.rows_left) == ("finished", 7, 0)

@@ -13,15 +13,15 @@ pytest.importorskip("pyspark")
 from sluicemq.pipelines import __main__ as program
 from sluicemq.pipelines import run as running
 from sluicemq.pipelines.file import Pipeline, parse_pipeline
-from sluicemq.pipelines.ready import Ready, Report, Task
-from sluicemq.pipelines.run import Stop
+from sluicemq.pipelines.ready import ReadyPipeline, Report, Task
+from sluicemq.pipelines.run import StopRequest
 from waiting import limit
 
 WAITING = """
 import time
-from sluicemq.pipelines.run import Stop, stop_on_signals
+from sluicemq.pipelines.run import StopRequest, stop_on_signals
 
-stop = Stop(lambda text: print(text, flush=True))
+stop = StopRequest(lambda text: print(text, flush=True))
 with stop_on_signals(stop):
     print("ready", flush=True)
     while True:
@@ -34,7 +34,7 @@ def audit() -> Pipeline:
     text = 'use: audit\ncluster: {nameServers: "127.0.0.1:1"}\nwith: {fail_on_findings: true}\n'
     pipeline, problems = parse_pipeline(text, "a.yaml", {})
     assert pipeline is not None, problems
-    assert pipeline.given["fail_on_findings"] is True
+    assert pipeline.use_options["fail_on_findings"] is True
     return pipeline
 
 
@@ -43,7 +43,7 @@ def test_a_line_is_told_once_and_findings_can_be_the_exit_code(
     audit: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     is_failure: bool,
 ) -> None:  # fmt: skip
-    class Found(Ready):
+    class Found(ReadyPipeline):
         def plan(self, task: Task) -> list[str]:
             return []
 
@@ -51,7 +51,7 @@ def test_a_line_is_told_once_and_findings_can_be_the_exit_code(
             task.say("told at once")
             return Report({"findings": 1}, [], ["told at once", "told at the end"], is_failure)
 
-    monkeypatch.setattr(running, "ready", lambda name: Found())
+    monkeypatch.setattr(running, "find_ready_pipeline", lambda name: Found())
     spark: Any = None
     assert program.run_pipeline(audit, spark, as_json=False) == int(is_failure)
     told = capfd.readouterr().err
@@ -69,7 +69,7 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(number: signal.Sign
             assert process.stdout.readline().startswith("stopping: ")
             assert process.poll() is None
             process.send_signal(number)
-            assert process.stdout.readline() == "stopped hard\n"
+            assert process.stdout.readline() == "stopped at once\n"
             assert process.wait(limit(60)) == 128 + number
         finally:
             process.kill()
@@ -78,6 +78,6 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(number: signal.Sign
 def test_the_handler_of_a_signal_prints_nothing_itself() -> None:
     """The signal may have come in the middle of a print, and Python refuses to print within it."""
     tellers: list[threading.Thread] = []
-    Stop(lambda text: tellers.append(threading.current_thread())).ask()
+    StopRequest(lambda text: tellers.append(threading.current_thread())).handle_signal()
     assert len(tellers) == 1
     assert tellers[0] is not threading.main_thread()

@@ -5,18 +5,24 @@ import threading
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.pipelines import ready as steps
-from sluicemq.pipelines.ready import WINDOWS_MAX, Pace, Window, step_rows, steps_of
+from sluicemq.pipelines import steps
+from sluicemq.pipelines.steps import (
+    WINDOWS_MAX,
+    OffsetWindow,
+    Pacer,
+    group_into_steps,
+    rows_per_step,
+)
 
 
-def windows(*rows: int) -> list[Window]:
-    return [Window("t", "a", 0, turn * 10, turn * 10 + 10, n) for turn, n in enumerate(rows)]
+def windows(*rows: int) -> list[OffsetWindow]:
+    return [OffsetWindow("t", "a", 0, turn * 10, turn * 10 + 10, n) for turn, n in enumerate(rows)]
 
 
 def test_steps_hold_about_the_rows_asked_for_and_every_window_once() -> None:
-    found = list(steps_of(windows(5, 5, 1, 9, 2, 40, 3), 10))
+    found = list(group_into_steps(windows(5, 5, 1, 9, 2, 40, 3), 10))
     assert [[one.rows for one in step] for step in found] == [[5, 5], [1, 9], [2], [40], [3]]
-    many = list(steps_of(windows(*[1] * 150), 1_000))
+    many = list(group_into_steps(windows(*[1] * 150), 1_000))
     assert [len(step) for step in many] == [WINDOWS_MAX, WINDOWS_MAX, 150 - 2 * WINDOWS_MAX]
 
 
@@ -25,7 +31,7 @@ def test_steps_hold_about_the_rows_asked_for_and_every_window_once() -> None:
                                 (50, 7, 7)],
 )  # fmt: skip
 def test_a_step_is_two_seconds_of_the_rate(rate: float, asked: int, rows: int) -> None:
-    assert step_rows(rate, asked) == rows
+    assert rows_per_step(rate, asked) == rows
 
 
 def test_the_pace_is_kept_over_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +44,7 @@ def test_the_pace_is_kept_over_steps_of_any_size(monkeypatch: pytest.MonkeyPatch
             return False
 
     monkeypatch.setattr(steps.threading, "Event", Waiting)
-    pace = Pace(100.0, clock)
+    pace = Pacer(100.0, clock)
     for rows in (10, 400, 90, 500):
         clock.advance(0.2)
         pace.wait(rows, lambda: False)

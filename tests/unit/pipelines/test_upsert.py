@@ -37,8 +37,8 @@ def engine(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """SQLite by its ON CONFLICT, and by what serves databases that have none."""
     if request.param == "portable":
         monkeypatch.setattr(upsert, "NATIVE", ())
-    engine = upsert.open_engine(url)
-    upsert.make_table(engine, aim(url))
+    engine = upsert.create_engine(url)
+    upsert.create_table(engine, aim(url))
     yield engine
     engine.dispose()
 
@@ -46,24 +46,24 @@ def engine(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 def test_rows_written_twice_are_there_once(engine: sa.Engine, url: str) -> None:
     rows = [row("a", 1), row("b", 2), row("a", 3)]
     for _ in range(2):
-        assert upsert.put_rows(engine, aim(url, chunk_rows=2), rows) == 3
+        assert upsert.upsert_rows(engine, aim(url, chunk_rows=2), rows) == 3
         assert contents(engine) == [("a", 3, 0), ("b", 2, 0)]
 
 
 def test_an_older_version_does_not_replace_a_newer_one(engine: sa.Engine, url: str) -> None:
     target = aim(url, version="at")
-    upsert.put_rows(engine, target, [row("a", 2, at=20), row("a", 1, at=10), row("b", 1, at=5)])
+    upsert.upsert_rows(engine, target, [row("a", 2, at=20), row("a", 1, at=10), row("b", 1, at=5)])
     assert contents(engine) == [("a", 2, 20), ("b", 1, 5)]
-    upsert.put_rows(engine, target, [row("a", 1, at=10), row("b", 3, at=5)])
+    upsert.upsert_rows(engine, target, [row("a", 1, at=10), row("b", 3, at=5)])
     assert contents(engine) == [("a", 2, 20), ("b", 3, 5)]
 
 
 def test_a_table_of_keys_alone_takes_each_once(url: str) -> None:
     target = upsert.Target(url, "t", ("id",), (("id", "string"),))
-    engine = upsert.open_engine(url)
-    upsert.make_table(engine, target)
-    upsert.put_rows(engine, target, [{"id": "a"}, {"id": "a"}])
-    upsert.put_rows(engine, target, [{"id": "a"}])
+    engine = upsert.create_engine(url)
+    upsert.create_table(engine, target)
+    upsert.upsert_rows(engine, target, [{"id": "a"}, {"id": "a"}])
+    upsert.upsert_rows(engine, target, [{"id": "a"}])
     with engine.connect() as connection:
         assert connection.execute(sa.text("select count(*) from t")).scalar() == 1
     engine.dispose()
@@ -71,11 +71,11 @@ def test_a_table_of_keys_alone_takes_each_once(url: str) -> None:
 
 def test_a_row_without_a_key_is_refused(engine: sa.Engine, url: str) -> None:
     with pytest.raises(ConfigurationError, match="no value in the key column 'id'"):
-        upsert.put_rows(engine, aim(url), [row("a", 1) | {"id": None}])
+        upsert.upsert_rows(engine, aim(url), [row("a", 1) | {"id": None}])
 
 
 def test_a_table_that_lacks_uniqueness_or_a_column_is_refused(url: str) -> None:
-    engine = upsert.open_engine(url)
+    engine = upsert.create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("create table t (id text, n bigint, at bigint)"))
     with pytest.raises(ConfigurationError, match="has no column more"):
@@ -93,7 +93,7 @@ def test_a_table_that_lacks_uniqueness_or_a_column_is_refused(url: str) -> None:
 def test_a_type_without_a_column_type_is_refused(url: str) -> None:
     target = upsert.Target(url, "t", ("id",), (("id", "string"), ("x", "interval day")))
     with pytest.raises(ConfigurationError, match="interval day"):
-        upsert.table_of(target, "sqlite")
+        upsert.build_table(target, "sqlite")
 
 
 @pytest.mark.parametrize("text", ["sqlite://", "sqlite:///:memory:", "nonsense", ""])

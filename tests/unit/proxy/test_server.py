@@ -346,7 +346,7 @@ def test_a_proxy_comes_back_with_its_broker_at_its_port() -> None:
 
 def test_in_memory_there_is_no_proxy() -> None:
     async def scene() -> None:
-        with pytest.raises(ConfigurationError, match="TCP alone"):
+        with pytest.raises(ConfigurationError, match="only over TCP"):
             async with embedded(proxy=True):
                 pass
 

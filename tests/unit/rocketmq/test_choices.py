@@ -41,7 +41,7 @@ MESSAGE = Message("t", b"")
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_ready_strategy_is_the_core_s(ready, named, member) -> None:
     expected = allocate(named, member, QUEUES, MEMBERS)
-    assert allocate(ready.core("g"), member, QUEUES, MEMBERS) == expected
+    assert allocate(ready.to_core_strategy("g"), member, QUEUES, MEMBERS) == expected
     own = ready.allocate("g", member, QUEUES, MEMBERS)
     assert own == expected
     assert all(queue.broker_name for queue in own)
@@ -73,13 +73,13 @@ class Groups(AllocateMessageQueueStrategy):
 def test_nearby_by_a_resolver_of_one_s_own() -> None:
     nearby = AllocateMachineRoomNearby(AllocateMessageQueueAveragely(), Resolver())
     assert nearby.allocate("g", "sh-2@8", QUEUES, MEMBERS) == QUEUES[6:]
-    assert allocate(nearby.core("g"), "hz-1@7", QUEUES, MEMBERS) == sorted(QUEUES[:6])
+    assert allocate(nearby.to_core_strategy("g"), "hz-1@7", QUEUES, MEMBERS) == sorted(QUEUES[:6])
     inner = AllocateMachineRoomNearby(Groups(), Resolver())
     assert inner.allocate("g", "sh-2@8", QUEUES, MEMBERS) == QUEUES[6:]
 
 
 def test_a_strategy_of_one_s_own_gets_group_and_sorted_lists() -> None:
-    chosen = Groups().core("g")
+    chosen = Groups().to_core_strategy("g")
     assert allocate(chosen, "sh-2@8", QUEUES[::-1], MEMBERS[::-1]) == sorted(QUEUES)
     assert allocate(chosen, "hz-1@7", QUEUES, MEMBERS) == []
 

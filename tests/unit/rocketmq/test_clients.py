@@ -8,7 +8,7 @@ import pytest
 from sluicemq import rocketmq as mq
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ClosedError, ConfigurationError, NameServerUnreachableError
-from sluicemq.rocketmq.consumers import _time_of
+from sluicemq.rocketmq.consumers import _parse_timestamp
 
 HOOK = mq.AclClientRPCHook(mq.SessionCredentials("key", "secret"))
 CIRCLE = mq.AllocateMessageQueueAveragelyByCircle()
@@ -61,7 +61,7 @@ class OtherHook:
     [
         (("g", OtherHook()), "no other hook is supported"),
         (("namespace", "g"), "'prod%group'"),
-        (("g", True, "traces", 3), "does not take 3"),
+        (("g", True, "traces", 3), "does not accept 3"),
     ],
 )
 def test_what_no_constructor_takes(given: tuple[Any, ...], said: str) -> None:
@@ -85,9 +85,9 @@ def test_a_client_that_does_not_run_says_so() -> None:
 
 def test_a_time_to_begin_at_is_written_as_java_does() -> None:
     moment = datetime(2026, 1, 31, 23, 59).astimezone()
-    assert _time_of("20260131235900") == moment.timestamp() * 1000
+    assert _parse_timestamp("20260131235900") == moment.timestamp() * 1000
     with pytest.raises(ConfigurationError, match="20260131235900"):
-        _time_of("yesterday")
+        _parse_timestamp("yesterday")
 
 
 @pytest.mark.parametrize(("least", "most"), [(5, 4), (0, 4), (None, 0)])
@@ -125,7 +125,7 @@ def test_a_listener_of_java_has_to_be_complete() -> None:
 
 @pytest.mark.parametrize("wrong", [mq.MessageListenerOrderly, "listener", None])
 def test_a_listener_is_an_object_or_a_function(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="the listener would be"):
+    with pytest.raises(ConfigurationError, match="the listener must be"):
         mq.DefaultMQPushConsumer("g").register_message_listener(wrong)
 
 

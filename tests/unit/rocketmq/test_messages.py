@@ -22,7 +22,7 @@ from sluicemq.rocketmq import (
     SendStatus,
     TransactionSendResult,
 )
-from sluicemq.rocketmq.messages import frozen_queue
+from sluicemq.rocketmq.messages import to_model_queue
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 
@@ -57,7 +57,7 @@ def test_every_constructor_of_java(
         (("t", "A", "x"), r"got 'x' as body.*encode"),
         (("t", "A", b"x", "k"), r"got b'x' as keys.*\(topic, tags, keys, body\)"),
         (("t", "A", "k", b"x", 1, True), r"got b'x' as flag"),
-        (("t", "A", "k", 1, b"x"), "takes no 5 arguments"),
+        (("t", "A", "k", 1, b"x"), "positional arguments, got 5"),
         (("t", "A", "k", True, b"x", True), "got True as flag"),
     ],
 )
@@ -78,11 +78,11 @@ def test_setters_make_the_same_message() -> None:
     message.put_user_property("a", "1")
     assert message.get_user_property("a") == "1"
     assert message.get_user_property("b") is None
-    frozen = message.frozen()
+    frozen = message.to_model()
     assert (frozen.topic, frozen.tag, frozen.keys, frozen.flag) == ("t", "A", ("k", "l"), 1)
     assert (frozen.body, frozen.wait_store_ok, frozen.delay_level) == (b"text", False, 3)
     assert dict(frozen.properties) == {"a": "1"}
-    assert copy.copy(message).frozen() == frozen
+    assert copy.copy(message).to_model() == frozen
     with pytest.raises(ConfigurationError, match="'5'"):
         message.put_user_property("n", 5)  # type: ignore[arg-type]
 
@@ -105,28 +105,31 @@ def test_a_queue_is_filled_by_its_setters() -> None:
     queue = MessageQueue()
     queue.set_topic("t")
     queue.set_broker_name("broker-a")
-    assert frozen_queue(queue) == ("t", "broker-a", 0)
+    assert to_model_queue(queue) == ("t", "broker-a", 0)
     queue.set_queue_id(3)
-    before = frozen_queue(queue)
+    before = to_model_queue(queue)
     assert type(before) is CoreQueue
     queue.set_queue_id(4)
     assert (before.queue_id, queue.get_queue_id()) == (3, 4)
-    assert frozen_queue(before) is before
+    assert to_model_queue(before) is before
 
 
 @pytest.mark.parametrize(
     ("queue", "said"),
     [
-        (MessageQueue(), r"the topic of MessageQueue\('', '', 0\) is ''\. Call set_topic"),
+        (
+            MessageQueue(),
+            r"the topic of MessageQueue\('', '', 0\) must be .* not empty, got ''\. Call set_topic",
+        ),
         (MessageQueue("t", "", 0), "Call set_broker_name"),
-        (MessageQueue("t", "b", -1), "queue_id .* is -1. Call set_queue_id with 0 or more"),
-        (MessageQueue("t", "b", "0"), "queue_id .* is '0'"),  # type: ignore[call-overload]
-        (("t", "b", 0), "Give a MessageQueue"),
+        (MessageQueue("t", "b", -1), "queue_id .* got -1. Call set_queue_id with 0 or more"),
+        (MessageQueue("t", "b", "0"), "queue_id .* got '0'"),  # type: ignore[call-overload]
+        (("t", "b", 0), "Pass a MessageQueue"),
     ],
 )
 def test_an_unfinished_queue_is_refused_where_it_is_used(queue: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        frozen_queue(queue)
+        to_model_queue(queue)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,7 @@ def test_reprs_tell_the_facts() -> None:
 
 def test_a_transaction_s_result_is_a_send_s_result() -> None:
     core = CoreSendResult(CoreSendStatus(0), "ID", "OFFSET", CoreQueue(*QUEUE), 7)
-    result = TransactionSendResult.of(
+    result = TransactionSendResult.from_core(
         core, transaction_id="TX", local_transaction_state=LocalTransactionState.COMMIT_MESSAGE
     )
     assert isinstance(result, SendResult)

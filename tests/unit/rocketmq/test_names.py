@@ -4,7 +4,7 @@ import pytest
 
 from sluicemq import rocketmq as mq
 from sluicemq.errors import ConfigurationError
-from sluicemq.rocketmq.names import Given, snake
+from sluicemq.rocketmq.names import PositionalArguments, to_snake_case
 
 QUEUE = mq.MessageQueue("t", "broker-a", 0)
 
@@ -20,7 +20,7 @@ QUEUE = mq.MessageQueue("t", "broker-a", 0)
     ],
 )
 def test_java_s_name_in_snake_case(java: str, ours: str) -> None:
-    assert snake(java) == ours
+    assert to_snake_case(java) == ours
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_java_s_name_in_snake_case(java: str, ours: str) -> None:
         (mq.DefaultMQProducer("g"), "setNamesrvAddr", "set_namesrv_addr"),
         (mq.DefaultMQProducer("g"), "set_send_msg_time_out", "Did you mean 'set_send_msg_timeout'"),
         (mq.DefaultMQProducer("g"), "set_namespace", "prod%"),
-        (mq.DefaultMQProducer("g"), "producer_group", "The attribute is group"),
+        (mq.DefaultMQProducer("g"), "producer_group", "Use the attribute group"),
         (mq.DefaultMQProducer("g"), "xyzzy", "help(DefaultMQProducer)"),
-        (mq.DefaultMQPushConsumer("g"), "suspend", "unsubscribe"),
+        (mq.DefaultMQPushConsumer("g"), "suspend", "Unsubscribe and subscribe"),
         (mq.DefaultMQPushConsumer("g"), "getConsumeThreadMax", "Read the attribute"),
         (mq.DefaultMQPushConsumer("g"), "setOffsetsDirectory", "Set the attribute offsets_dir"),
         (mq.DefaultLitePullConsumer("g"), "fetchMessageQueues", "fetch_message_queues"),
@@ -78,7 +78,7 @@ def setters() -> list[tuple[str, str]]:
         for kind in ("DefaultMQProducer", "TransactionMQProducer", "DefaultMQPushConsumer",
                      "DefaultLitePullConsumer", "DefaultMQPullConsumer")
         for name in dir(getattr(mq, kind))
-        if name.startswith("set_") and type(vars_of(getattr(mq, kind), name)).__name__ == "Sets"
+        if name.startswith("set_") and type(vars_of(getattr(mq, kind), name)).__name__ == "Setter"
     ]  # fmt: skip
 
 
@@ -117,18 +117,18 @@ def test_a_subclass_may_have_attributes_of_its_own() -> None:
 
     mine = Mine()
     assert mine.desk == 7
-    with pytest.raises(AttributeError, match="Mine has no 'dsk'"):
+    with pytest.raises(AttributeError, match="Mine has no attribute 'dsk'"):
         _ = mine.dsk  # type: ignore[attr-defined]
 
 
 def test_arguments_are_taken_in_order_by_what_they_are() -> None:
-    given = Given("a", None, 3)
+    given = PositionalArguments("a", None, 3)
     assert given.take(int) is None
     assert given.take(str) == "a"
     assert given.take(bool) is None, "Java's null"
     assert given.take(int) == 3
-    given.end("f", "")
+    given.expect_end("f", "")
     with pytest.raises(ConfigurationError, match="without its argument"):
-        Given(len).pair("a selector", "its argument")
-    with pytest.raises(ConfigurationError, match="f does not take 4 there"):
-        Given(4).end("f", "")
+        PositionalArguments(len).take_pair("a selector", "its argument")
+    with pytest.raises(ConfigurationError, match="f does not accept 4 at this position"):
+        PositionalArguments(4).expect_end("f", "")

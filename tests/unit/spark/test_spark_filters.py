@@ -187,7 +187,7 @@ def test_text_behind_a_complete_selector_is_refused_with_its_place() -> None:
         with pytest.raises(FilterSyntaxError, match="ends before character 17") as refused:
             build_subscription("t", None, "latitude > 30.0 ) garbage", pushed)
         assert refused.value.position == 16
-        assert "Leave it away" in str(refused.value)
+        assert "Remove the parenthesis" in str(refused.value)
 
 
 def test_a_selector_of_the_user_alone_is_sent_as_it_is() -> None:

@@ -255,5 +255,5 @@ async def test_the_bulk_reader_gives_up_on_a_broker_that_resets_for_ever(
         with reader:
             list(reader)
 
-    with pytest.raises(OffsetOutOfRangeError, match="offsets 20 to 30"):
+    with pytest.raises(OffsetOutOfRangeError, match="offsets from 20 to 30"):
         await blocking(read)

@@ -226,7 +226,7 @@ def test_a_filter_that_loses_rows_by_mistake_is_told_at_planning(
 ) -> None:
     reader(filled, filter__sql="delay > -999").partitions()
     (line,) = (one for one in caplog.messages if "filter.sql" in one)
-    assert "values of delay are no Integer ('late')" in line
+    assert "values of delay cannot be read as Integer ('late')" in line
     assert "'delay > -999'" in line
 
 

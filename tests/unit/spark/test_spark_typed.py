@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import double_of, integer_of, long_of
+from sluicemq.filter.evaluate import parse_double, parse_integer, parse_long
 from sluicemq.spark.sources.conversion import ARROW_TYPES, convert_property_column
 
 NUMBERS = st.one_of(
@@ -24,7 +24,7 @@ NUMBERS = st.one_of(
 
 
 def java(kind: str, text: str | None) -> Any:
-    read = {"int": integer_of, "bigint": long_of, "double": double_of}[kind]
+    read = {"int": parse_integer, "bigint": parse_long, "double": parse_double}[kind]
     try:
         return None if text is None else read(text, "p")
     except FilterEvaluationError:

@@ -1,4 +1,4 @@
-"""Property columns beside the queues: made, found again, proved, thrown away, never in the way."""
+"""Property columns of a store: making, reading, checking and removing them, and their files."""
 
 import errno
 import importlib.util
@@ -30,7 +30,7 @@ ROWS = 32
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that fit a test."""
+    """Make blocks small, so that a test can fill them."""
     monkeypatch.setattr(columns_blocks, "BLOCK_ROWS", ROWS)
     monkeypatch.setattr(columns_blocks, "SLOT_ROWS", 8)
     monkeypatch.setattr(columns_file, "PROOF_ROWS", 8)
@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Records:
-    """A filter that knows nothing of columns, as a user's own may be."""
+    """A filter without an engine for columns, which reads every record."""
 
     tag_codes = None
     reads_properties = True
@@ -68,14 +68,14 @@ def fill(bench: Any, count: int, *, topic: str = "T", start: int = 0) -> None:
 
 
 def seal(store: Store) -> None:
-    store.columns.ready_for("T")
-    for step in store.columns.work():
+    store.columns.scan_for("T")
+    for step in store.columns.seal_blocks():
         if callable(step):
             step()
 
 
 def drain(store: Store, message_filter: Any, start: int = 0, **limits: Any) -> list[int]:
-    """The queue offsets of all matches from an offset on."""
+    """Return the queue offsets of all matches from an offset on."""
     found: list[int] = []
     offset, end = start, store.queue_offsets("T", 0)[1]
     while offset < end:
@@ -89,7 +89,7 @@ def drain(store: Store, message_filter: Any, start: int = 0, **limits: Any) -> l
 
 @pytest.fixture
 def store(bench: Any) -> Iterator[Store]:
-    """With 100 messages on disk: three blocks and four messages."""
+    """Yield a store with 100 messages on disk: three blocks and four more messages."""
     bench.files.clock = bench.clock
     bench.open(commit_log_file_bytes=8192)
     fill(bench, 100)
@@ -107,7 +107,7 @@ def same(store: Store, expression: str) -> list[int]:
 # ------------------------------------------------------------------------------------- reading
 
 
-def test_a_filter_finds_by_columns_what_it_finds_by_records(store: Store) -> None:
+def test_a_filter_has_the_same_matches_by_columns_and_by_records(store: Store) -> None:
     assert len(same(store, "n > 7")) == 20
     assert len(same(store, "city = '杭州' AND n BETWEEN 2 AND 5")) > 0
     assert same(store, "nothing IS NULL") == list(range(100))
@@ -116,7 +116,7 @@ def test_a_filter_finds_by_columns_what_it_finds_by_records(store: Store) -> Non
     assert not store.columns.rows_sealed
 
 
-def test_matches_alone_are_read_from_the_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_matches_are_read_from_the_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     same(store, "n = 3")
     read: list[int] = []
     properties = store.reader._properties
@@ -127,7 +127,7 @@ def test_matches_alone_are_read_from_the_log(store: Store, monkeypatch: pytest.M
     assert len(read) == 0
 
 
-def test_a_property_that_is_no_column_is_asked_from_the_record(store: Store) -> None:
+def test_a_property_that_is_not_a_column_is_read_from_the_record(store: Store) -> None:
     seal(store)
     found = same(store, f"UNIQ_KEY = '{7:032d}' OR UNIQ_KEY = '{90:032d}'")
     assert found == [7, 90]
@@ -142,7 +142,7 @@ def test_records_read_to_decide_end_a_call(store: Store, monkeypatch: pytest.Mon
     assert drain(store, message_filter) == []
 
 
-def test_a_call_ends_when_its_time_is_over(
+def test_a_call_ends_after_its_time_limit(
     bench: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter(range(10_000))
@@ -154,7 +154,7 @@ def test_a_call_ends_when_its_time_is_over(
     assert ends == [8, ROWS]
 
 
-def test_a_read_knows_whether_an_evaluation_has_failed(bench: Any, store: Store) -> None:
+def test_a_read_reports_whether_an_evaluation_failed(bench: Any, store: Store) -> None:
     bench.append(properties={"n": "word"})
     store.commit()
     for offset, is_sure in ((0, True), (96, False)):
@@ -163,7 +163,7 @@ def test_a_read_knows_whether_an_evaluation_has_failed(bench: Any, store: Store)
     assert not store.reader.read("T", 0, 0, 3, None, Records("n > 1")).is_filter_reliable
 
 
-def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
+def test_a_caller_limits_the_units_that_are_read(store: Store) -> None:
     result = store.reader.read("T", 0, 3, 32, None, by_columns("n = 11"), 21)
     assert (result.next_offset, result.units_scanned) == (24, 21)
 
@@ -176,7 +176,7 @@ def test_few_messages_at_the_end_are_read_one_by_one(bench: Any, store: Store) -
         assert store.columns.rows_decoded == before + decoded
 
 
-def test_matches_far_apart_end_a_pull_as_without_columns(
+def test_distant_matches_end_a_pull_as_without_columns(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.open(commit_log_file_bytes=1 << 20)
@@ -192,12 +192,12 @@ def test_matches_far_apart_end_a_pull_as_without_columns(
                 assert bytes(b"".join(fast.data)) == bytes(b"".join(slow.data))
 
 
-def test_switched_off_nothing_is_made(bench: Any) -> None:
+def test_nothing_is_made_while_columns_are_off(bench: Any) -> None:
     bench.open(columns_mode="off")
     fill(bench, 100)
     assert len(drain(bench.store, by_columns("n > 7"))) == 20
     seal(bench.store)
-    assert bench.store.columns.blocks("T", 0, 0, 100) is None
+    assert bench.store.columns.iter_blocks("T", 0, 0, 100) is None
     assert (bench.store.columns.rows_decoded, bench.files.names("/store/columns")) == (0, [])
 
 
@@ -212,37 +212,37 @@ def test_without_pyarrow_records_are_read(
     bench.open()
     fill(bench, 100)
     assert len(drain(bench.store, by_columns("n > 7"))) == 20
-    assert bench.store.columns.blocks("T", 0, 0, 100) is None
+    assert bench.store.columns.iter_blocks("T", 0, 0, 100) is None
     assert "pyarrow is missing" in caplog.text
     assert caplog.text.count("pyarrow is missing") == 1
 
 
-def test_until_it_is_warm_a_broker_reads_records(bench: Any) -> None:
+def test_a_broker_reads_records_until_columns_are_loaded(bench: Any) -> None:
     bench.open()
     fill(bench, 50)
     columns = bench.store.columns
-    columns.loads_at_once = False
-    assert not columns.is_wanted
+    columns.loads_on_first_use = False
+    assert not columns.has_work
     assert len(drain(bench.store, by_columns("n > 7"))) == 10
-    assert columns.is_wanted
-    assert not columns.is_warm
+    assert columns.has_work
+    assert not columns.is_loaded
     assert columns.rows_decoded == 0
     columns.warm_up()
     assert len(drain(bench.store, by_columns("n > 7"))) == 10
     assert columns.rows_decoded == 48, "the last two are not worth it"
 
 
-def test_blocks_cover_the_rows_asked_for(store: Store) -> None:
+def test_blocks_cover_the_requested_rows(store: Store) -> None:
     seal(store)
     for start, end in ((0, 100), (5, 70), (40, 41), (95, 200), (100, 200), (50, 50)):
-        blocks = list(store.columns.blocks("T", 0, start, end) or ())
+        blocks = list(store.columns.iter_blocks("T", 0, start, end) or ())
         rows = [block.first_offset + row for block in blocks for row in range(block.rows)]
         assert rows == list(range(start, min(end, 100)))
         for block in blocks:
             codes, values = block.columns["n"]
             shown = [values[code] for code in codes]
             assert shown == [str((block.first_offset + row) % 10) for row in range(block.rows)]
-    assert list(store.columns.blocks("Unknown", 0, 0, 10) or ()) == []
+    assert list(store.columns.iter_blocks("Unknown", 0, 0, 10) or ()) == []
 
 
 # --------------------------------------------------------------------------------------- files
@@ -263,9 +263,7 @@ def test_full_blocks_are_sealed_into_files_that_any_arrow_reader_opens(
     assert "UNIQ_KEY" not in table.column_names
 
 
-def test_a_store_opened_again_reads_the_files_and_decodes_the_tail(
-    bench: Any, store: Store
-) -> None:
+def test_a_reopened_store_reads_the_files_and_decodes_the_tail(bench: Any, store: Store) -> None:
     seal(store)
     reopened = bench.reopen()
     assert len(same(reopened, "n > 7")) == 20
@@ -275,7 +273,7 @@ def test_a_store_opened_again_reads_the_files_and_decodes_the_tail(
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "name", "version"])
-def test_a_damaged_file_is_told_of_and_made_anew(
+def test_a_damaged_file_is_logged_and_made_again(
     bench: Any, store: Store, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     seal(store)
@@ -289,63 +287,75 @@ def test_a_damaged_file_is_told_of_and_made_anew(
     elif damage == "version":
         data = bench.files.content(path).replace(b'"version": 2', b'"version": 1')
         bench.files.remove(path)
-        columns_file.write(bench.files, DIRECTORY, ROWS, data)
+        columns_file.write_file(bench.files, DIRECTORY, ROWS, data)
     else:
         bench.files.open(path).truncate(100 if damage == "cut" else 0)
     reopened = bench.open()
     assert len(same(reopened, "n > 7")) == 20
-    assert "are made anew" in caplog.text
+    assert "are made again" in caplog.text
     assert reopened.columns.rows_decoded == 32 + 4
     seal(reopened)
     assert bench.files.names(DIRECTORY)[1] == name, "the same content has the same name"
     assert len(bench.files.names(DIRECTORY)) == 3
 
 
-def got(store: Store, expression: str) -> list[Any]:
-    """Every part, got by whoever gets it."""
+def load_parts(store: Store, expression: str) -> list[Any]:
+    """Run the loads of all parts and return the parts."""
     block_filter = by_columns(expression).vectorised
     store.columns.warm_up()
     found = []
-    for part in store.columns.parts("T", 0, 5, 99, block_filter) or ():
+    for part in store.columns.iter_parts("T", 0, 5, 99, block_filter) or ():
         if not isinstance(part, ColumnBlock):
             part.run()
-            store.columns.loaded(part)
+            store.columns.accept_load(part)
         found.append(part)
     return found
 
 
-def test_what_is_not_in_memory_is_got_elsewhere_and_kept(bench: Any, store: Store) -> None:
+def test_rows_that_are_not_in_memory_are_loaded_by_a_load_and_cached(
+    bench: Any, store: Store
+) -> None:
     seal(store)
     reopened = bench.reopen()
-    loads = got(reopened, "n > 7")
+    loads = load_parts(reopened, "n > 7")
     assert [(load.start, load.end) for load in loads] == [(5, 32), (32, 64), (64, 96), (96, 99)]
     assert [load.run().rows for load in loads] == [27, 32, 32, 3]
-    *blocks, rest = got(reopened, "n > 7")
+    *blocks, rest = load_parts(reopened, "n > 7")
     assert [block.rows for block in blocks] == [27, 32, 32]
-    assert rest.run().rows == 3, "of its filter alone, and not kept"
+    assert rest.run().rows == 3, "these rows are decoded for one filter and not cached"
     assert reopened.columns.rows_decoded == 2 * 3
 
 
-def test_a_file_that_cannot_match_is_not_read_elsewhere_either(bench: Any, store: Store) -> None:
+def test_a_file_that_cannot_match_is_not_read_by_a_load_either(bench: Any, store: Store) -> None:
     seal(store)
     reopened = bench.reopen()
-    assert [load.is_passed for load in got(reopened, "n > 20")] == [True, True, True, False]
-    assert [part.start for part in got(reopened, "n > 20")] == [96], "now it is known"
+    assert [load.has_no_match for load in load_parts(reopened, "n > 20")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert [part.start for part in load_parts(reopened, "n > 20")] == [96], "now it is known"
 
 
-def test_a_damaged_file_that_is_read_elsewhere_is_given_up(
+def test_a_damaged_file_that_a_load_reads_is_forgotten(
     bench: Any, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     seal(store)
     store.close()
     bench.files.rot(f"{DIRECTORY}/{bench.files.names(DIRECTORY)[1]}", random.Random(1))
     reopened = bench.open()
-    assert [load.error is None for load in got(reopened, "n > 7")] == [True, False, True, True]
-    assert "are made anew" in caplog.text
-    assert [part.end for part in got(reopened, "n > 7")] == [32, 40, 48, 56, 64, 96, 99]
+    assert [load.error is None for load in load_parts(reopened, "n > 7")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert "are made again" in caplog.text
+    assert [part.end for part in load_parts(reopened, "n > 7")] == [32, 40, 48, 56, 64, 96, 99]
 
 
-def test_files_of_other_messages_are_not_believed(bench: Any, store: Store) -> None:
+def test_files_of_other_messages_are_not_used(bench: Any, store: Store) -> None:
     seal(store)
     store.close()
     old = {name: bench.files.content(f"{DIRECTORY}/{name}")
@@ -357,13 +367,13 @@ def test_files_of_other_messages_are_not_believed(bench: Any, store: Store) -> N
         bench.append(b"%06d" % number, properties={"n": "x", "UNIQ_KEY": f"{number:032d}"})
     bench.store.commit()
     for name, data in old.items():
-        columns_file.write(bench.files, DIRECTORY, int(name[:20]), data)
+        columns_file.write_file(bench.files, DIRECTORY, int(name[:20]), data)
     reopened = bench.reopen()
     assert len(same(reopened, "n = 'x'")) == 100
 
 
 def test_one_other_record_is_noticed(bench: Any, store: Store) -> None:
-    """The units may be the same: the last record of each proof says what they are of."""
+    """Even if the units are equal, the last record of each proof identifies the messages."""
     seal(store)
     unit = store._queues.by_key["T", 0].unit(39)
     store.close()
@@ -372,7 +382,7 @@ def test_one_other_record_is_noticed(bench: Any, store: Store) -> None:
     record = file.pread(unit.size_bytes, place)
     file.pwrite(record.replace(b"n\x019", b"n\x018"), place)
     bench.open()
-    block = next(bench.store.columns.blocks("T", 0, 32, 64))
+    block = next(bench.store.columns.iter_blocks("T", 0, 32, 64))
     assert block.rows == 8, "decoded, not from the file"
 
 
@@ -386,30 +396,30 @@ def test_nothing_is_sealed_before_it_is_on_disk(bench: Any) -> None:
     assert len(bench.files.names(DIRECTORY)) == 1
 
 
-def test_columns_have_a_share_of_the_log_and_the_largest_do_without(bench: Any) -> None:
+def test_files_are_limited_to_a_share_of_the_log_without_the_largest_columns(bench: Any) -> None:
     bench.open(commit_log_file_bytes=1 << 16, columns_disk_percent=2)
     for number in range(64):
         bench.append(properties={"big": f"{number * 7919:012d}", "small": str(number % 2)})
     bench.store.commit()
     bench.store.sync()
     seal(bench.store)
-    block = next(bench.store.columns.blocks("T", 0, 0, 64))
+    block = next(bench.store.columns.iter_blocks("T", 0, 0, 64))
     assert (set(block.columns), block.excluded) == ({"small"}, {"big"})
     assert drain(bench.store, by_columns(f"big = '{63 * 7919:012d}'")) == [63]
 
 
-def test_always_makes_those_of_every_topic(bench: Any) -> None:
+def test_always_makes_columns_of_every_topic(bench: Any) -> None:
     bench.open(columns_mode="always")
     fill(bench, 40, topic="U")
     bench.store.sync()
     bench.store.columns.warm_up()
-    for step in bench.store.columns.work():
+    for step in bench.store.columns.seal_blocks():
         if callable(step):
             step()
     assert len(bench.files.names("/store/columns/U/0")) == 1
 
 
-def test_auto_makes_only_those_of_topics_that_are_filtered(bench: Any, store: Store) -> None:
+def test_auto_makes_columns_only_of_filtered_topics(bench: Any, store: Store) -> None:
     fill(bench, 40, topic="U")
     store.sync()
     seal(store)
@@ -419,20 +429,20 @@ def test_auto_makes_only_those_of_topics_that_are_filtered(bench: Any, store: St
 def test_files_wait_until_a_topic_has_been_filtered_for_some_time(bench: Any, store: Store) -> None:
     for passed_ms, count in ((0, 0), (2_999, 0), (1, 3)):
         bench.clock.ms += passed_ms
-        store.columns.ready_for("T")
-        for step in store.columns.work(3.0):
+        store.columns.scan_for("T")
+        for step in store.columns.seal_blocks(3.0):
             if callable(step):
                 step()
         assert len(bench.files.names(DIRECTORY)) == count
 
 
-def test_what_is_in_memory_goes_with_the_log(bench: Any, store: Store) -> None:
-    """Also where no file was made yet: a block takes as long as its rows take to come."""
-    assert sum(block.rows for block in store.columns.blocks("T", 0, 0, 100) or ()) == 100
+def test_cached_blocks_are_dropped_with_the_log(bench: Any, store: Store) -> None:
+    """That is also so if no file exists yet, because a block may take long to fill."""
+    assert sum(block.rows for block in store.columns.iter_blocks("T", 0, 0, 100) or ()) == 100
     kept = store.columns._blocks._cache._blocks
     before = len(kept)
     retain(bench, store)
-    for step in store.columns.work(1e9):
+    for step in store.columns.seal_blocks(1e9):
         assert not callable(step), "nothing is sealed"
     low = store.queue_offsets("T", 0)[0]
     assert low > 32
@@ -454,7 +464,7 @@ def retain(bench: Any, store: Store) -> None:
             step()
 
 
-def test_files_go_with_the_log(bench: Any, store: Store) -> None:
+def test_files_are_removed_with_the_log(bench: Any, store: Store) -> None:
     seal(store)
     same(store, "n > 7")
     retain(bench, store)
@@ -467,7 +477,7 @@ def test_files_go_with_the_log(bench: Any, store: Store) -> None:
     assert drain(reopened, by_columns("n > 7"), low) == drain(reopened, Records("n > 7"), low)
 
 
-def test_a_deleted_topic_takes_its_columns_along(bench: Any, store: Store) -> None:
+def test_columns_of_a_deleted_topic_are_removed(bench: Any, store: Store) -> None:
     same(store, "n > 7")
     seal(store)
     store.delete_topic("T")
@@ -480,8 +490,8 @@ def test_a_deleted_topic_takes_its_columns_along(bench: Any, store: Store) -> No
 
 
 def test_a_topic_deleted_while_its_block_is_built_keeps_no_file(bench: Any, store: Store) -> None:
-    store.columns.ready_for("T")
-    steps = store.columns.work()
+    store.columns.scan_for("T")
+    steps = store.columns.seal_blocks()
     for step in steps:
         if callable(step):
             step()
@@ -496,8 +506,8 @@ def test_a_topic_deleted_while_its_block_is_built_keeps_no_file(bench: Any, stor
     assert len(same(store, "n > 7")) == 8
 
 
-def test_a_full_disk_stops_the_builder_and_nothing_else(bench: Any, store: Store) -> None:
-    store.columns.ready_for("T")
+def test_a_full_disk_stops_only_sealing(bench: Any, store: Store) -> None:
+    store.columns.scan_for("T")
     bench.files.fail_next("write", errno.ENOSPC, path_part="/columns/")
     with pytest.raises(OSError, match="No space"):
         seal(store)
@@ -510,7 +520,7 @@ def test_a_full_disk_stops_the_builder_and_nothing_else(bench: Any, store: Store
     assert len(bench.files.names(DIRECTORY)) == 3, "and what was left is gone"
 
 
-def test_strange_files_are_removed_by_the_builder_alone(
+def test_invalid_files_are_removed_only_by_sealing(
     bench: Any, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.files.make_directory(DIRECTORY)
@@ -522,17 +532,17 @@ def test_strange_files_are_removed_by_the_builder_alone(
     assert "notes.txt" not in bench.files.names(DIRECTORY)
 
 
-def test_memory_is_limited_and_the_oldest_blocks_are_given_up(bench: Any) -> None:
+def test_memory_is_limited_and_the_oldest_blocks_are_evicted(bench: Any) -> None:
     bench.open(columns_memory_bytes=2000)
     fill(bench, 100)
     for _ in range(2):
-        assert sum(block.rows for block in bench.store.columns.blocks("T", 0, 0, 100)) == 100
+        assert sum(block.rows for block in bench.store.columns.iter_blocks("T", 0, 0, 100)) == 100
     assert bench.store.columns.rows_decoded > 100
     cache = bench.store.columns._blocks._cache
     assert cache.size_bytes <= 2000
 
 
-def test_what_a_filter_has_found_is_kept_for_the_next_one_up_to_a_limit(
+def test_ranges_of_a_filter_are_cached_for_other_readers_up_to_a_limit(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.open()
@@ -549,19 +559,19 @@ def test_what_a_filter_has_found_is_kept_for_the_next_one_up_to_a_limit(
     assert (len(scan._parts), scan._parts_rows) == (0, 0)
 
 
-def test_odd_rows_keep_their_places_when_pieces_join() -> None:
+def test_odd_rows_keep_their_numbers_when_blocks_are_merged() -> None:
     pieces = [
         build_block(start, np.zeros(3, np.int64), np.zeros(3, np.int64), ())._replace(
             odd=np.array(odd, np.int64)
         )
         for start, odd in ((10, [2]), (13, []), (16, [0, 1]))
     ]
-    block = columns_seal.merged(pieces, 64)
+    block = columns_seal.merge_blocks(pieces, 64)
     assert (block.first_offset, block.rows, block.odd.tolist()) == (10, 9, [2, 6, 7])
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
-def test_damaged_records_are_passed_over_as_without_columns(
+def test_damaged_records_are_skipped_as_without_columns(
     bench: Any, store: Store, is_sealed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     if is_sealed:
@@ -590,38 +600,38 @@ def test_a_block_that_cannot_match_is_not_even_read(
     seal(bench.store)
     bench.reopen()
     read: list[str] = []
-    whole = columns_file.read
+    whole = columns_file.read_block
 
-    def noted(files: Any, directory: str, name: str) -> columns_file.Sealed:
+    def noted(files: Any, directory: str, name: str) -> columns_file.SealedBlock:
         read.append(name)
         return whole(files, directory, name)
 
-    monkeypatch.setattr(columns_file, "read", noted)
+    monkeypatch.setattr(columns_file, "read_block", noted)
     expected = list(range(2 * ROWS, 3 * ROWS))
     assert drain(bench.store, by_columns("n = 2 AND city = 'hz'")) == expected
-    assert [columns_file.first_offset_of(name) for name in read] == [2 * ROWS]
+    assert [columns_file.parse_first_offset(name) for name in read] == [2 * ROWS]
     assert drain(bench.store, by_columns("n > 7")) == []
     assert len(read) == 1
     pruning = by_columns("n >= 4").vectorised
-    found = bench.store.columns.blocks("T", 0, 0, 6 * ROWS, pruning)
+    found = bench.store.columns.iter_blocks("T", 0, 0, 6 * ROWS, pruning)
     assert [block.first_offset for block in found] == [4 * ROWS, 5 * ROWS]
     assert bench.store.columns.rows_decoded == 0
 
 
-def test_figures_of_other_messages_leave_nothing_out(bench: Any) -> None:
+def test_statistics_of_other_messages_exclude_nothing(bench: Any) -> None:
     bench.open()
     fill(bench, 2 * ROWS)
     bench.store.sync()
     seal(bench.store)
     names = bench.files.names(DIRECTORY)
-    head = columns_file.read_head(bench.files, DIRECTORY, names[0])
+    head = columns_file.read_block_head(bench.files, DIRECTORY, names[0])
     assert (head.first_offset, head.rows) == (0, ROWS)
     file = bench.files.open(f"{DIRECTORY}/{names[0]}")
     data = bytearray(file.pread(file.size(), 0))
     at = data.index(b'"n": [false, ["')
     data[at + 15 : at + 16] = b"z"
     with pytest.raises(columns_file.UntrueFileError):
-        columns_file.decode_head(bytes(data))
+        columns_file.decode_block_head(bytes(data))
     file.pwrite(data, 0)
     file.close()
     bench.reopen()

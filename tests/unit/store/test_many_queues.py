@@ -138,14 +138,14 @@ def test_start_after_a_crash_reads_and_writes_only_what_may_have_changed(bench: 
 def count_opens(bench: Any, patch: pytest.MonkeyPatch) -> list[str]:
     """The files of queues, each time that one is opened from now on."""
     opened: list[str] = []
-    check = bench.files.check
+    raise_fault = bench.files.raise_fault
 
     def counted(kind: str, path: str, *rest: Any) -> Any:
         if kind == "open" and "consumequeue/" in path:
             opened.append(path)
-        return check(kind, path, *rest)
+        return raise_fault(kind, path, *rest)
 
-    patch.setattr(bench.files, "check", counted)
+    patch.setattr(bench.files, "raise_fault", counted)
     return opened
 
 

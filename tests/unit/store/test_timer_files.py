@@ -1,4 +1,4 @@
-"""Timer log and timer wheel: layout, files, chains (spec/delivery.md §2)."""
+"""The files of the timers: timer log, timer wheel and checkpoint (spec/delivery.md §2)."""
 
 import errno
 import struct
@@ -9,9 +9,9 @@ import pytest
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.store.timers.files import (
-    DEFAULT,
-    DELETE,
-    NONE,
+    MAGIC_DEFAULT,
+    MAGIC_DELETE,
+    NO_UNIT,
     SLOTS,
     WHEEL_BYTES,
     TimerCheckpoint,
@@ -34,7 +34,7 @@ def log_of(files: CrashableFiles, end: int = 0) -> TimerLog:
 
 def fill(log: TimerLog, count: int, first: int = 0) -> list[int]:
     return [
-        log.append(NONE, DEFAULT, NOON_MS, 5000, 1000 * n, 200, 7)
+        log.append(NO_UNIT, MAGIC_DEFAULT, NOON_MS, 5000, 1000 * n, 200, 7)
         for n in range(first, first + count)
     ]
 
@@ -60,13 +60,13 @@ def test_a_unit_has_the_bytes_of_the_real_broker(files: CrashableFiles) -> None:
 def test_a_unit_is_read_before_and_after_it_is_written(files: CrashableFiles) -> None:
     log = log_of(files)
     position = fill(log, 3)[2]
-    before = log.unit(position)
+    before = log.unit_at(position)
     log.write()
     assert before is not None
-    assert before == log.unit(position)
+    assert before == log.unit_at(position)
     assert before.position == 2000
     assert before.due_ms == NOON_MS + 5000
-    assert log.unit(position + 52) is None or not log.unit(position + 52).is_whole
+    assert log.unit_at(position + 52) is None or not log.unit_at(position + 52).is_valid
 
 
 def test_a_file_without_room_for_a_unit_and_a_blank_is_closed_by_a_blank(
@@ -81,29 +81,31 @@ def test_a_file_without_room_for_a_unit_and_a_blank_is_closed_by_a_blank(
     assert blank == struct.pack(">iqi", 52, 0, 0xCBD43194 - (1 << 32)).ljust(52, b"\0")
 
 
-def test_a_walk_passes_from_file_to_file_and_ends_at_the_first_bad_unit(
+def test_stored_units_are_iterated_across_files_up_to_the_first_invalid_unit(
     files: CrashableFiles,
 ) -> None:
     log = log_of(files)
     fill(log, 150)
     log.write()
     files.open("/s/timerlog/00000000000000005200").pwrite(b"\xff", 20 * 52)
-    found = [unit.position for _, unit in log_of(files).walk(0)]
+    found = [unit.position for _, unit in log_of(files).iter_stored_units(0)]
     assert found == [1000 * n for n in range(99 + 20)]
 
 
-def test_what_is_cut_off_never_comes_back(files: CrashableFiles) -> None:
+def test_truncated_units_never_come_back(files: CrashableFiles) -> None:
     log = log_of(files)
     fill(log, 150)
     log.write()
-    log.cut(10 * 52)
-    assert len(list(log_of(files).walk(0))) == 10
+    log.truncate(10 * 52)
+    assert len(list(log_of(files).iter_stored_units(0))) == 10
     assert fill(log, 1, 500) == [520]
     log.write()
-    assert [unit.position for _, unit in log_of(files).walk(0)][-1] == 500_000
+    assert [unit.position for _, unit in log_of(files).iter_stored_units(0)][-1] == 500_000
 
 
-def test_files_whose_messages_are_deleted_go_but_never_the_last(files: CrashableFiles) -> None:
+def test_files_whose_messages_are_deleted_are_removed_except_the_last(
+    files: CrashableFiles,
+) -> None:
     log = log_of(files)
     fill(log, 250)
     log.write()
@@ -122,15 +124,15 @@ def test_a_full_disk_keeps_units_in_memory_until_there_is_room(files: CrashableF
     files.fail_next("write", errno.ENOSPC, path_part="timerlog")
     with pytest.raises(OSError, match="No space"):
         log.write()
-    assert log.unit(9 * 52) is not None
+    assert log.unit_at(9 * 52) is not None
     log.write()
-    assert len(list(log_of(files).walk(0))) == 10
+    assert len(list(log_of(files).iter_stored_units(0))) == 10
 
 
 # --- the wheel
 
 
-def test_a_slot_counts_only_for_its_own_turn_of_the_wheel(files: CrashableFiles) -> None:
+def test_a_slot_counts_only_in_its_own_turn_of_the_wheel(files: CrashableFiles) -> None:
     wheel = TimerWheel(files, "/s/timerwheel")
     wheel.put(NOON_MS, 0, 52, 2)
     later = NOON_MS + SLOTS * 1000
@@ -140,11 +142,11 @@ def test_a_slot_counts_only_for_its_own_turn_of_the_wheel(files: CrashableFiles)
     assert wheel.get(NOON_MS) is None
 
 
-def test_slots_are_written_where_the_real_broker_looks_for_them(files: CrashableFiles) -> None:
+def test_slots_are_written_where_rocketmq_reads_them(files: CrashableFiles) -> None:
     wheel = TimerWheel(files, "/s/timerwheel")
     wheel.put(1_795_230_191_000, 0, 0, 1)
-    wheel.write(wheel.take())
-    wheel.settle(is_written=True)
+    wheel.write(wheel.take_changed_slots())
+    wheel.finish_write(is_written=True)
     file = files.open("/s/timerwheel")
     assert file.size() == WHEEL_BYTES == 38_707_200
     assert file.pread(32, 183_791 * 32) == struct.pack(">qqqii", 1_795_230_191, 0, 0, 1, 0)
@@ -152,30 +154,34 @@ def test_slots_are_written_where_the_real_broker_looks_for_them(files: Crashable
     assert TimerWheel(files, "/s/timerwheel").get(1_795_230_191_500) is not None
 
 
-def test_what_could_not_be_written_is_written_the_next_time(files: CrashableFiles) -> None:
+def test_slots_that_could_not_be_written_are_written_by_the_next_write(
+    files: CrashableFiles,
+) -> None:
     wheel = TimerWheel(files, "/s/timerwheel")
     wheel.put(NOON_MS, 0, 0, 1)
-    wheel.take()
+    wheel.take_changed_slots()
     wheel.put(NOON_MS + 1000, 52, 52, 1)
-    wheel.settle(is_written=False)
-    assert len(wheel.take()) == 2
+    wheel.finish_write(is_written=False)
+    assert len(wheel.take_changed_slots()) == 2
     assert wheel.get(NOON_MS) is not None
 
 
-def test_slots_being_written_are_read_and_newer_ones_win(files: CrashableFiles) -> None:
+def test_slots_are_readable_while_they_are_written_and_newer_ones_win(
+    files: CrashableFiles,
+) -> None:
     wheel = TimerWheel(files, "/s/timerwheel")
     wheel.put(NOON_MS, 0, 0, 1)
-    slots = wheel.take()
+    slots = wheel.take_changed_slots()
     wheel.put(NOON_MS, 0, 52, 2)
     wheel.write(slots)
-    assert wheel.get(NOON_MS).messages == 2
-    wheel.settle(is_written=True)
-    assert wheel.get(NOON_MS).messages == 2
-    assert wheel.has_memory
+    assert wheel.get(NOON_MS).message_count == 2
+    wheel.finish_write(is_written=True)
+    assert wheel.get(NOON_MS).message_count == 2
+    assert wheel.has_unsaved_slots
 
 
 @pytest.mark.parametrize("is_written", [False, True])
-def test_occupied_seconds_come_in_order_across_the_end_of_a_turn(
+def test_occupied_slots_are_in_order_across_the_end_of_a_turn(
     files: CrashableFiles, is_written: bool
 ) -> None:
     wheel = TimerWheel(files, "/s/timerwheel")
@@ -184,26 +190,26 @@ def test_occupied_seconds_come_in_order_across_the_end_of_a_turn(
     for time in reversed(times):
         wheel.put(time, 0, 0, 1)
     if is_written:
-        wheel.write(wheel.take())
-        wheel.settle(is_written=True)
-    assert list(wheel.occupied(times[0], times[-1] + 1)) == times
-    assert list(wheel.occupied(times[0] + 1000, times[-1])) == times[1:-1]
+        wheel.write(wheel.take_changed_slots())
+        wheel.finish_write(is_written=True)
+    assert list(wheel.iter_occupied_ms(times[0], times[-1] + 1)) == times
+    assert list(wheel.iter_occupied_ms(times[0] + 1000, times[-1])) == times[1:-1]
 
 
 def test_the_wheel_on_disk_is_sparse(tmp_path: Path) -> None:
     wheel = TimerWheel(SYSTEM_FILES, str(tmp_path / "timerwheel"))
     wheel.put(NOON_MS, 0, 0, 1)
-    wheel.write(wheel.take())
+    wheel.write(wheel.take_changed_slots())
     state = (tmp_path / "timerwheel").stat()
     assert state.st_size == WHEEL_BYTES
     assert state.st_blocks * 512 < 100_000
     wheel.close()
 
 
-def test_a_wheel_of_another_size_is_refused_with_a_cure(files: CrashableFiles) -> None:
+def test_a_wheel_of_another_size_is_refused_with_a_fix(files: CrashableFiles) -> None:
     files.open("/s/timerwheel", create=True).truncate(1000)
     with pytest.raises(StoreDamagedError, match="1000 bytes instead of 38707200"):
-        TimerWheel(files, "/s/timerwheel").check()
+        TimerWheel(files, "/s/timerwheel").check_size()
 
 
 def test_the_checkpoint_is_written_in_its_56_bytes(files: CrashableFiles) -> None:
@@ -219,9 +225,9 @@ def test_the_checkpoint_is_written_in_its_56_bytes(files: CrashableFiles) -> Non
     assert read_timer_checkpoint(files, path) == changed, "RocketMQ wrote since: ours is void"
 
 
-def test_a_mark_that_takes_back_is_a_whole_unit(files: CrashableFiles) -> None:
+def test_a_recall_is_a_valid_unit(files: CrashableFiles) -> None:
     log = log_of(files)
-    log.append(NONE, DEFAULT | DELETE, NOON_MS, 0, 0, 100, 0)
-    assert log.unit(0).is_whole
-    log.append(NONE, 8, NOON_MS, 0, 0, 100, 0)
-    assert not log.unit(52).is_whole
+    log.append(NO_UNIT, MAGIC_DEFAULT | MAGIC_DELETE, NOON_MS, 0, 0, 100, 0)
+    assert log.unit_at(0).is_valid
+    log.append(NO_UNIT, 8, NOON_MS, 0, 0, 100, 0)
+    assert not log.unit_at(52).is_valid

@@ -1,4 +1,4 @@
-"""A restored store holds wheel and timer log of what waited at that place of the log."""
+"""A restored store has the timer wheel and log of the messages that waited at its position."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +10,7 @@ from simulation.small_wheel import make_wheel_small
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timers.files import NONE, TimerLog, TimerWheel, read_timer_checkpoint
+from sluicemq.store.timers.files import NO_UNIT, TimerLog, TimerWheel, read_timer_checkpoint
 from sluicemq.store.tools.backup import back_up, restore
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
@@ -42,7 +42,7 @@ def begin() -> SteppedBroker:
 
 
 def copied(broker: SteppedBroker, **options: Any) -> CrashableFiles:
-    """Back the broker's store up and restore it, as `/store` on another disk."""
+    """Back up the store of a broker and restore it as `/store` on another disk."""
     broker.store.tick()
     broker.store.sync()
     files = broker.files.kill()
@@ -77,7 +77,7 @@ def opened(disk: CrashableFiles, now_ms: int) -> SteppedBroker:
 
 @pytest.mark.parametrize("saves", [True, False], ids=["fresh state", "old state"])
 @pytest.mark.parametrize("is_java", [False, True], ids=["", "rocketmq's checkpoint"])
-def test_what_waited_waits_and_what_was_delivered_does_not_come_again(
+def test_waiting_messages_wait_and_delivered_ones_are_not_delivered_again(
     saves: bool, is_java: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = begin()
@@ -117,7 +117,7 @@ def test_a_restore_after_everything_was_due_delivers_the_rest() -> None:
     assert sorted(bodies(again)) == [500, 8000, 9000]
 
 
-def test_a_restore_at_an_earlier_place_has_what_waited_there() -> None:
+def test_a_restore_at_an_earlier_position_has_the_messages_that_waited_there() -> None:
     broker = begin()
     for due_ms in (500, 2500):
         send(broker, due_ms)
@@ -133,8 +133,8 @@ def test_a_restore_at_an_earlier_place_has_what_waited_there() -> None:
     assert bodies(again) == [500, 2500], "sent after that place"
 
 
-def test_a_rocketmq_broker_finds_its_files_and_goes_on_behind_them() -> None:
-    """The numbers by which RocketMQ recovers: its wheel, its log, and how far the queue is in."""
+def test_a_rocketmq_broker_finds_its_files_and_continues_behind_them() -> None:
+    """Check what RocketMQ recovers from: wheel, timer log, and the offset in the timer queue."""
     broker = begin()
     for due_ms in (500, 9000, 1500, 700):
         send(broker, due_ms)
@@ -146,21 +146,21 @@ def test_a_rocketmq_broker_finds_its_files_and_goes_on_behind_them() -> None:
     assert known.queue_offset == known.master_queue_offset == 4
     log = TimerLog(disk, "/store/timerlog", CONFIG.timer_log_file_bytes)
     log.load(known.log_end)
-    units = list(log.walk(0))
+    units = list(log.iter_stored_units(0))
     assert len(units) * 52 == known.log_end
-    last = log.unit(known.log_end - 52)
+    last = log.unit_at(known.log_end - 52)
     assert last is not None
     waiting = broker.store.reader.units("rmq_sys_wheel_timer", 0, 3, 1)
     assert last.position == int.from_bytes(waiting[:8]), "RocketMQ goes on behind this message"
     assert last.due_ms < known.read_ms, "which is not delivered again"
     wheel = TimerWheel(disk, "/store/timerwheel")
-    (slot_ms,) = wheel.occupied(known.read_ms, known.read_ms + 3_600_000)
+    (slot_ms,) = wheel.iter_occupied_ms(known.read_ms, known.read_ms + 3_600_000)
     slot = wheel.get(slot_ms)
     assert slot is not None
-    assert (slot_ms, slot.messages, slot.first) == (START_MS + 8000, 1, slot.last)
-    unit = log.unit(slot.last)
+    assert (slot_ms, slot.message_count, slot.first_unit) == (START_MS + 8000, 1, slot.last_unit)
+    unit = log.unit_at(slot.last_unit)
     assert unit is not None
-    assert unit.previous == NONE
+    assert unit.previous == NO_UNIT
 
 
 def test_a_store_without_timers_gets_no_files(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ would promise its effect. Unknown attributes in a document that another broker w
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed, run_or_postpone
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics, find_group_name_fault, find_topic_name_fault
+from sluicemq.broker.topics import find_group_name_fault, find_topic_name_fault
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
@@ -35,7 +34,6 @@ from sluicemq.model.topic import (
 )
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem, decode_body
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import as_object, encode_header, load_object, take_list
@@ -216,8 +214,7 @@ def _split_into_chunks(items: list[T]) -> Iterator[list[T]]:
         yield items[begin : begin + ITEMS_PER_STEP]
 
 
-@dataclass(slots=True, eq=False)
-class MetadataHandlers:
+class MetadataHandlers(BrokerComponent):
     """Request handlers for topics, groups and committed offsets.
 
     They answer UPDATE_AND_CREATE_TOPIC (17), UPDATE_AND_CREATE_TOPIC_LIST (18),
@@ -228,13 +225,9 @@ class MetadataHandlers:
     (352).
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    store: Store
-    commit: Callable[[], None]
-    """Ends the current group commit."""
+    def __init__(self, context: BrokerContext) -> None:
+        super().__init__(context)
+        self.commit = context.group_commit.commit
 
     # -------------------------------------------------------------------------------- topics
 

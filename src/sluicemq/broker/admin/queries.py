@@ -10,7 +10,6 @@ for a queue that its topic does not have is 0 (spec/traffic, item 23).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
@@ -18,17 +17,14 @@ from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.locks import QueueLocks
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Postponed, run_or_postpone
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import RequestError
 from sluicemq.files import memory_bytes
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.record.codec import parse_head
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -55,8 +51,7 @@ QUEUES_PER_STEP: Final = 512
 NOTHING_FOUND_REMARK: Final = "can not find message, maybe time range not correct"
 
 
-@dataclass(slots=True, eq=False)
-class QueryHandlers:
+class QueryHandlers(BrokerComponent):
     """Request handlers for queries about queues and messages, and for queue locks.
 
     They answer QUERY_MESSAGE (12), QUERY_CONSUMER_OFFSET (14), UPDATE_CONSUMER_OFFSET (15),
@@ -65,14 +60,13 @@ class QueryHandlers:
     UNLOCK_BATCH_MQ (42).
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    locks: QueueLocks
-    consumers: Consumers
-    store: Store
-    access: Access
+    def __init__(
+        self, context: BrokerContext, *, locks: QueueLocks, consumers: Consumers, access: Access
+    ) -> None:
+        super().__init__(context)
+        self.locks = locks
+        self.consumers = consumers
+        self.access = access
 
     def query_committed_offset(
         self, header: QueryConsumerOffsetRequest, command: Command, peer: Peer
@@ -92,8 +86,8 @@ class QueryHandlers:
         if lane is None:
             offset = self.offsets.committed(header.group, header.topic, header.queue_id)
         else:
-            start = lane.asks((header.topic, header.queue_id))
-            offset = start.offset if start is not None else -1
+            start = lane.start_from_offset_query((header.topic, header.queue_id))
+            offset = start.committed_offset if start is not None else -1
         if offset >= 0:
             return _make_offset_answer(offset)
         topic = self.topics.get(header.topic)
@@ -245,7 +239,7 @@ class QueryHandlers:
 
         def steps() -> WorkItem[Command]:
             data = yield from decode_body(bodies.decode_lock_batch, command.body)
-            group = self.consumers.lanes.lock_name(data.group, data.client_id)
+            group = self.consumers.lanes.get_lock_name(data.group, data.client_id)
             locked: list[MessageQueue] = []
             for number, queues in enumerate(_split_into_chunks(data.queues)):
                 if number:
@@ -265,7 +259,7 @@ class QueryHandlers:
 
         def steps() -> WorkItem[Command]:
             data = yield from decode_body(bodies.decode_lock_batch, command.body)
-            group = self.consumers.lanes.lock_name(data.group, data.client_id)
+            group = self.consumers.lanes.get_lock_name(data.group, data.client_id)
             for number, queues in enumerate(_split_into_chunks(data.queues)):
                 if number:
                     yield None

@@ -16,13 +16,12 @@ the clean-up. `sluicemq.store.retain` has the rules by which files are deleted.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.net.dispatch import Peer
@@ -196,28 +195,24 @@ class RetentionHandlers:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
+        context: BrokerContext,
         unread_monitor: UnreadMonitor,
-        store: Store,
-        clock: Clock,
-        commit: Callable[[], None],
     ) -> None:
-        """Schedule the jobs. `commit` ends the current group commit."""
-        self._settings = settings
-        self._topics = topics
+        """Schedule the jobs."""
+        self._settings = context.settings
+        self._topics = context.topics
         self._unread_monitor = unread_monitor
-        self._store = store
-        self._retention = store.retention
-        self._clock = clock
-        self._commit = commit
-        now_s = clock.monotonic_s()
+        self._store = context.store
+        self._retention = context.store.retention
+        self._clock = context.clock
+        self._commit = context.group_commit.commit
+        now_s = context.clock.monotonic_s()
         self._next_clean_up_s = now_s + FIRST_CLEAN_UP_DELAY_S
         self._next_disk_check_s = self._next_survey_s = now_s
         self._is_queue_clean_up_requested = False
         self._retention.observer = unread_monitor
         self._configure()
-        settings.add_listener(self._configure)
+        self._settings.add_listener(self._configure)
 
     def _configure(self) -> None:
         """Pass the settings of the store on. Called after each change of a setting."""

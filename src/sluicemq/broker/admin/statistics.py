@@ -10,15 +10,12 @@ period (spec/admin.md §4).
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.broker.admin.status import RuntimeInfo, StatusHandlers
 from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import RequestError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem
@@ -51,8 +48,7 @@ UNMEASURED_REASONS: Final = {
 """The counters of RocketMQ that this broker does not have: why, or what to use instead."""
 
 
-@dataclass(slots=True, eq=False)
-class StatisticsHandlers:
+class StatisticsHandlers(BrokerComponent):
     """Request handlers for counters, producers, and groups of the whole broker.
 
     They answer VIEW_BROKER_STATS_DATA (315), GET_BROKER_CONSUME_STATS (317), GET_ALL_PRODUCER_INFO
@@ -60,14 +56,20 @@ class StatisticsHandlers:
     UPDATE_AND_GET_GROUP_FORBIDDEN (353).
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    producers: Producers
-    runtime: RuntimeInfo
-    status: StatusHandlers
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        consumers: Consumers,
+        producers: Producers,
+        runtime: RuntimeInfo,
+        status: StatusHandlers,
+    ) -> None:
+        super().__init__(context)
+        self.consumers = consumers
+        self.producers = producers
+        self.runtime = runtime
+        self.status = status
 
     def view_counter(self, header: StatisticsRequest, command: Command, peer: Peer) -> Command:
         """Answer VIEW_BROKER_STATS_DATA (315) with the growth of one counter.

@@ -17,7 +17,6 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
@@ -26,19 +25,16 @@ from sluicemq.broker.admin.retention import UnreadMonitor
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import PullHandlers
-from sluicemq.broker.group_commit import LATENCY_BOUNDS_S, GroupCommit
-from sluicemq.broker.offsets import Offsets, UnfinishedMessages
+from sluicemq.broker.context import BrokerComponent, BrokerContext
+from sluicemq.broker.group_commit import LATENCY_BOUNDS_S
+from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.broker.produce.send import SendHandlers
 from sluicemq.broker.registration import parse_credentials
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.clock import Clock
 from sluicemq.config import Part, change_settings, edit_properties, settings_text
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.files import Files, edit_text, read_text
+from sluicemq.files import edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -227,21 +223,30 @@ class PeriodCounters:
         return growth_by_period
 
 
-@dataclass(slots=True, eq=False)
-class RuntimeInfo:
+class RuntimeInfo(BrokerComponent):
     """The runtime information and the counters of a broker, collected from its components."""
 
-    topics: Topics
-    send: SendHandlers
-    pull: PullHandlers
-    polls: LongPolls
-    group_commit: GroupCommit
-    store: Store
-    rates: CounterHistory
-    midnight_counters: MidnightCounters
-    extra_collectors: Collection[Callable[[], dict[str, str]]] = ()
-    """Functions that return further entries of the runtime information."""
-    period_counters: PeriodCounters = field(default_factory=PeriodCounters)
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        send: SendHandlers,
+        pull: PullHandlers,
+        polls: LongPolls,
+        rates: CounterHistory,
+        midnight_counters: MidnightCounters,
+        extra_collectors: Collection[Callable[[], dict[str, str]]],
+    ) -> None:
+        """`extra_collectors` return further entries of the runtime information."""
+        super().__init__(context)
+        self.send = send
+        self.pull = pull
+        self.polls = polls
+        self.group_commit = context.group_commit
+        self.rates = rates
+        self.midnight_counters = midnight_counters
+        self.extra_collectors = extra_collectors
+        self.period_counters = PeriodCounters()
 
     def collect_statistics(self) -> dict[str, int]:
         """Return the counters that VIEW_BROKER_STATS_DATA (315) can show.
@@ -366,8 +371,7 @@ def _quantile_s(counts: list[int], share: float) -> float:
     return 0.0
 
 
-@dataclass(slots=True, eq=False)
-class StatusHandlers:
+class StatusHandlers(BrokerComponent):
     """Request handlers for the state of the broker, its topics and its clients.
 
     They answer UPDATE_BROKER_CONFIG (25), GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28),
@@ -375,24 +379,28 @@ class StatusHandlers:
     (204), GET_CONSUME_STATS (208) and QUERY_TOPIC_CONSUME_BY_WHO (300).
     """
 
-    settings: Settings
-    topics: Topics
-    offsets: Offsets
-    consumers: Consumers
-    producers: Producers
-    store: Store
-    runtime: RuntimeInfo
-    rates: CounterHistory
-    unread_monitor: UnreadMonitor
-    unfinished: Callable[[str, str, int], UnfinishedMessages]
-    """A function `(group, topic, queue_id)` that returns the messages a group has not finished."""
-    files: Files
-    clock: Clock
-    config_version: DataVersion = field(init=False)
-    """The version of the settings, which changes with each UPDATE_BROKER_CONFIG."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        consumers: Consumers,
+        producers: Producers,
+        runtime: RuntimeInfo,
+        rates: CounterHistory,
+        unread_monitor: UnreadMonitor,
+        unfinished: Callable[[str, str, int], UnfinishedMessages],
+    ) -> None:
+        """`unfinished(group, topic, queue_id)` returns the unfinished messages of a group."""
+        super().__init__(context)
+        self.consumers = consumers
+        self.producers = producers
+        self.runtime = runtime
+        self.rates = rates
+        self.unread_monitor = unread_monitor
+        self.unfinished = unfinished
+        self.files = context.files
         self.config_version = DataVersion(0, self.clock.now_ms())
+        """The version of the settings, which changes with each UPDATE_BROKER_CONFIG."""
 
     # ---------------------------------------------------------------------------- the broker
 

@@ -42,17 +42,16 @@ from sluicemq.broker.consume.client_memory import (
 from sluicemq.broker.consume.contracts import STRICT, ContractError, Contracts
 from sluicemq.broker.consume.filters import CompiledSubscription, ConsumerFilters
 from sluicemq.broker.consume.notices import GroupChangeNotices
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.lanes.rules import (
     Atom,
-    key_of,
-    named_atoms,
-    normal_atom,
+    encode_key,
+    iter_topic_atoms,
+    normalize_atom,
     parse_key,
     subscription_key,
 )
-from sluicemq.broker.lanes.table import LaneReader, Lanes
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups
+from sluicemq.broker.lanes.table import LaneMember, Lanes
 from sluicemq.clock import Clock
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.subscription import Subscription
@@ -228,21 +227,27 @@ class MemberSnapshot(NamedTuple):
     filters: tuple[ConsumerFilter, ...]
 
 
-@dataclass(slots=True, eq=False)
 class Consumers:
     """The consumer groups that have connected members."""
 
-    settings: Settings
-    group_configs: Groups
-    filters: ConsumerFilters
-    lanes: Lanes
-    contracts: Contracts
-    clock: Clock
-    memory: ClientMemory
-    groups: dict[str, ConsumerGroup] = field(default_factory=dict)
-    notices: GroupChangeNotices = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        filters: ConsumerFilters,
+        lanes: Lanes,
+        contracts: Contracts,
+        memory: ClientMemory,
+    ) -> None:
+        self.settings = context.settings
+        self.clock = context.clock
+        self.group_configs = context.groups
+        self.filters = filters
+        self.lanes = lanes
+        self.contracts = contracts
+        self.memory = memory
+        self.groups: dict[str, ConsumerGroup] = {}
+        """The groups that have connected members, by name."""
         self.notices = GroupChangeNotices(self.clock, self._notify_members)
 
     def find_subscription(self, group: str, topic: str) -> CompiledSubscription | None:
@@ -263,7 +268,7 @@ class Consumers:
         """Return the names of the connected groups that subscribe to the topic."""
         return {name for name, group in self.groups.items() if topic in group.subscriptions}
 
-    def lane_of(self, name: str, peer: Peer, fields: Mapping[str, str] | None) -> LaneReader | None:
+    def lane_of(self, name: str, peer: Peer, fields: Mapping[str, str] | None) -> LaneMember | None:
         """Return the lane for which a request reads; None without a lane.
 
         There is none if the group has no lanes, or the request is not from a member with a lane.
@@ -276,7 +281,7 @@ class Consumers:
         member = group.find_member(peer, fields)
         if member is None or member.subscription_key not in lanes.lanes:
             return None
-        return LaneReader(lanes, member.client_id, member.subscription_key)
+        return LaneMember(lanes, member.client_id, member.subscription_key)
 
     def end_lanes(self, name: str) -> None:
         """End the lanes of a group that pops, because no member reads by them."""
@@ -340,12 +345,12 @@ class Consumers:
                 yield None
 
         atoms = list[tuple[str, Atom]]()
-        for count, atom in enumerate(named_atoms(data.group, data.subscriptions), 1):
+        for count, atom in enumerate(iter_topic_atoms(data.group, data.subscriptions), 1):
             atoms.append(atom)
             if count % SUBSCRIPTIONS_PER_STEP == 0:
                 yield None
 
-        key = key_of(atoms) if data.message_model != BROADCASTING else ""
+        key = encode_key(atoms) if data.message_model != BROADCASTING else ""
         is_tag_type = all(is_tag_kind(item.kind) for item in by_topic.values())
         yield None
         return HeartbeatSubscriptions(key, by_topic, compiled, is_tag_type)
@@ -421,7 +426,7 @@ class Consumers:
             absent_keys = {
                 absent.subscription_key for absent in self.contracts.absent_members(name).values()
             }
-            live_keys, _ = lanes.ordered()
+            live_keys, _ = lanes.get_ordered_keys()
             used_keys = [k for k in live_keys if lanes.lanes[k].members or k in absent_keys]
             others = {other: k for other, k in others.items() if k in used_keys[:1]}
         try:
@@ -480,7 +485,7 @@ class Consumers:
         if group.name not in self.lanes.table and set(others.values()) <= {key}:
             if key and key != group.subscription_key:
                 is_first = group.consume_from_where == FROM_FIRST_OFFSET
-                self.lanes.ground.first_member(group.name, key, from_first=is_first)
+                self.lanes.storage.start_join_offsets(group.name, key, from_first=is_first)
                 group.subscription_key = key
             if not key and others:
                 return set()
@@ -492,7 +497,7 @@ class Consumers:
         if group.name in self.contracts.popping_groups:
             group.merge_member_subscriptions()
             return None if old_key != key else set()
-        is_new = self.lanes.enter(group.name, key, member.client_id, old_key, others)
+        is_new = self.lanes.add_member(group.name, key, member.client_id, old_key, others)
         if is_new:
             self.contracts.record_lane_member(group.name, member.client_id, key, others)
         group.merge_member_subscriptions()
@@ -534,7 +539,7 @@ class Consumers:
         Only one of the client's subscriptions is known; it is compared with the same topic of each
         member.
         """
-        atom = normal_atom(subscription.kind, subscription.expression)
+        atom = normalize_atom(subscription.kind, subscription.expression)
         for other, other_key in self.other_subscription_keys(name, client_id).items():
             if parse_key(other_key).get(subscription.topic) != atom:
                 key = subscription_key(name, [subscription])
@@ -585,11 +590,11 @@ class Consumers:
             (other.client_id, other.subscription_key) == (member.client_id, member.subscription_key)
             for other in group.members.values()
         ):
-            lanes.leave(member.subscription_key, member.client_id)
+            lanes.remove_member(member.subscription_key, member.client_id)
         if not group.members:
             del self.groups[name]
             self.filters.update_group(name, ())
-            self.lanes.ground.last_member_left(name)
+            self.lanes.storage.forget_join_offsets(name)
             self.contracts.forget_group(name)
         elif lanes is not None:
             group.merge_member_subscriptions()

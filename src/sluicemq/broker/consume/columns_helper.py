@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns.file import Job
+    from sluicemq.store.columns.file import SealJob
 
 
 MODULE: Final = "sluicemq.broker.consume.columns_helper"
@@ -42,7 +42,7 @@ class SealingProcess:
         self._is_used = False
         self._used_s = 0.0
 
-    def seal(self, job: "Job", units: Sequence[bytes]) -> tuple[str, int]:
+    def seal(self, job: "SealJob", units: Sequence[bytes]) -> tuple[str, int]:
         """Write the file of a block in the process, which is started if necessary.
 
         `units` are the units of the block. Return the name and the size in bytes of the file.
@@ -79,7 +79,7 @@ class SealingProcess:
             self._stop()
             raise OSError(outcome.get("error", ended))
 
-    def rest(self, now_s: float) -> None:
+    def release_unused(self, now_s: float) -> None:
         """End the process if it has had no job for IDLE_S. The owner calls it between jobs."""
         if self._is_used:
             self._is_used, self._used_s = False, now_s
@@ -100,7 +100,7 @@ class SealingProcess:
 
 
 if __name__ == "__main__":
-    from sluicemq.store.columns.file import serve
+    from sluicemq.store.columns.file import serve_seal_jobs
 
     os.nice(int(sys.argv[1]))
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve_seal_jobs(sys.stdin.buffer, sys.stdout.buffer)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from sluicemq.broker.lanes.rules import difference
+from sluicemq.broker.lanes.rules import describe_difference
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
@@ -157,8 +157,8 @@ class Contracts:
         reason = (
             f"Group {group} has the contract strict, and the subscription of {client_id} differs "
             f"from that of {len(different)} member(s) that {state}, for example {other}: "
-            f"{difference(other_key, key)}. Use the same subscription or another group, or allow "
-            f"different subscriptions: sluice group update {group} --contract lanes"
+            f"{describe_difference(other_key, key)}. Use the same subscription or another group, "
+            f"or allow different subscriptions: sluice group update {group} --contract lanes"
         )
         self.record_refusal(group, client_id, reason, peer)
         raise ContractError(reason)
@@ -214,7 +214,7 @@ class Contracts:
                 group,
                 client_id,
                 other or "earlier members",
-                difference(other_key, key),
+                describe_difference(other_key, key),
                 group,
             )
 

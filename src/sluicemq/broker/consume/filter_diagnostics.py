@@ -33,23 +33,22 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivery import DeliveryState
 from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
 from sluicemq.broker.consume.matching import RECORDS_PER_STEP, MatchCounter, MatchCriteria, Tally
+from sluicemq.broker.context import BrokerComponent, BrokerContext
+from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.lanes.filters import RuleFilter
-from sluicemq.broker.lanes.group import Lane
-from sluicemq.broker.lanes.rules import ByteCache, atoms_of
-from sluicemq.broker.lanes.table import show, shown
-from sluicemq.broker.offsets import Offsets, UnfinishedMessages
-from sluicemq.broker.topics import Groups, Topics
-from sluicemq.clock import Clock
+from sluicemq.broker.lanes.lane import Lane
+from sluicemq.broker.lanes.lanes_file import describe_atoms, describe_lanes
+from sluicemq.broker.lanes.rules import get_atoms_by_topic
+from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import preparation, subscribe
+from sluicemq.filter.subscriptions import preparation_jobs, subscribe
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, Job, WorkItem
+from sluicemq.net.work.background import Job, WorkItem
 from sluicemq.store.gather import INLINE_WEIGHT_MAX
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
@@ -167,38 +166,36 @@ def _compile_or_none(kind: str, expression: str) -> MatchCriteria | None:
         return None
 
 
-@dataclass(slots=True, eq=False)
-class FilterHandlers:
+class FilterHandlers(BrokerComponent):
     """Request handlers for filters and lanes, and the survey of all filters.
 
     They answer SLUICE_FILTERED_LAG (900131), SLUICE_TRY_FILTER (900132) and SLUICE_GROUP_LANES
     (900133).
     """
 
-    store: Store
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    filters: ConsumerFilters
-    deliveries: dict[TopicGroup, DeliveryState]
-    background: Background
-    clock: Clock
-    unfinished: Callable[[str, str, int], UnfinishedMessages]
-    """Return the `UnfinishedMessages` of (group, topic, queue id)."""
-    failures: dict[TopicGroup, FilterFailures] = field(default_factory=dict)
-    survey_results: dict[TopicGroup, tuple[int, float | None]] = field(default_factory=dict)
-    """The last survey: for each group with a filter, its lag and the seconds until it has none."""
-    match_counter: MatchCounter = field(init=False)
-    _survey_s: float = field(init=False)
-    _is_surveying: bool = False
-    _criteria_cache: ByteCache[MatchCriteria | None] = field(
-        default_factory=lambda: ByteCache(
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        consumers: Consumers,
+        filters: ConsumerFilters,
+        deliveries: dict[TopicGroup, DeliveryState],
+        unfinished: Callable[[str, str, int], UnfinishedMessages],
+    ) -> None:
+        """`unfinished(group, topic, queue_id)` returns the unfinished messages of a group."""
+        super().__init__(context)
+        self.consumers = consumers
+        self.filters = filters
+        self.deliveries = deliveries
+        self.background = context.background
+        self.unfinished = unfinished
+        self.failures: dict[TopicGroup, FilterFailures] = {}
+        self.survey_results: dict[TopicGroup, tuple[int, float | None]] = {}
+        """The last survey: each filtered group's lag, and the seconds until it has none."""
+        self._is_surveying = False
+        self._criteria_cache: ByteCache[MatchCriteria | None] = ByteCache(
             _compile_or_none, estimate_filter_bytes, CRITERIA_BYTES_MAX
         )
-    )
-
-    def __post_init__(self) -> None:
         self.match_counter = MatchCounter(self.store)
         self._survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
 
@@ -237,7 +234,7 @@ class FilterHandlers:
 
         Compiled criteria are cached.
         """
-        yield from preparation(subscription.expression, subscription.kind)
+        yield from preparation_jobs(subscription.expression, subscription.kind)
         return self._criteria_cache(subscription.kind, subscription.expression)
 
     # --- lag
@@ -295,14 +292,16 @@ class FilterHandlers:
         queues = []
         for queue_id in range(known.config.read_queues):
             now_s = self.clock.monotonic_s()
-            group_lanes.ensure((topic, queue_id))
+            group_lanes.ensure_queue((topic, queue_id))
             lanes = []
-            for lane in [group_lanes.lanes[key] for keys in group_lanes.ordered() for key in keys]:
-                place = lane.places.get((topic, queue_id))
-                if place is not None:
+            for lane in [
+                group_lanes.lanes[key] for keys in group_lanes.get_ordered_keys() for key in keys
+            ]:
+                lane_queue = lane.queues.get((topic, queue_id))
+                if lane_queue is not None:
                     name = f"{group}@{lane.id}"
                     tally = yield from self.match_counter.count_lane_lag(
-                        name, topic, queue_id, place, now_s
+                        name, topic, queue_id, lane_queue, now_s
                     )
                     lanes.append((lane, tally))
             first, end = self.store.queue_offsets(topic, queue_id)
@@ -425,7 +424,7 @@ class FilterHandlers:
                     continue
                 subscription = self.find_subscription(group, topic)
                 if expression is not None:
-                    yield from preparation(expression, header.kind or TAG)
+                    yield from preparation_jobs(expression, header.kind or TAG)
                     subscription = _parse_subscription(topic, expression, header.kind)
                 yield from self.check_fetched(group, topic)
                 if expression is None:
@@ -491,10 +490,10 @@ class FilterHandlers:
         `compared` is the subscription with which the expression is compared, if any.
         """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
-        yield from preparation(header.expression, header.kind or TAG)
+        yield from preparation_jobs(header.expression, header.kind or TAG)
         subscription = _parse_subscription(topic, header.expression, header.kind)
         stored = sum(end - start for _, start, end in ranges)
-        if not self.store.columns.is_warm:
+        if not self.store.columns.is_loaded:
             yield self.store.columns.warm_up
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy is loaded only for trials
 
@@ -537,7 +536,7 @@ class FilterHandlers:
         `weight` is the number of characters of its expressions.
         """
         records = self.match_counter.properties
-        blocks = self.store.columns.blocks(topic, queue_id, start, end)
+        blocks = self.store.columns.iter_blocks(topic, queue_id, start, end)
         # A trial counts each condition separately. A long expression would take too long on the
         # event loop, so jobs evaluate its records on another thread.
         if blocks is None or weight > INLINE_WEIGHT_MAX:
@@ -558,7 +557,7 @@ class FilterHandlers:
                 def properties_of(row: int, first: int = low) -> Mapping[str, str]:
                     return records.read_at(topic, queue_id, first + row) or {}
 
-                trial.add(part, queue_id, properties_of)
+                trial.add_block(part, queue_id, properties_of)
                 yield None
 
     def report_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
@@ -573,15 +572,15 @@ class FilterHandlers:
         answer = {
             "conflicts": contracts.conflict_counts.get(name, 0),
             "contract": contracts.contract_of(name),
-            "forgotten": list(lanes.forgotten) if lanes is not None else [],
-            "lanes": show(lanes) if lanes is not None else [],
+            "forgotten": list(lanes.forgotten_subscriptions) if lanes is not None else [],
+            "lanes": describe_lanes(lanes) if lanes is not None else [],
             "pops": contracts.popped_subscriptions(name),
             "refused": {
                 client_id: refusal.reason
                 for (group, client_id), refusal in contracts.refusals.items()
                 if group == name
             },
-            "unmatched": lanes.unmatched if lanes is not None else 0,
+            "unmatched": lanes.unmatched_count if lanes is not None else 0,
         }
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
 
@@ -591,7 +590,7 @@ def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
     if isinstance(message_filter, Selector):
         return {message_filter.text}
     rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
-    return {atom.text for item in rule for atom in item.must if atom.kind == SQL92}
+    return {atom.text for item in rule for atom in item.required if atom.kind == SQL92}
 
 
 def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
@@ -605,8 +604,8 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
 def _lane_matchings(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
     """Yield the lag of each lane; live lanes come before idle ones, the oldest first."""
     lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
-    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
-        kind, expression = shown(atoms_of(lane.key).get(topic, ()))
+    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
+        kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
         lane_queues = [
             queue._replace(committed=tally.start, tally=tally)
             for queue in queues

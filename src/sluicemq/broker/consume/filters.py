@@ -30,13 +30,13 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from sluicemq.broker.documents import Document
-from sluicemq.broker.lanes.rules import ByteCache
+from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.files import Files
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation, subscribe
+from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation_jobs, subscribe
 from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
 from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.wire.codes import ResponseCode
@@ -86,7 +86,7 @@ class RequestFilters:
         expression = expression or (ALL if is_tag_kind(kind) else "")
         if expression == ALL and kind == TAG:
             return None
-        for job in preparation(expression, kind):
+        for job in preparation_jobs(expression, kind):
             raise PostponedError(PostponedWork(job, lambda _: None))
         try:
             return self._cache(kind, expression)
@@ -127,11 +127,11 @@ class CompiledSubscription:
             self.is_broken = True
             log.warning("subscription to %s does not compile: %s", subscription.topic, error)
         else:
-            if isinstance(self.filter, Selector) and self.filter.ignored:
+            if isinstance(self.filter, Selector) and self.filter.ignored_text:
                 log.warning(
                     "subscription to %s: %r is ignored at the end of %r, as in RocketMQ",
                     subscription.topic,
-                    self.filter.ignored,
+                    self.filter.ignored_text,
                     subscription.expression,
                 )
 

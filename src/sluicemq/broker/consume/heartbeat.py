@@ -17,24 +17,23 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final
 
 from sluicemq.broker.consume.client_memory import CONSUMER, estimate_member_bytes
 from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot, Producers
 from sluicemq.broker.consume.contracts import ContractError
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import UNIT_SYS_FLAG, Groups, Topics
-from sluicemq.clock import Clock
+from sluicemq.broker.topics import UNIT_SYS_FLAG
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (
-    SQL92_IS_OFF,
+    SQL92_DISABLED,
     compile_sql92,
     is_tag_kind,
     make_filter,
-    preparation,
+    preparation_jobs,
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
@@ -90,22 +89,21 @@ class RepeatableHeartbeat:
         return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
 
 
-@dataclass(slots=True, eq=False)
-class HeartbeatHandlers:
+class HeartbeatHandlers(BrokerComponent):
     """Request handlers for clients and members of groups.
 
     They answer HEART_BEAT (34), UNREGISTER_CLIENT (35), GET_CONSUMER_LIST_BY_GROUP (38) and
     CHECK_CLIENT_CONFIG (46).
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    consumers: Consumers
-    producers: Producers
-    clock: Clock
-    logged_unknown_groups: set[str] = field(default_factory=set)
-    """Groups that the log has mentioned as unknown."""
+    def __init__(
+        self, context: BrokerContext, *, consumers: Consumers, producers: Producers
+    ) -> None:
+        super().__init__(context)
+        self.consumers = consumers
+        self.producers = producers
+        self.logged_unknown_groups: set[str] = set()
+        """Groups that the log has mentioned as unknown."""
 
     def heartbeat(self, command: Command, peer: Peer) -> bytes | Postponed:
         """Answer HEART_BEAT (34). Return the encoded answer, or Postponed if something changed.
@@ -281,7 +279,7 @@ class HeartbeatHandlers:
         """Compile filters into the caches, in steps, before they are needed at once."""
         yield None
         for subscription in subscriptions:
-            yield from preparation(subscription.expression, subscription.kind)
+            yield from preparation_jobs(subscription.expression, subscription.kind)
             if subscription.kind == SQL92:
                 with suppress(FilterError):
                     compile_sql92(subscription.expression)
@@ -320,7 +318,7 @@ class HeartbeatHandlers:
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)
             if not is_tag_kind(subscription.kind) and not is_sql92_enabled:
-                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
+                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_DISABLED)
             yield from self._precompile([subscription])
             try:
                 make_filter(subscription)

@@ -20,13 +20,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from sluicemq.broker.lanes.filters import RuleColumns, RuleFilter
-from sluicemq.broker.lanes.places import Place
-from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause
-from sluicemq.filter.evaluate import Verdict
-from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, verdict_of
+from sluicemq.broker.lanes.filters import RuleColumnFilter, RuleFilter
+from sluicemq.broker.lanes.lane_queue import LaneQueue
+from sluicemq.broker.lanes.rules import MATCH_ALL, Rule, create_rule
+from sluicemq.filter.evaluate import ConditionFunction
+from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, evaluate_verdict
 from sluicemq.filter.selector import Vectorised
-from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, unknown_kind
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, unknown_kind_error
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.net.work.background import Job, WorkItem
@@ -123,13 +123,13 @@ class MatchCriteria:
         self.key: tuple[str, object] = (subscription.kind, subscription.expression)
         self.codes: frozenset[int] | None = None
         self.tags: frozenset[str] = frozenset()
-        self.vectorised: Vectorised | RuleColumns | None = None
+        self.vectorised: Vectorised | RuleColumnFilter | None = None
         self.matches_nothing = False
         self.weight = 0
-        self.verdict: Verdict | None = None
+        self.verdict: ConditionFunction | None = None
         if not is_tag_kind(subscription.kind):
             if subscription.kind != SQL92:
-                raise unknown_kind(subscription.kind)
+                raise unknown_kind_error(subscription.kind)
             selector = compile_sql92(subscription.expression)
             self.weight = len(subscription.expression)
             self.vectorised, self.verdict = selector.vectorised, selector.evaluate
@@ -145,7 +145,7 @@ class MatchCriteria:
         criteria.key = ("RULE", rule)
         rule_filter = RuleFilter(rule)
         criteria.weight = rule_filter.weight
-        if rule != clause([EVERYTHING]):
+        if rule != create_rule([MATCH_ALL]):
             criteria.vectorised, criteria.verdict = (
                 rule_filter.vectorised,
                 rule_filter.by_commit_log,
@@ -271,21 +271,21 @@ class MatchCounter:
         return tally
 
     def count_lane_lag(
-        self, name: str, topic: str, queue_id: int, place: Place, now_s: float
+        self, name: str, topic: str, queue_id: int, lane_queue: LaneQueue, now_s: float
     ) -> WorkItem[Tally]:
-        """Count the messages that a lane still has to receive, from `place` on by its rules.
+        """Count the messages that a lane still has to receive in the queue of `lane_queue`.
 
         Only the messages under the last rule are counted from a tally. Those under earlier rules
         are counted again each time: they are gone once the lane has passed them.
         """
         first, end = self._store.queue_offsets(topic, queue_id)
-        start = rule_start = min(max(place.position, first), end)
+        start = rule_start = min(max(lane_queue.current_offset, first), end)
         earlier: list[tuple[int, int, Rule]] = []
-        rule, until = place.rule_at(rule_start)
+        rule, until = lane_queue.find_rule(rule_start)
         while until is not None and until < end:
             earlier.append((rule_start, until, rule))
             rule_start = until
-            rule, until = place.rule_at(rule_start)
+            rule, until = lane_queue.find_rule(rule_start)
 
         criteria = MatchCriteria.from_rule(rule)
         tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
@@ -311,10 +311,10 @@ class MatchCounter:
         if criteria.codes is not None:
             return (yield from self._count_tags(topic, queue_id, criteria, start, end))
         columns = self._store.columns
-        if not columns.is_warm:
+        if not columns.is_loaded:
             yield columns.warm_up
         assert criteria.vectorised is not None
-        parts = columns.parts(topic, queue_id, start, end, criteria.vectorised)
+        parts = columns.iter_parts(topic, queue_id, start, end, criteria.vectorised)
         if parts is None:
             return (yield from self._count_verdicts(topic, queue_id, criteria, start, end))
         total = 0
@@ -343,7 +343,7 @@ class MatchCounter:
                 if block is not None:
                     counts.append(vectorised.count(block))
                 else:
-                    is_passed = not isinstance(part, ColumnBlock) and part.is_passed
+                    is_passed = not isinstance(part, ColumnBlock) and part.has_no_match
                     counts.append(0 if is_passed else None)
 
         loads = [part for part in batch if not isinstance(part, ColumnBlock)]
@@ -354,7 +354,7 @@ class MatchCounter:
             job()
             yield None
         for load in loads:
-            self._store.columns.loaded(load)
+            self._store.columns.accept_load(load)
         total = 0
         for part, count in zip(batch, counts, strict=True):
             if count is None:
@@ -394,10 +394,10 @@ class MatchCounter:
         blocks without a match may be left out.
         """
         columns = self._store.columns
-        if not columns.is_warm:
+        if not columns.is_loaded:
             yield columns.warm_up
         pruning = criteria.vectorised if only_matches else None
-        blocks = columns.blocks(topic, queue_id, start, end, pruning)
+        blocks = columns.iter_blocks(topic, queue_id, start, end, pruning)
         if blocks is None:
             import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
@@ -439,11 +439,11 @@ class MatchCounter:
 
         assert criteria.codes is not None
         columns = self._store.columns
-        if end - start > TAG_UNITS and not columns.is_warm:
+        if end - start > TAG_UNITS and not columns.is_loaded:
             yield columns.warm_up
         total = 0
         while start < end:
-            part = columns.part_made(topic, queue_id, start, end)
+            part = columns.find_available_part(topic, queue_id, start, end)
             stop = end if part is None else part.end
             units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
@@ -473,14 +473,14 @@ class MatchCounter:
             block = part
         elif part is not None:
             yield part.run
-            self._store.columns.loaded(part)
+            self._store.columns.accept_load(part)
             block = None if part.block is None else part.block.part(part.start, part.end)
         count = None if block is None else _count_rows(criteria, block, hits)
         if part is None and len(hits) >= RECORDS_PER_STEP:
             # Decode the hits as one block of columns. Fewer hits are read one by one below.
             begins = [hit * UNIT_BYTES for hit in hits]
             joined = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-            if (decode := self._store.columns.picked(joined)) is not None:
+            if (decode := self._store.columns.make_block_builder(joined)) is not None:
                 decoded: list[ColumnBlock] = []
                 yield lambda: decoded.append(decode())
                 count = _count_rows(criteria, decoded[0], range(len(hits)))
@@ -524,7 +524,7 @@ def _judge_records(
 
     def judge(start: int, stop: int) -> None:
         for row, values in zip(rows[start:stop], properties[start:stop], strict=True):
-            verdicts[row] = FALSE if values is None else verdict_of(verdict, values)
+            verdicts[row] = FALSE if values is None else evaluate_verdict(verdict, values)
 
     if criteria.weight > INLINE_WEIGHT_MAX:
         yield partial(judge, 0, len(rows))

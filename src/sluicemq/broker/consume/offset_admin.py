@@ -15,22 +15,17 @@ RocketMQ 4.x can do only this.
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
-from sluicemq.clock import Clock
+from sluicemq.broker.context import BrokerComponent, BrokerContext
+from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem
 from sluicemq.store.queues import UNIT
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -51,23 +46,18 @@ NO_GROUP_BEHIND: Final = (1 << 63) - 1
 """The offset that QUERY_CORRECTION_OFFSET gives if the compared group is behind all others."""
 
 
-@dataclass(slots=True, eq=False)
-class GroupOffsetHandlers:
+class GroupOffsetHandlers(BrokerComponent):
     """Request handlers for offsets of groups.
 
     They answer INVOKE_BROKER_TO_RESET_OFFSET (222), QUERY_CONSUME_TIME_SPAN (303),
     QUERY_CORRECTION_OFFSET (308), CLONE_GROUP_OFFSET (314) and QUERY_CONSUME_QUEUE (321).
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    polls: LongPolls
-    store: Store
-    clock: Clock
-    group_commit: GroupCommit
+    def __init__(self, context: BrokerContext, *, consumers: Consumers, polls: LongPolls) -> None:
+        super().__init__(context)
+        self.consumers = consumers
+        self.polls = polls
+        self.group_commit = context.group_commit
 
     # --------------------------------------------------------------------------------- reset
 
@@ -127,7 +117,7 @@ class GroupOffsetHandlers:
     def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Reset offsets of a group or its lanes, and wake the requests that wait for the queues."""
         for queue, offset in offsets.items():
-            if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
+            if not self.consumers.lanes.reset_queue(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
             self.polls.wake(queue.topic, queue.queue_id)
         self.group_commit.schedule_commit()

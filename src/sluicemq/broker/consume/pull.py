@@ -25,7 +25,6 @@ Three request fields are SluiceMQ's own, and a Java broker ignores them:
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -47,22 +46,16 @@ from sluicemq.broker.consume.pull_checks import (
     PullContext,
     PullRefusedError,
 )
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Parked, Postponed
-from sluicemq.broker.lanes.filters import rule_filter
-from sluicemq.broker.lanes.group import GroupLanes
-from sluicemq.broker.lanes.table import READ, Do, Step, note
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics, make_no_topic_error
-from sluicemq.clock import Clock
+from sluicemq.broker.lanes.filters import get_rule_filter
+from sluicemq.broker.lanes.table import READ, PullAction, PullDecision, note_delivery
+from sluicemq.broker.topics import make_no_topic_error
 from sluicemq.model.topic import MASTER_ID, GroupConfig
 from sluicemq.net.dispatch import Peer, RunEngine
-from sluicemq.net.limits import FairScheduler
-from sluicemq.net.work.background import Background
 from sluicemq.store.gather import UNLIMITED, PostponedError, SpanLimit
 from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.read import TAG_SCAN_MAX, ReadResult, ReadStatus
-from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command, encode_response
@@ -112,50 +105,49 @@ _SCANNED_STATUSES: Final = ReadStatus.NO_MATCHED_MESSAGE, ReadStatus.MESSAGE_WAS
 _EMPTY_QUEUE_CODES: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND)
 """Response codes for an empty queue, indexed by whether the requested offset is 0."""
 
-_STEP_ANSWERS: Final = {
-    Do.MOVE: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET"),
-    Do.WAIT: (ResponseCode.PULL_NOT_FOUND, "LANE_CHANGES"),
-    Do.ANEW: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
+_DECISION_ANSWERS: Final = {
+    PullAction.REDIRECT: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET"),
+    PullAction.WAIT: (ResponseCode.PULL_NOT_FOUND, "LANE_CHANGES"),
+    PullAction.RETRY: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
 }
 """Response code and remark for a pull that may not read now, by what its lane or a reset demands.
 
-MOVE: the group was sent to another offset of the queue. WAIT: the lane will go back once the
-messages in flight are committed. ANEW: the client must pull again.
+REDIRECT: the group was sent to another offset of the queue. WAIT: the lane will go back once the
+messages in flight are committed. RETRY: the client must pull again.
 """
 
 
-@dataclass(slots=True, eq=False)
-class PullHandlers:
+class PullHandlers(BrokerComponent):
     """Request handlers for PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
     `found_count` and `missed_count` count the answers with and without messages since the start.
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    polls: LongPolls
-    store: Store
-    clock: Clock
-    call_soon: Callable[[Callable[[], None]], object]
-    background: Background
-    deliveries: DeliveryStates
-    filters: RequestFilters
-    scheduler: FairScheduler
-    call_later: Callable[[float, Callable[[], None]], object] | None = None
-    """Call a function after a delay in seconds. None means that pulls are never delayed."""
-    has_master: Callable[[], bool] = lambda: False
-    """Return whether this broker is a slave that currently follows a master."""
-    found_count: int = 0
-    missed_count: int = 0
-    compiled: Any = None
-    """The compiled engine's `Pulls`, which handles repeated pulls; None without the engine."""
-    checks: PullChecks = field(init=False)
-    _lanes: dict[str, GroupLanes] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        consumers: Consumers,
+        polls: LongPolls,
+        deliveries: DeliveryStates,
+        filters: RequestFilters,
+    ) -> None:
+        super().__init__(context)
+        self.consumers = consumers
+        self.polls = polls
+        self.call_soon = context.call_soon
+        self.background = context.background
+        self.deliveries = deliveries
+        self.filters = filters
+        self.scheduler = context.scheduler
+        self.call_later = context.call_later
+        """Calls a function after a delay in seconds. None means that pulls are never delayed."""
+        self.has_master: Callable[[], bool] = lambda: False
+        """Returns whether this broker is a slave that currently follows a master."""
+        self.found_count = 0
+        self.missed_count = 0
+        self.compiled: Any = None
+        """The compiled engine's `Pulls`, which handles repeated pulls; None without the engine."""
         self._lanes = self.consumers.lanes.table
         self.checks = PullChecks(
             settings=self.settings,
@@ -434,8 +426,8 @@ class PullHandlers:
             resets and (context.group, *context.queue) in resets
         ):
             return None
-        step = self._next_step(context)
-        if step.do is Do.WAIT and context.sys_flag & FLAG_SUSPEND:
+        decision = self._decide(context)
+        if decision.action is PullAction.WAIT and context.sys_flag & FLAG_SUSPEND:
             return Parked(
                 command,
                 queues=(context.queue,),
@@ -443,11 +435,15 @@ class PullHandlers:
                 deadline_s=self.clock.monotonic_s() + LANE_WAIT_S,
                 try_answer=partial(self._retry_parked, context),
             )
-        return None if step.do is Do.READ else self._encode_step(context, command.opaque, step)
+        return (
+            None
+            if decision.action is PullAction.READ
+            else self._encode_decision(context, command.opaque, decision)
+        )
 
     # --------------------------------------------------------------------- resets and lanes
 
-    def _next_step(self, context: PullContext, *, is_parked: bool = False) -> Step:
+    def _decide(self, context: PullContext, *, is_parked: bool = False) -> PullDecision:
         """Return what a pull of a lane, or of a group whose offset was reset, must do next.
 
         The commit of a new pull is applied before the lane decides. `is_parked` is True for a
@@ -458,20 +454,20 @@ class PullHandlers:
             moved = self.offsets.resets.redirect(
                 context.group, *context.queue, context.offset, is_parked=is_parked
             )
-            return READ if moved is None else Step(Do.MOVE, offset=moved)
+            return READ if moved is None else PullDecision(PullAction.REDIRECT, offset=moved)
         if is_parked:
-            return lane.looks_again(context.queue, context.offset, context.lane_key)
+            return lane.retry_pull(context.queue, context.offset, context.lane_key)
         if context.commit_offset is not None:
             lane.commit(context.queue, context.commit_offset)
-        step = lane.pulls(context.queue, context.offset)
-        context.lane_key = step.lane
-        return step
+        decision = lane.start_pull(context.queue, context.offset)
+        context.lane_key = decision.lane_key
+        return decision
 
-    def _encode_step(self, context: PullContext, opaque: int, step: Step) -> bytes:
-        """Return the encoded answer to a pull that may not read because of `step`."""
-        code, remark = _STEP_ANSWERS[step.do]
-        offset = context.offset if step.do is Do.WAIT else step.offset
-        if step.do is Do.MOVE:
+    def _encode_decision(self, context: PullContext, opaque: int, decision: PullDecision) -> bytes:
+        """Return the encoded answer to a pull that may not read because of `decision`."""
+        code, remark = _DECISION_ANSWERS[decision.action]
+        offset = context.offset if decision.action is PullAction.WAIT else decision.offset
+        if decision.action is PullAction.REDIRECT:
             context.delivery.fetched_offsets[context.queue_id] = offset
         low, high = self.store.queue_offsets(*context.queue)
         return self._encode_empty(context, opaque, code, (offset, high, low), remark)
@@ -488,13 +484,13 @@ class PullHandlers:
         committed = context.commit_offset
         count = context.count_max if context.count_max > 0 else 1
         is_sluice_client = ANY_SPAN_FIELD in context.fields
-        reach = room = place = estimator = None
+        reach = room = lane_queue = estimator = None
         if context.group in self._lanes:
             lane = self.consumers.lane_of(context.group, context.peer, context.fields)
-            place = lane.place(context.queue) if lane is not None else None
-        if place is not None:
-            rule, until = place.rule_at(offset)
-            message_filter = rule_filter(rule)
+            lane_queue = lane.get_lane_queue(context.queue) if lane is not None else None
+        if lane_queue is not None:
+            rule, until = lane_queue.find_rule(offset)
+            message_filter = get_rule_filter(rule)
             if until is not None:
                 room = until - offset
                 count = min(count, room)
@@ -516,17 +512,17 @@ class PullHandlers:
             message_filter,
             room,
             reach,
-            may_postpone=place is None,
+            may_postpone=lane_queue is None,
             is_sluice_client=is_sluice_client,
         )
         scanned = result.units_scanned
         delivery.filtered_count += scanned - result.count
-        if place is not None:
-            note(place, offset, result)
+        if lane_queue is not None:
+            note_delivery(lane_queue, offset, result)
         elif estimator is not None:
             estimator.record_answer(context.queue_id, result, self.clock.monotonic_s())
         # A lane's rule has several expressions: `is_sure` says nothing about each of them.
-        is_sure = result.is_filter_reliable and place is None
+        is_sure = result.is_filter_reliable and lane_queue is None
         if scanned and not is_sure and message_filter and message_filter.reads_properties:
             delivery.add_range_to_check(message_filter, context.queue_id, offset, offset + scanned)
         return result
@@ -546,11 +542,11 @@ class PullHandlers:
             return encode_response(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
         if context.group in self._lanes or (resets and (context.group, *context.queue) in resets):
-            step = self._next_step(context, is_parked=True)
-            if step.do is Do.WAIT and not is_last:
+            decision = self._decide(context, is_parked=True)
+            if decision.action is PullAction.WAIT and not is_last:
                 return None
-            if step.do is not Do.READ:
-                return self._encode_step(context, opaque, step)
+            if decision.action is not PullAction.READ:
+                return self._encode_decision(context, opaque, decision)
         if not context.sys_flag & FLAG_SUBSCRIPTION:
             members = self.consumers.groups.get(context.group)
             compiled = None if members is None else members.subscriptions.get(context.topic)
@@ -558,7 +554,9 @@ class PullHandlers:
                 # The expression of the group has changed since the pull was parked. RocketMQ's
                 # broker reads with the new one, and a Java client drops what does not match the
                 # old one. Here the client has to pull again.
-                return self._encode_step(context, opaque, Step(Do.ANEW, offset=parked.scan_offset))
+                return self._encode_decision(
+                    context, opaque, PullDecision(PullAction.RETRY, offset=parked.scan_offset)
+                )
         result = self._read(context, parked.scan_offset, is_parked=True)
         if result.status is _FOUND:
             return b"".join(self._encode_found(context, opaque, result))

@@ -22,7 +22,7 @@ from sluicemq.broker.topics import (
     make_no_topic_error,
 )
 from sluicemq.errors import RequestError
-from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind
+from sluicemq.filter.subscriptions import SQL92_DISABLED, is_tag_kind
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Peer
@@ -223,7 +223,7 @@ class PullChecks:
         """
         kind = context.fields.get("expressionType")
         if not is_tag_kind(kind) and not self.settings.broker.enable_property_filter:
-            raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+            raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_DISABLED)
         try:
             return self.filters.get_filter(kind, context.fields.get("subscription"))
         except RequestError as error:
@@ -255,7 +255,7 @@ class PullChecks:
             raise _subscription_not_latest_error()
         if not compiled.is_tag_type:
             if not self.settings.broker.enable_property_filter:
-                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_DISABLED)
             if compiled.is_broken:
                 raise PullRefusedError(
                     ResponseCode.FILTER_DATA_NOT_EXIST,

@@ -1,4 +1,4 @@
-"""A replica whose broker is a running `Broker`: its role control, its start and its end."""
+"""A replica whose broker is a running `Broker`: its role executor, its start and its end."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from sluicemq.broker.failover.consensus import Consensus
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.forward import FORWARDED_CODES, READ_CODES, Forwarder
 from sluicemq.broker.failover.replica import LEASE_S, BrokerClosedError, LogEnd, Replica
-from sluicemq.broker.replication.insync import InSync, Term
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
 from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
@@ -26,8 +26,8 @@ _Handlers = tuple[dict[int, Handler], dict[int, FastHandler], RunEngine | None]
 """The handlers, fast handlers and engine of a dispatcher."""
 
 
-class BrokerRoleControl:
-    """The `RoleControl` of a running broker.
+class BrokerRoleExecutor:
+    """The `RoleExecutor` of a running broker.
 
     At two times the broker must answer no request that needs a master, although its port is open:
     a master that hands over accepts no messages, and a new master returns nothing before its whole
@@ -58,7 +58,7 @@ class BrokerRoleControl:
                 loop = asyncio.get_running_loop()
                 loop.call_soon(self.on_log_confirmed, dispatcher, result)
 
-            in_sync.wait(in_sync.own_end(), on_confirmed)
+            in_sync.wait(in_sync.local_end(), on_confirmed)
 
     def on_log_confirmed(self, dispatcher: Dispatcher, result: int | BaseException) -> None:
         """Resume the requests of a new master whose log is confirmed.
@@ -81,15 +81,15 @@ class BrokerRoleControl:
     @property
     def log_end(self) -> LogEnd:
         """The end of the broker's log; INCOMPLETE if the disk has failed or state is missing."""
-        terms, side = self.broker.epochs, self.broker.replication_side
+        terms, side = self.broker.log_terms, self.broker.replication_side
         term = max(terms.last.number, 0) if terms is not None else 0
         is_complete = not self.has_failed_disk and (
-            not isinstance(side, SlaveSide) or side.check_whole()
+            not isinstance(side, SlaveSide) or side.check_complete()
         )
         return LogEnd(term, self.broker.store.written_offset if is_complete else INCOMPLETE)
 
     @property
-    def in_sync(self) -> InSync | None:
+    def in_sync(self) -> InSyncReplicas | None:
         """The replication gate of a master; None in every other role."""
         return self.broker.in_sync
 
@@ -99,12 +99,12 @@ class BrokerRoleControl:
         return self.broker.store.failure is not None
 
     async def change_role(self, term: Term, run_id: str) -> None:
-        """Change the broker's role as `RoleControl.change_role` says."""
+        """Change the broker's role as `RoleExecutor.change_role` says."""
         side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
-            side.leave()
+            side.stop_following()
             return
-        self.broker.claim = self.broker.claim._replace(life=run_id)
+        self.broker.identity = self.broker.identity._replace(run_id=run_id)
         try:
             await self.broker.change_role(term if term.master_id else None)
         except (SluiceError, OSError) as error:
@@ -154,7 +154,7 @@ async def start_replica(
     store_config: StoreConfig,
     consensus: Consensus,
     *,
-    control: BrokerRoleControl | None = None,
+    role_executor: BrokerRoleExecutor | None = None,
     files: Files = SYSTEM_FILES,
     network: Network = SOCKET_NETWORK,
     boot: str | None = None,
@@ -170,10 +170,10 @@ async def start_replica(
     Raises SluiceError if the broker cannot start.
     """
     incarnation = Incarnation(files, store_config.root, boot=boot)
-    control = control or BrokerRoleControl()
+    role_executor = role_executor or BrokerRoleExecutor()
     forwarder = Forwarder(with_tls(network, broker_client_tls(config), config).dial)
     replica = Replica(
-        control,
+        role_executor,
         consensus,
         cluster=config.cluster_name,
         broker=config.broker_name,
@@ -184,22 +184,23 @@ async def start_replica(
         lease_s=lease_s,
         **({} if make_run_id is None else {"make_run_id": make_run_id}),
     )
-    broker = control.broker = Broker(
+    broker = role_executor.broker = Broker(
         config,
         store_config,
         files=files,
         network=network,
         propose=replica.propose,
-        steering=replica,
+        role_controller=replica,
         incarnation=incarnation,
         **parts,
     )
-    broker.on_opening, forwarder.handle_one_way = control.on_opening, control.handle_one_way
+    broker.on_opening = role_executor.on_opening
+    forwarder.handle_one_way = role_executor.handle_one_way
     await broker.start()
     # `sign` uses the credentials of the configuration in every role.
     forwarder.sign = broker.registration.sign
     forwarder.get_guard = lambda: broker.core.guard
-    broker.claim = broker.claim._replace(incarnation=incarnation.text, life=replica.run_id)
+    broker.identity = broker.identity._replace(incarnation=incarnation.text, run_id=replica.run_id)
     return replica, broker
 
 

@@ -36,7 +36,7 @@ from typing import Any, Final
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.admin.readonly import REFUSED_CODES
 from sluicemq.broker.failover.presence import Presence
-from sluicemq.broker.replication.requests import OWN
+from sluicemq.broker.replication.requests import LOCAL_CODES
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError
 from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dialer
@@ -85,7 +85,7 @@ READ_CODES: Final = frozenset({
 })  # fmt: skip
 """The requests that a slave answers itself if consumers may read from it (slaveReadEnable)."""
 
-FORWARDED_CODES: Final = (REFUSED_CODES - OWN) | frozenset({
+FORWARDED_CODES: Final = (REFUSED_CODES - LOCAL_CODES) | frozenset({
     Code.SLUICE_LIST_DELAYED, Code.SLUICE_LIST_TRANSACTIONS, Code.PEEK_MESSAGE, Code.NOTIFICATION,
     Code.POLLING_INFO, Code.SLUICE_IN_FLIGHT, Code.UPDATE_CONSUMER_OFFSET,
     Code.GET_CONSUMER_LIST_BY_GROUP, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ,
@@ -112,8 +112,6 @@ class NotMasterError(RequestError):
     Then: nothing was done; clients try again by themselves.
     Fix: wait for the switch to end; `sluice cluster status` shows which replica is master.
     """
-
-    PAGE = "replication.forward.NotMasterError"
 
     def __init__(self, remark: str = NOT_MASTER) -> None:
         super().__init__(ResponseCode.SERVICE_NOT_AVAILABLE, f"{remark}, try again.")

@@ -1,35 +1,37 @@
-"""The filter that a lane's rule makes for the store: by tag codes where they decide, by property
-columns where there are any, else by the properties of each record.
+"""Filters that evaluate the rules of lanes in the store.
 
-On a whole block of columns it finds exactly the messages that their records would give. An atom is
-an expression on properties: tags are `TAGS IN ('a', 'b')`, a lane's name is `SLUICE_LANE = '…'`, a
-subscription on a retry topic is "for the topic it came from, its expression". Each is judged by the
-column engine on its own, because an error in one of them means "does not match" here and does not
-end the others. Then the clauses are put together row by row, with a third value for rows that only
-the record can tell.
+A rule is evaluated by tag codes if these decide, otherwise by property columns if the block has
+them, otherwise by the properties of each record.
+
+On a block of columns, the result is exactly that of the records. Each atom is an expression on
+properties: tags are `TAGS IN ('a', 'b')`, the id of a lane is `SLUICE_LANE = '…'`, and a
+subscription on a retry topic is the topic of origin together with its expression. The column engine
+evaluates each atom separately, because an error in one of them only means that this atom does not
+match. Then the clauses are combined row by row. A row that only its record can decide has the third
+value NEEDS_RECORD.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sluicemq.broker.lanes.cache import cache_by_size
 from sluicemq.broker.lanes.rules import (
-    EVERYTHING,
-    LANE,
+    LANE_KIND,
     LANE_PROPERTY,
-    WHOLE,
+    MATCH_ALL,
+    SUBSCRIPTION_KIND,
     Atom,
+    AtomChain,
     Clause,
-    Order,
     Rule,
-    atom_bytes,
-    codes_of,
-    kept,
-    matcher,
+    compute_rule_weight,
+    estimate_atom_bytes,
+    estimate_rule_bytes,
+    get_matcher,
+    get_tag_codes,
+    get_tags,
     parse_key,
-    rule_bytes,
-    rule_weight,
-    tags_of,
 )
 from sluicemq.errors import FilterError
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE
@@ -43,180 +45,208 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Rows = NDArray[np.bool_]
+    RowMask = NDArray[np.bool_]
 
-FEW_ROWS: Final = 32
-"""So few are faster asked one by one, by their records, until the first atom takes them."""
+FEW_ROWS_MAX: Final = 32
+"""At most this many undecided rows are left to their records, which is faster than the columns."""
 
 
-def among(name: str, texts: list[str]) -> str:
-    """An expression that holds where a property is one of the texts."""
+def format_in_expression(name: str, texts: list[str]) -> str:
+    """Return a SQL92 expression that matches if property `name` is one of the texts."""
     quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
     return f"{name} IN ({quoted})" if texts else "FALSE"
 
 
-class Known(NamedTuple):
-    """Rows that surely match, and rows that surely do not; what is neither asks its record."""
+class DecidedRows(NamedTuple):
+    """The rows of a block that match for certain, and those that do not match for certain.
 
-    yes: "Rows"
-    no: "Rows"
+    A row that is in neither mask must be decided by its record.
+    """
 
-
-def _all_rows(block: ColumnBlock) -> Known:
-    import numpy as np  # noqa: PLC0415 - only when somebody filters
-
-    return Known(np.ones(block.rows, np.bool_), np.zeros(block.rows, np.bool_))
+    matching: "RowMask"
+    rejected: "RowMask"
 
 
-def _expressions(atom: Atom) -> list[list[str]]:
-    """Lists of expressions: of one list all must match."""
+def _decide_all(block: ColumnBlock) -> DecidedRows:
+    """Return masks by which all rows of a block match."""
+    import numpy as np  # noqa: PLC0415 - imported only if a filter is used
+
+    return DecidedRows(np.ones(block.rows, np.bool_), np.zeros(block.rows, np.bool_))
+
+
+def _find_expressions(atom: Atom) -> list[list[str]]:
+    """Return lists of SQL92 expressions. The atom matches if all expressions of one list do."""
     if atom.kind == SQL92:
         return [[atom.text]]
     if atom.kind == TAG:
-        return [[among(TAGS, sorted(tags_of(atom) or ()))]]
-    if atom.kind == LANE:
-        return [[among(LANE_PROPERTY, [atom.text])]]
+        return [[format_in_expression(TAGS, sorted(get_tags(atom) or ()))]]
+    if atom.kind == LANE_KIND:
+        return [[format_in_expression(LANE_PROPERTY, [atom.text])]]
     found: list[list[str]] = []
-    for topic, own in parse_key(atom.text).items() if atom.kind == WHOLE else ():
-        origin = among(RETRY_TOPIC, [topic])
-        is_everything = own.kind == TAG and tags_of(own) is None
-        found += [[origin]] if is_everything else [[origin, *rest] for rest in _expressions(own)]
+    by_topic = parse_key(atom.text) if atom.kind == SUBSCRIPTION_KIND else {}
+    for topic, expression in by_topic.items():
+        origin = format_in_expression(RETRY_TOPIC, [topic])
+        matches_all = expression.kind == TAG and get_tags(expression) is None
+        found += (
+            [[origin]]
+            if matches_all
+            else [[origin, *rest] for rest in _find_expressions(expression)]
+        )
     return found
 
 
-class AtomColumns:
-    """An atom on blocks of columns."""
+class AtomColumnFilter:
+    """Evaluates an atom on blocks of columns."""
 
-    __slots__ = ("is_everything", "lists", "names")
+    __slots__ = ("_expression_lists", "_matches_all", "names")
 
     def __init__(self, atom: Atom) -> None:
-        self.is_everything = atom.kind == TAG and tags_of(atom) is None
-        self.lists: list[list[Vectorised]] = []
-        for texts in () if self.is_everything else _expressions(atom):
-            with suppress(FilterError):  # it matches nothing
-                self.lists.append([compile_sql92(text).vectorised for text in texts])
-        self.names = frozenset[str]().union(*(v.names for some in self.lists for v in some))
+        self._matches_all = atom.kind == TAG and get_tags(atom) is None
+        self._expression_lists: list[list[Vectorised]] = []
+        for texts in () if self._matches_all else _find_expressions(atom):
+            with suppress(FilterError):  # an invalid expression matches nothing
+                compiled = [compile_sql92(text).vectorised for text in texts]
+                self._expression_lists.append(compiled)
+        names = (one.names for expressions in self._expression_lists for one in expressions)
+        self.names = frozenset[str]().union(*names)
+        """The properties that the atom reads."""
 
-    def known(self, block: ColumnBlock) -> Known:
-        if self.is_everything:
-            return _all_rows(block)
-        no, yes = _all_rows(block)
-        for vectorised in self.lists:
-            all_yes, all_no = _all_rows(block)
-            for one in vectorised:
+    def evaluate(self, block: ColumnBlock) -> DecidedRows:
+        """Return which rows of a block match and which do not."""
+        if self._matches_all:
+            return _decide_all(block)
+        rejected, matching = _decide_all(block)
+        for expressions in self._expression_lists:
+            all_match, any_rejects = _decide_all(block)
+            for one in expressions:
                 verdicts = one.verdicts(block)
                 matches = verdicts == TRUE
-                all_yes &= matches
-                all_no |= ~matches & (verdicts != NEEDS_RECORD)
-            yes |= all_yes
-            no &= all_no
-        return Known(yes, no)
+                all_match &= matches
+                any_rejects |= ~matches & (verdicts != NEEDS_RECORD)
+            matching |= all_match
+            rejected &= any_rejects
+        return DecidedRows(matching, rejected)
 
     def can_match(self, stats: BlockStats) -> bool:
-        return self.is_everything or any(
-            all(one.can_match(stats) for one in vectorised) for vectorised in self.lists
+        """Return False if no row of a block with these statistics matches."""
+        return self._matches_all or any(
+            all(one.can_match(stats) for one in expressions)
+            for expressions in self._expression_lists
         )
 
 
-@kept(atom_bytes)
-def atom_columns(atom: Atom) -> AtomColumns:
-    return AtomColumns(atom)
+@cache_by_size(estimate_atom_bytes)
+def _get_atom_filter(atom: Atom) -> AtomColumnFilter:
+    """Return the column filter of an atom."""
+    return AtomColumnFilter(atom)
 
 
-Unwanted = list[tuple[Order, list[AtomColumns]]]
-"""Orders, with those of their atoms that are no mere values."""
+ExcludedChains = list[tuple[AtomChain, list[AtomColumnFilter]]]
+"""Chains, each with the filters of its general atoms."""
 
 
-class RuleColumns:
-    """A rule for blocks: a `model.subscription.BlockFilter`."""
+class RuleColumnFilter:
+    """Evaluates a rule on blocks of columns. It is a `model.subscription.BlockFilter`."""
 
     __slots__ = ("_clauses",)
 
     def __init__(self, rule: Rule) -> None:
-        self._clauses: list[tuple[list[AtomColumns], Unwanted]] = [
+        self._clauses: list[tuple[list[AtomColumnFilter], ExcludedChains]] = [
             (
-                [atom_columns(atom) for atom in must],
-                [(order, [atom_columns(atom) for atom in order.others()]) for order in none],
+                [_get_atom_filter(atom) for atom in required],
+                [
+                    (chain, [_get_atom_filter(atom) for atom in chain.iter_general_atoms()])
+                    for chain in excluded
+                ],
             )
-            for must, none in rule
+            for required, excluded in rule
         ]
 
     @property
     def names(self) -> frozenset[str]:
-        """The properties that it reads."""
-        found = {TAGS, LANE_PROPERTY} if any(none for _, none in self._clauses) else set()
-        for must, none in self._clauses:
-            for item in (*must, *(other for _, others in none for other in others)):
+        """The properties that the rule reads."""
+        has_chains = any(excluded for _, excluded in self._clauses)
+        found = {TAGS, LANE_PROPERTY} if has_chains else set()
+        for required, excluded in self._clauses:
+            for item in (*required, *(one for _, atoms in excluded for one in atoms)):
                 found |= item.names
         return frozenset(found)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
-        """FALSE, TRUE, NEEDS_RECORD: one a row."""
-        import numpy as np  # noqa: PLC0415 - only when somebody filters
+        """Return FALSE, TRUE or NEEDS_RECORD for each row of a block."""
+        import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
-        no, yes = _all_rows(block)
-        for must, none in self._clauses:
-            wants, refuses = _all_rows(block)
-            for atom in must:
-                known = atom.known(block)
-                wants &= known.yes
-                refuses |= known.no
-            if none:
-                rows = (~refuses).nonzero()[0]
-                rows = rows[~_is_in(rows, block.odd)]
-                # What must not match is asked of the rows alone that are left, and of ever fewer:
-                # first by a property's value, then atom by atom.
-                takers: list[tuple[Order, str | AtomColumns]] = []
-                for order, others in none:
-                    takers += [(order, TAGS), (order, LANE_PROPERTY)]
-                    takers += [(order, other) for other in others]
-                for order, taker in takers:
-                    if len(rows) <= FEW_ROWS:
-                        wants[rows] = False
-                        break
-                    some = block.some(rows)
-                    if isinstance(taker, AtomColumns):
-                        taken = taker.known(some)
-                    else:
-                        taken = _by_value(taker, order, some)
-                    wants[rows[~taken.no]] = False
-                    refuses[rows[taken.yes]] = True
-                    rows = rows[~taken.yes]
-                wants[block.odd] = False
-            yes |= wants
-            no &= refuses
+        rejected, matching = _decide_all(block)
+        for required, excluded in self._clauses:
+            clause_matches, clause_rejects = _decide_all(block)
+            for atom in required:
+                decided = atom.evaluate(block)
+                clause_matches &= decided.matching
+                clause_rejects |= decided.rejected
+            if excluded:
+                self._apply_excluded(block, excluded, clause_matches, clause_rejects)
+            matching |= clause_matches
+            rejected &= clause_rejects
         found = np.full(block.rows, NEEDS_RECORD, np.uint8)
-        found[yes] = TRUE
-        found[no] = FALSE
+        found[matching] = TRUE
+        found[rejected] = FALSE
         return found
 
+    @staticmethod
+    def _apply_excluded(
+        block: ColumnBlock, excluded: ExcludedChains, matching: "RowMask", rejected: "RowMask"
+    ) -> None:
+        """Reject the rows that an excluded chain matches, in the masks of a clause.
+
+        Only rows that the required atoms leave are examined, and ever fewer of them: first by the
+        value of a property, then atom by atom.
+        """
+        rows = (~rejected).nonzero()[0]
+        rows = rows[~_is_in(rows, block.odd)]
+        tests: list[tuple[AtomChain, str | AtomColumnFilter]] = []
+        for chain, atoms in excluded:
+            tests += [(chain, TAGS), (chain, LANE_PROPERTY)]
+            tests += [(chain, atom) for atom in atoms]
+        for chain, test in tests:
+            if len(rows) <= FEW_ROWS_MAX:
+                matching[rows] = False
+                break
+            some = block.some(rows)
+            if isinstance(test, AtomColumnFilter):
+                taken = test.evaluate(some)
+            else:
+                taken = _evaluate_values(test, chain, some)
+            matching[rows[~taken.rejected]] = False
+            rejected[rows[taken.matching]] = True
+            rows = rows[~taken.matching]
+        matching[block.odd] = False
+
     def count(self, block: ColumnBlock) -> int | None:
-        """How many rows are TRUE; None when some record has to be asked."""
+        """Return how many rows match; None if records are needed to know that."""
         verdicts = self.verdicts(block)
         return None if NEEDS_RECORD in verdicts else int((verdicts == TRUE).sum())
 
     def can_match(self, stats: BlockStats) -> bool:
-        """False when no row of such a block is the rule's."""
-        return any(all(item.can_match(stats) for item in must) for must, _ in self._clauses)
+        """Return False if no row of a block with these statistics matches."""
+        return any(all(item.can_match(stats) for item in required) for required, _ in self._clauses)
 
 
-def _by_value(name: str, order: Order, block: ColumnBlock) -> Known:
-    """The rows whose value of a property an order has."""
-    everybody, nobody = _all_rows(block)
+def _evaluate_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedRows:
+    """Return the rows whose value of property `name` an atom of the chain matches."""
+    all_rows, no_rows = _decide_all(block)
     if name in block.excluded:
-        return Known(nobody, nobody)
+        return DecidedRows(no_rows, no_rows)
     column = block.columns.get(name)
     if column is None:
-        return Known(nobody, everybody)
-    yes = _is_in(
-        column.codes,
-        [at for at, value in enumerate(column.values) if order.has_value(name, value)],
-    )
-    return Known(yes, ~yes)
+        return DecidedRows(no_rows, all_rows)
+    codes = [code for code, value in enumerate(column.values) if chain.has_value(name, value)]
+    matching = _is_in(column.codes, codes)
+    return DecidedRows(matching, ~matching)
 
 
-def _is_in(rows: "NDArray[np.signedinteger[Any]]", some: Any) -> "Rows":
-    import numpy as np  # noqa: PLC0415 - only when somebody filters
+def _is_in(rows: "NDArray[np.signedinteger[Any]]", some: Any) -> "RowMask":
+    """Return a mask of the elements of `rows` that are in `some`."""
+    import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
     return np.isin(rows, some)
 
@@ -225,7 +255,10 @@ def _is_in(rows: "NDArray[np.signedinteger[Any]]", some: Any) -> "Rows":
 
 
 class RuleFilter:
-    """Decides by the properties, or by their columns; the tag code rules out what it can."""
+    """Evaluates a rule on records or columns. It is a `model.subscription.MessageFilter`.
+
+    Tag codes exclude messages before their properties are read.
+    """
 
     __slots__ = ("_clauses", "_codes", "_vectorised", "rule", "weight")
 
@@ -234,57 +267,68 @@ class RuleFilter:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.weight = rule_weight(rule)
-        self._vectorised: RuleColumns | None = None
-        self._clauses = [([matcher(atom) for atom in must], none) for must, none in rule]
-        codes = [_clause_codes(item) for item in rule]
+        self.weight = compute_rule_weight(rule)
+        self._vectorised: RuleColumnFilter | None = None
+        self._clauses = [
+            ([get_matcher(atom) for atom in required], excluded) for required, excluded in rule
+        ]
+        codes = [_find_clause_codes(clause) for clause in rule]
         self._codes = None if None in codes else frozenset().union(*(c or () for c in codes))
 
     def by_consume_queue(self, tag_code: int) -> bool:
+        """Return False if no message with this hash code of its tag matches."""
         return self._codes is None or tag_code in self._codes
 
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
-        for must, none in self._clauses:
-            if all(match(properties) for match in must) and not any(
-                order.takes(properties) for order in none
+        """Return whether a message with these properties matches."""
+        for required, excluded in self._clauses:
+            if all(match(properties) for match in required) and not any(
+                chain.matches_any(properties) for chain in excluded
             ):
                 return True
         return False
 
     @property
-    def vectorised(self) -> "RuleColumns":
-        """The same on a block of columns; made when it is first asked for."""
+    def vectorised(self) -> "RuleColumnFilter":
+        """The filter for blocks of columns, created when it is first used."""
         if self._vectorised is None:
-            self._vectorised = RuleColumns(self.rule)
+            self._vectorised = RuleColumnFilter(self.rule)
         return self._vectorised
 
 
-def _clause_codes(item: Clause) -> frozenset[int] | None:
-    """The codes a message must have one of; None when any will do."""
-    sets = [codes for atom in item.must if (codes := codes_of(atom)) is not None]
+def _find_clause_codes(clause: Clause) -> frozenset[int] | None:
+    """Return the tag codes of messages that may match a clause. None means any code."""
+    sets = [codes for atom in clause.required if (codes := get_tag_codes(atom)) is not None]
     return frozenset.intersection(*sets) if sets else None
 
 
-@kept(rule_bytes)
-def rule_filter(rule: Rule) -> MessageFilter | None:
-    """The filter for the store; None lets everything through. Where tags alone decide and cannot
-    be mistaken for each other, it is as fast as a filter of tags."""
-    simple = [
-        Clause(must - {EVERYTHING}, none)
-        for must, none in rule
-        if _clause_codes(Clause(must, none)) != frozenset()
+@cache_by_size(estimate_rule_bytes)
+def get_rule_filter(rule: Rule) -> MessageFilter | None:
+    """Return the filter of a rule for the store; None if the rule matches all messages.
+
+    If tags decide alone, and their codes cannot be confused, the filter is a `TagFilter`, which is
+    as fast as that of an ordinary subscription.
+    """
+    clauses = [
+        Clause(required - {MATCH_ALL}, excluded)
+        for required, excluded in rule
+        if _find_clause_codes(Clause(required, excluded)) != frozenset()
     ]
-    if any(not item.must and not item.none for item in simple):
+    if any(not clause.required and not clause.excluded for clause in clauses):
         return None
-    atoms = [next(iter(item.must)) for item in simple if len(item.must) == 1 and not item.none]
-    if len(atoms) == len(simple):
+    atoms = [
+        next(iter(clause.required))
+        for clause in clauses
+        if len(clause.required) == 1 and not clause.excluded
+    ]
+    if len(atoms) == len(clauses):
         if len(atoms) == 1 and atoms[0].kind == SQL92:
             try:
                 return compile_sql92(atoms[0].text)
             except FilterError:
                 return TagFilter(Subscription("", "-", TAG, codes=frozenset()))
-        codes = [codes_of(atom) for atom in atoms]
+        codes = [get_tag_codes(atom) for atom in atoms]
         if None not in codes:
             union = frozenset[int]().union(*(item or () for item in codes))
             return TagFilter(Subscription("", "-", TAG, codes=union))
-    return RuleFilter(frozenset(simple))
+    return RuleFilter(frozenset(clauses))

@@ -1,296 +1,164 @@
-"""The groups that have lanes: the one seam between lanes and the rest of the broker.
+"""The groups that have lanes: the only interface between lanes and the rest of the broker.
 
-Everybody else asks one question, for which lane a request asks (`Consumers.lane_of`), and is told
-None (no lane: the group is what it is in RocketMQ) or a `LaneReader`, which does the rest.
-
-Beside that stand a group's lanes as tools see them (900133), and as they are in the file,
-config/sluiceLanes.json. Lanes share clauses, and clauses share orders: the file has a table of
-both, and spans name a clause by its number there.
+The rest of the broker asks for which lane a request is (`Consumers.lane_of`). The answer is None if
+the group has no lanes, otherwise a `LaneMember`, by which the request is processed.
 """
 
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
-from sluicemq.broker.lanes.filters import among
-from sluicemq.broker.lanes.group import GroupLanes, Lane
-from sluicemq.broker.lanes.places import NOBODY, Ground, Place, Queue, Span, end_of, whole
-from sluicemq.broker.lanes.rules import (
-    Atom,
-    Clause,
-    Order,
-    after,
-    atoms_of,
-    own_claim,
-    parts_of,
-    tags_of,
-)
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.lane import Lane
+from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey, create_spans
+from sluicemq.broker.lanes.lanes_file import decode_group, encode_group
+from sluicemq.broker.lanes.rules import compute_sole_rule
+from sluicemq.broker.lanes.storage import LaneStorage, find_end_offset
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.files import Files
-from sluicemq.model.message import TAGS
-from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.net.work.background import Offload, offload_inline
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
 
-
-def show(lanes: GroupLanes) -> list[dict[str, Any]]:
-    """The lanes as tools see them, the oldest first."""
-    live, idle = lanes.ordered()
-    return [
-        {
-            "clientIds": sorted(lane.members),
-            "isIdle": lane.is_idle,
-            "lane": lane.id,
-            "leftTimestamp": lane.left_ms or 0,
-            "queues": [
-                {"offset": p.position, "maxOffset": lanes.ground.end(q), "queueId": q[1],
-                 "topic": q[0]}
-                for q, p in sorted(lane.places.items())
-            ],
-            "subscriptions": {t: shown(atoms) for t, atoms in atoms_of(lane.key).items()},
-            "subscriptionCount": len(parts_of(lane.key)),
-        }
-        for lane in map(lanes.lanes.__getitem__, (*live, *idle))
-    ]  # fmt: skip
-
-
-def shown(atoms: tuple[Atom, ...]) -> list[str]:
-    """[kind, expression] for tools; of several that share a lane, what says them together."""
-    if all(kind == TAG for kind, _ in atoms):
-        return [TAG, "||".join(text for _, text in atoms)]
-    texts = []
-    for atom in atoms:
-        if atom.kind != TAG:
-            texts.append(atom.text)
-        elif (tags := tags_of(atom)) is None:
-            texts.append("TRUE")
-        else:
-            texts.append(among(TAGS, sorted(tags)))
-    return [SQL92, " OR ".join(texts)]
-
-
-class _Table:
-    """Orders and clauses by number, each after those that it names."""
-
-    def __init__(self) -> None:
-        self.orders: dict[Order, int] = {}
-        self.clauses: dict[Clause, int] = {}
-
-    def number(self, item: Clause) -> int:
-        if item not in self.clauses:
-            for order in item.none:
-                missing: list[Order] = []
-                node: Order | None = order
-                while node is not None and node not in self.orders:
-                    missing.append(node)
-                    node = node.before
-                for node in reversed(missing):
-                    self.orders[node] = len(self.orders)
-            self.clauses[item] = len(self.clauses)
-        return self.clauses[item]
-
-    def objects(self) -> dict[str, Any]:
-        return {
-            "clauses": [
-                [sorted(map(list, must)), sorted(self.orders[order] for order in none)]
-                for must, none in self.clauses
-            ],
-            "orders": [
-                [self.orders[order.before] if order.before is not None else -1, *order.atom]
-                for order in self.orders
-            ],
-        }
-
-
-def to_object(lanes: GroupLanes) -> dict[str, Any]:
-    """A group as it stands in the file."""
-    table = _Table()
-    return {
-        "forgotten": list(lanes.forgotten),
-        "group": lanes.name,
-        "lanes": [
-            {
-                "idleMs": lane.idle_ms,
-                "isIdle": lane.is_idle,
-                "number": lane.number,
-                "offers": sorted(lane.offers),
-                "orphans": sorted(lane.abandoned),
-                "places": [
-                    [*queue, place.offset, place.start, place.reader,
-                     [[first, end, table.number(item)] for first, end, item in place.spans]]
-                    for queue, place in lane.places.items()
-                ],
-                "subscription": lane.key,
-            }
-            for lane in lanes.lanes.values()
-        ],
-        "movers": lanes.readers.objects(
-            {key: lane.members for key, lane in lanes.lanes.items()}
-        ),
-        "resets": lanes.resets.to_objects(),
-        "unmatched": lanes.unmatched,
-        **table.objects(),
-    }  # fmt: skip
-
-
-def load(lanes: GroupLanes, value: Any) -> None:
-    """Raises KeyError, TypeError, ValueError. A broker that knows no lanes may have gone on
-    meanwhile, from the group's own offset: what is before that is done."""
-    now = lanes.ground.clock.now_ms()
-    orders: list[Order | None] = []
-    for before, kind, text in value["orders"]:
-        orders.append(after(orders[before] if before >= 0 else None, Atom(kind, text)))
-    clauses = [
-        Clause(
-            frozenset(Atom(*atom) for atom in must), frozenset(o for n in none if (o := orders[n]))
-        )
-        for must, none in value["clauses"]
-    ]
-    for item in value["lanes"]:
-        lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
-        lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
-        lane.offers = {(str(topic), int(queue_id)) for topic, queue_id in item["offers"]}
-        lane.abandoned = {
-            (str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())
-        }
-        for topic, queue_id, offset, start, reader, spans in item["places"]:
-            queue = (str(topic), int(queue_id))
-            place = lane.places[queue] = Place(
-                int(offset), int(start),
-                [Span(first, end, clauses[number]) for first, end, number in spans],
-                reader=str(reader),
-            )  # fmt: skip
-            done = lanes.ground.offsets.committed(lanes.name, *queue)
-            if done > place.position:
-                place.commit(done)
-            if place.reader not in {"", NOBODY}:  # how much it has in hand its next pull says
-                place.delivered = lanes.ground.end(queue)
-        atoms_of(lane.key)
-        lanes.lanes[lane.key] = lane
-        lanes.number = max(lanes.number, lane.number)
-    lanes.readers.load(value.get("movers", ()))
-    lanes.resets.load(value.get("resets", ()))
-    lanes.forgotten.extend(value.get("forgotten", ()))
-    lanes.unmatched = int(value.get("unmatched", 0))
-
-
 log = logging.getLogger(__name__)
 
-PLACES_QUICK: Final = 2000
-"""So many places of lanes are made a text in a few milliseconds."""
+QUICK_WRITE_QUEUES_MAX: Final = 2000
+"""A file with more states of lanes in queues is written at most once a second: its text takes more
+than a few milliseconds."""
 
 
-class Do(Enum):
-    """What a pull in a lane has to do. WAIT: until the lane is at rest; ANEW: ask once more."""
+class PullAction(Enum):
+    """What a pull must do next."""
 
     READ = auto()
+    """Read messages."""
     WAIT = auto()
-    ANEW = auto()
-    MOVE = auto()
+    """Wait, because a lane has messages in flight, or its rules are not on disk."""
+    RETRY = auto()
+    """Be sent again by the client."""
+    REDIRECT = auto()
+    """Continue at another offset."""
 
 
-class Step(NamedTuple):
-    """`lane`: for which one it waits from now on; `offset`: where it has to go."""
+class PullDecision(NamedTuple):
+    """What a pull must do next, with the details of the action."""
 
-    do: Do
-    lane: str = ""
+    action: PullAction
+    lane_key: str = ""
+    """The key of the lane for which a parked pull waits; "" if none is known."""
     offset: int = -1
+    """Where the pull must continue (REDIRECT), or be sent again (RETRY)."""
 
 
-READ: Final = Step(Do.READ)
+READ: Final = PullDecision(PullAction.READ)
 
 
-class LaneReader(NamedTuple):
-    """A member of a group with lanes: who asks, and for which lane (`key`)."""
+class LaneMember(NamedTuple):
+    """A member of a group with lanes that has sent a request."""
 
     lanes: GroupLanes
     client_id: str
     key: str
+    """The key of the lane that it is in."""
 
-    def commit(self, queue: Queue, offset: int) -> None:
+    def commit(self, queue: QueueKey, offset: int) -> None:
+        """Commit an offset for the lane for which the member reads the queue."""
         self.lanes.commit(self.key, self.client_id, *queue, offset)
 
-    def asks(self, queue: Queue) -> Place | None:
-        """It asks where to begin (14); None when its lane does not want the topic."""
-        return self.lanes.asked(self.key, self.client_id, queue)
+    def start_from_offset_query(self, queue: QueueKey) -> LaneQueue | None:
+        """Note that the member asks for its offset with QUERY_CONSUMER_OFFSET (14).
 
-    def place(self, queue: Queue) -> Place | None:
-        return self.lanes.place(self.key, queue)
+        Return the state of its lane in the queue; None if the lane does not subscribe to the topic.
+        """
+        return self.lanes.start_from_offset_query(self.key, self.client_id, queue)
 
-    def pulls(self, queue: Queue, offset: int) -> Step:
-        """A new pull, whose commit has been counted."""
+    def get_lane_queue(self, queue: QueueKey) -> LaneQueue | None:
+        """Return the state of the member's lane in a queue; None if it does not subscribe to it."""
+        return self.lanes.get_lane_queue(self.key, queue)
+
+    def start_pull(self, queue: QueueKey, offset: int) -> PullDecision:
+        """Return what a new pull from `offset` must do. Its commit must have been applied."""
         lanes, client_id, key = self
-        step = READ
+        decision = READ
+        # A lane may go back in `_check_pull`. Then the redirect is looked up again.
         for _ in range(2):
-            told = lanes.tell(key, client_id, queue, offset)
-            if told is not None:
-                return Step(Do.MOVE, offset=told)
-            if step.do is Do.WAIT:
+            redirect = lanes.get_redirect(key, client_id, queue, offset)
+            if redirect is not None:
+                return PullDecision(PullAction.REDIRECT, offset=redirect)
+            if decision.action is PullAction.WAIT:
                 break
-            step = self._begins(queue, offset)
-            if step.do is Do.READ:
+            decision = self._check_pull(queue, offset)
+            if decision.action is PullAction.READ:
                 break
-        return step
+        return decision
 
-    def _begins(self, queue: Queue, offset: int) -> Step:
-        """Notes who reads now. A lane that went back with this pull's commit, or will, waits."""
+    def _check_pull(self, queue: QueueKey, offset: int) -> PullDecision:
+        """Note that the member reads the queue, and return whether it may read or must wait."""
         lanes, client_id, key = self
-        place = lanes.place(key, queue)
-        if place is None:
+        lane_queue = lanes.get_lane_queue(key, queue)
+        if lane_queue is None:
             return READ
-        if lanes.is_finishing(client_id, queue, key):
-            lanes.lanes[lanes.readers.reads(client_id, queue, key)].places[queue].pulls(offset)
-            return Step(Do.WAIT)
-        if lanes.is_waited_for(lanes.lanes[key], queue) or lanes.ground.is_unsaved(lanes.name):
-            return Step(Do.WAIT)
-        if place.reader != client_id:
-            place.read_by(client_id, lanes.places_in(queue))
-            lanes.ground.changed()
-        place.pulls(offset)
-        if place.scanned is None:
-            place.scanned = place.delivered = offset
-        lanes.settle(queue)
-        goes_back = lanes.is_held(place, queue) or lanes.resets.blocks_commits(key, *queue)
-        return Step(Do.WAIT if goes_back else Do.READ, key)
+        if lanes.is_finishing_old_lane(client_id, queue, key):
+            old_key = lanes.assignments.lane_of(client_id, queue, key)
+            lanes.lanes[old_key].queues[queue].note_pull(offset)
+            return PullDecision(PullAction.WAIT)
+        if lanes.awaits_former_member(lanes.lanes[key], queue) or lanes.storage.has_unsaved_rules(
+            lanes.name
+        ):
+            return PullDecision(PullAction.WAIT)
 
-    def looks_again(self, queue: Queue, offset: int, lane: str) -> Step:
-        """A pull that waits, from this offset and for this lane."""
+        if lane_queue.reader != client_id:
+            lane_queue.set_reader(client_id, lanes.get_lane_queues(queue))
+            lanes.storage.mark_changed()
+        lane_queue.note_pull(offset)
+        if lane_queue.read_end is None:
+            lane_queue.read_end = lane_queue.delivered_end = offset
+        lanes.retry_hand_over(queue)
+        must_wait = lanes.must_wait_to_go_back(lane_queue, queue) or lanes.resets.blocks_commits(
+            key, *queue
+        )
+        return PullDecision(PullAction.WAIT if must_wait else PullAction.READ, key)
+
+    def retry_pull(self, queue: QueueKey, offset: int, lane_key: str) -> PullDecision:
+        """Return what a parked pull must do that waits from `offset` on, for lane `lane_key`."""
         lanes, client_id, key = self
-        place = lanes.place(key, queue)
-        # Has another member pulled since, a reader that has given the queue up hears nothing.
-        if place is None or place.reader in {"", client_id}:
-            told = lanes.tell(key, client_id, queue, offset, is_parked=True)
-            if told is not None:
-                return Step(Do.MOVE, offset=told)
-        if place is None:
+        lane_queue = lanes.get_lane_queue(key, queue)
+        # If another member has pulled since, this client has given up the queue: no redirect.
+        if lane_queue is None or lane_queue.reader in {"", client_id}:
+            redirect = lanes.get_redirect(key, client_id, queue, offset, is_parked=True)
+            if redirect is not None:
+                return PullDecision(PullAction.REDIRECT, offset=redirect)
+        if lane_queue is None:
             return READ
         if (
-            lanes.is_held(place, queue)
-            or lanes.ground.is_unsaved(lanes.name)
-            or lanes.is_finishing(client_id, queue, key)
-            or lanes.is_waited_for(lanes.lanes[key], queue)
+            lanes.must_wait_to_go_back(lane_queue, queue)
+            or lanes.storage.has_unsaved_rules(lanes.name)
+            or lanes.is_finishing_old_lane(client_id, queue, key)
+            or lanes.awaits_former_member(lanes.lanes[key], queue)
         ):
-            return Step(Do.WAIT)
-        # What a pull of another lane has passed over may be what the new one wants.
-        return READ if key == lane else Step(Do.ANEW, offset=offset)
+            return PullDecision(PullAction.WAIT)
+        # A pull for another lane may have skipped messages that the new lane wants.
+        return READ if key == lane_key else PullDecision(PullAction.RETRY, offset=offset)
 
 
-def note(place: Place, offset: int, result: ReadResult) -> None:
-    """What a lane was given, so that it can be sent back when nothing of it is in hand."""
+def note_delivery(lane_queue: LaneQueue, offset: int, result: ReadResult) -> None:
+    """Note the messages that a pull from `offset` delivers to the reader of a lane.
+
+    A lane can go back when none of them is in flight any more.
+    """
     if result.status is ReadStatus.FOUND:
-        place.delivered = max(place.delivered, end_of(result.data))
-    place.scanned = max(result.next_offset, offset)
+        lane_queue.delivered_end = max(lane_queue.delivered_end, find_end_offset(result.data))
+    lane_queue.read_end = max(result.next_offset, offset)
 
 
 class Lanes:
-    """The groups that have lanes, and their file (config/sluiceLanes.json)."""
+    """The groups that have lanes, and their file `config/sluiceLanes.json`."""
 
     def __init__(
         self,
@@ -300,108 +168,143 @@ class Lanes:
         store: Store,
         files: Files,
         clock: Clock,
-        look_again: Callable[[str, int], None],
+        wake: Callable[[str, int], None],
         call_soon: Callable[[Callable[[], None]], object],
         offload: Offload = offload_inline,
     ) -> None:
+        """Retry the parked pulls of a queue with `wake(topic, queue_id)`.
+
+        `call_soon` is that of the event loop, and `offload` runs blocking work in another thread.
+        """
         self.table: dict[str, GroupLanes] = {}
+        """By group name."""
         self.offsets = offsets
 
         def render() -> str:
-            places = sum(len(n.places) for made in self.table.values() for n in made.lanes.values())
-            if places > PLACES_QUICK:
-                self.ground.rest()
-            groups = [to_object(made) for made in self.table.values()]
-            return orjson.dumps({"groups": groups}).decode()
+            groups = self.table.values()
+            queue_count = sum(len(lane.queues) for group in groups for lane in group.lanes.values())
+            if queue_count > QUICK_WRITE_QUEUES_MAX:
+                self.storage.delay_next_write()
+            return orjson.dumps({"groups": [encode_group(group) for group in groups]}).decode()
 
-        self.ground = Ground(
-            settings, topics, offsets, store, files, clock, look_again, call_soon, offload, render
+        self.storage = LaneStorage(
+            settings=settings,
+            topics=topics,
+            offsets=offsets,
+            store=store,
+            files=files,
+            clock=clock,
+            wake=wake,
+            call_soon=call_soon,
+            offload=offload,
+            render=render,
         )
-        self.document = self.ground.document
+        self.document = self.storage.document
 
     # -------------------------------------------------------------------------------- members
 
-    def enter(
-        self, group: str, key: str, client_id: str, before: str, others: dict[str, str]
+    def add_member(
+        self, group: str, key: str, client_id: str, old_key: str, others: dict[str, str]
     ) -> bool:
-        """A member wants something (`key`), something else than `before` perhaps, while others
-        (client id -> key) want theirs. Returns whether it is new in its lane."""
+        """Add a member to its lane, or move it there. Return whether it is new in the lane.
+
+        `key` is its subscription key, and `old_key` the one that it had before, "" without one.
+        `others` are the keys of the other members, by client id. If the group has no lanes yet, the
+        subscription of the first of them becomes the first lane, with all messages of the group.
+        """
         lanes = self.table.get(group)
-        if lanes is None:  # members want different things from now on
-            old = next(iter(others.values()))  # the first lane is everything that the group was
-            lanes = self.table[group] = GroupLanes(group, self.ground)
-            lane = lanes.lanes[old] = Lane(old, lanes.next_number())
-            for queue in self.ground.queues(group, old):
-                known = self.offsets.committed(group, *queue)
-                start = known if known >= 0 else max(self.ground.floor(group, queue), 0)
-                lanes.counted[queue] = start
-                fetched = self.offsets.fetched(group, *queue)
-                lane.places[queue] = Place(
-                    known, start, whole(start, own_claim(queue[0], old)), fetched
-                )
-            self.ground.changed()
+        if lanes is None:
+            first_key = next(iter(others.values()))
+            lanes = self._create_group(group, first_key)
             for other, other_key in others.items():
-                lanes.enter(other_key, other)
+                lanes.add_member(other_key, other)
         is_new = key not in lanes.lanes or client_id not in lanes.lanes[key].members
         if is_new:
-            lanes.enter(key, client_id)
-        if before and before != key:
-            lanes.move(before, client_id)
+            lanes.add_member(key, client_id)
+        if old_key and old_key != key:
+            lanes.move_member(old_key, client_id)
             lanes.run()
         return is_new
 
-    def lock_name(self, group: str, client_id: str) -> str:
-        """Under which name a member's queues are locked: each lane locks for itself."""
+    def _create_group(self, group: str, key: str) -> GroupLanes:
+        """Create a group with one lane, which continues at the offsets of the group."""
+        lanes = self.table[group] = GroupLanes(group, self.storage)
+        lane = lanes.lanes[key] = Lane(key, lanes.allocate_join_number())
+        for queue in self.storage.iter_queues(group, key):
+            committed = self.offsets.committed(group, *queue)
+            start = committed
+            if committed < 0:
+                start = max(self.storage.get_join_offset(group, queue), 0)
+            lanes.counted_offsets[queue] = start
+            lane.queues[queue] = LaneQueue(
+                committed_offset=committed,
+                start_offset=start,
+                spans=create_spans(start, compute_sole_rule(queue[0], key)),
+                delivered_end=self.offsets.fetched(group, *queue),
+            )
+        self.storage.mark_changed()
+        return lanes
+
+    def get_lock_name(self, group: str, client_id: str) -> str:
+        """Return the name for the queue locks of a member: the group, or `group@lane`.
+
+        Each lane has locks of its own.
+        """
         lanes = self.table.get(group)
         for lane in lanes.lanes.values() if lanes is not None else ():
             if client_id in lane.members:
                 return f"{group}@{lane.id}"
         return group
 
-    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """False: the group has no lanes."""
+    def reset_queue(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Reset the offsets of all lanes in a queue. Return False if the group has no lanes."""
         lanes = self.table.get(group)
         if lanes is not None:
-            lanes.reset(topic, queue_id, offset)
+            lanes.reset_queue(topic, queue_id, offset)
             self.offsets.put(group, topic, queue_id, offset)
         return lanes is not None
 
     def forget_group(self, group: str) -> None:
+        """Remove the lanes of a group, if it has any."""
         if self.table.pop(group, None) is not None:
-            self.ground.changed()
+            self.storage.mark_changed()
 
     def run(self) -> None:
-        """Once a second."""
-        self.ground.flush_unsaved()
-        self.ground.lift_floors()
-        for made in list(self.table.values()):
-            made.run()
-            made.count_unmatched()
-            if made.is_over:
-                log.info("group %s has one subscription again: its lanes end", made.name)
-                self.forget_group(made.name)
+        """Do the regular work of all lanes. Called once a second."""
+        self.storage.schedule_unsaved()
+        self.storage.advance_join_offsets()
+        for lanes in list(self.table.values()):
+            lanes.run()
+            lanes.count_unmatched()
+            if lanes.is_obsolete:
+                log.info("group %s has one subscription again: its lanes end", lanes.name)
+                self.forget_group(lanes.name)
 
     # ------------------------------------------------------------------------------ the file
 
     def load(self) -> None:
-        """After the offsets. Raises StoreDamagedError."""
+        """Load the file, after the offsets. Raises StoreDamagedError if it cannot be parsed.
+
+        The file of another store, or an older copy, is ignored with a warning.
+        """
 
         def parse(text: str) -> dict[str, GroupLanes]:
             try:
                 found = {}
                 for item in orjson.loads(text)["groups"]:
-                    made = found[str(item["group"])] = GroupLanes(str(item["group"]), self.ground)
-                    load(made, item)
+                    name = str(item["group"])
+                    lanes = found[name] = GroupLanes(name, self.storage)
+                    decode_group(lanes, item)
             except (KeyError, TypeError) as error:
-                raise ValueError(f"a lane lacks a field: {error}") from error
+                raise ValueError(f"a lane has a missing or invalid field: {error}") from error
             return found
 
         found = self.document.load(parse) or {}
         if self.document.is_doubtful:
             log.warning(
-                "%s is not what this broker wrote last (removed, an older copy, or of another"
-                " store): the lanes in it end. Groups go on at their own offsets, the least of"
-                " their lanes', and messages may come again. Nothing has to be done.",
+                "%s is not what this broker wrote last (removed, an older copy, or from another"
+                " store). The lanes in it end. Groups continue at their committed offsets, which"
+                " are the lowest of their lanes, so messages may be repeated. No action is needed.",
                 self.document.path,
             )
             found = {}

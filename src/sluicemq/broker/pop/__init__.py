@@ -1,1 +1,1 @@
-"""POP consumption: its requests, what is popped and not acknowledged, and what brings it back."""
+"""POP consuming: its requests, the messages in flight, and their return to the queue."""

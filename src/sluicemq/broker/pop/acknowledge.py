@@ -1,15 +1,18 @@
-"""What becomes of popped messages: 200051, 200151, 200053 (spec/grpc.md §8); which are in flight,
-for the lag of groups, and who has them (900134).
+"""Handlers for requests about messages that were popped (spec/grpc.md §8).
 
-    acknowledged    done. One that comes late, or a second time, changes nothing and is no error
-    changed         invisible for another time, from now on: its handle is another one then
-    in flight       from the pop until it is acknowledged, or visible again
+`PopAckHandlers` answers ACK_MESSAGE (200051), BATCH_ACK_MESSAGE (200151) and
+CHANGE_MESSAGE_INVISIBLETIME (200053). `InFlightHandlers` answers SLUICE_IN_FLIGHT (900134),
+and counts messages in flight for the lag of groups.
 
-The handle says which pop the message is of. Those of ordinary pops are in flight in
-`pop/checkpoints.py`, and the answer leaves when that is stored; those in order in `order.py`. The
-former lie before the group's place in their queue, so they count besides what follows it; the
-latter behind its offset, where some may be done already. Who popped a message is known since the
-broker's start.
+Acknowledging a message twice, or too late, has no effect and causes no error. Changing the
+invisible time of a message makes it invisible from now on, and returns another receipt handle. A
+message is in flight from the pop until it is acknowledged or visible again.
+
+The receipt handle identifies the pop that took the message. Messages of unordered pops are in
+flight in `checkpoints.py`, and the response is sent when the change is stored. Messages of ordered
+pops are in flight in `order.py`. The former are before the offset from which the group continues,
+so they count in addition to the messages behind it. The latter are behind the group's committed
+offset, where some may be acknowledged already.
 """
 
 from collections.abc import Iterator
@@ -19,8 +22,8 @@ from typing import Any, Final
 from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed
 from sluicemq.broker.offsets import SEPARATOR, Offsets, UnfinishedMessages
-from sluicemq.broker.pop.checkpoints import Checkpoints
-from sluicemq.broker.pop.order import ConsumerOrder, hidden_ms
+from sluicemq.broker.pop.checkpoints import PopCheckpoints
+from sluicemq.broker.pop.order import OrderedPops, find_invisible_until_ms
 from sluicemq.broker.topics import Groups, Topics, make_no_queue_error, make_no_topic_error
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
@@ -43,28 +46,36 @@ from sluicemq.wire.popping import (
     decode_pop_acks,
 )
 
-ACKS_A_STEP: Final = 64
-LISTED_MAX: Final = 1000
-LOOKED_AT_A_STEP: Final = 1000
-READ_A_STEP: Final = 100
+ACKS_PER_STEP: Final = 64
+"""The acknowledgements of a batch that one step of the work item appends."""
+LISTED_MESSAGES_MAX: Final = 1000
+"""The most messages in a response to SLUICE_IN_FLIGHT."""
+ENTRIES_PER_STEP: Final = 1000
+"""The entries that one step of a list examines."""
+READS_PER_STEP: Final = 100
+"""The messages that one step of a list reads from the log."""
 
 
 @dataclass(slots=True, eq=False)
-class Acknowledge:
-    """The request family of messages that are popped."""
+class PopAckHandlers:
+    """Handlers that acknowledge popped messages or change their invisible time."""
 
     topics: Topics
     offsets: Offsets
-    checkpoints: Checkpoints
-    order: ConsumerOrder
+    checkpoints: PopCheckpoints
+    order: OrderedPops
     store: Store
     group_commit: GroupCommit
     clock: Clock
     delivered: DeliveryStates
 
-    def one(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
-        """200051. HOT."""
-        low, high = self._check(header, peer)
+    def acknowledge(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
+        """Answer ACK_MESSAGE (200051). Called for each message: keep it cheap.
+
+        Raises RequestError or StoreError if the message does not exist, or if the acknowledgement
+        cannot be appended.
+        """
+        low, high = self._find_queue(header, peer)
         if not low <= header.offset <= high:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
@@ -75,24 +86,33 @@ class Acknowledge:
         self._acknowledge(PopAck(header.group, header.topic, handle, (header.offset,)))
         return Durable.for_command(command, encode_response(command))
 
-    def many(self, command: Command, peer: Peer) -> Any:
-        """200151: those whose queue or message is not there are passed over."""
+    def acknowledge_batch(self, command: Command, peer: Peer) -> Any:
+        """Answer BATCH_ACK_MESSAGE (200151).
 
-        def steps() -> WorkItem[Any]:
+        Acknowledgements of a queue or message that does not exist are skipped.
+        """
+
+        def run() -> WorkItem[Any]:
             acks = (yield from decode_body(decode_pop_acks, command.body)) if command.body else []
             if not acks:
                 return Command(ResponseCode.NO_MESSAGE)
             return (yield from self._acknowledge_all(acks, command))
 
-        return Postponed(steps())
+        return Postponed(run())
 
-    def change(self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer) -> Any:
-        """200053."""
+    def change_invisible_time(
+        self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer
+    ) -> Any:
+        """Answer CHANGE_MESSAGE_INVISIBLETIME (200053) with the fields of the new receipt handle.
+
+        Errors are part of the response, with a header of zeros as in RocketMQ. Raises StoreError
+        if the change cannot be appended.
+        """
         code, remark, answer = ResponseCode.SUCCESS, UNSET_REMARK, ChangeInvisibleTimeResponse()
         try:
-            low, high = self._check(header, peer)
+            low, high = self._find_queue(header, peer)
             if low <= header.offset < high:
-                answer = self._change(header)
+                answer = self._change_invisible_time(header)
             else:
                 code = ResponseCode.NO_MESSAGE
         except RequestError as refusal:
@@ -101,12 +121,16 @@ class Acknowledge:
             command, encode_response(command, code, encode_header(answer), b"", remark)
         )
 
-    def _check(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
-        """The offsets of the message's queue. Raises RequestError when it cannot be there."""
+    def _find_queue(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
+        """Return the first offset of the message's queue, and the one behind its last message.
+
+        Raises RequestError if the topic or queue does not exist, or is a lite topic.
+        """
         if header.lite_topic:
             raise RequestError(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                f"the message is of the lite topic {header.lite_topic}, and there are none here",
+                f"The message is in the lite topic {header.lite_topic}. This broker does not "
+                "support lite topics.",
             )
         topic = self.topics.get(header.topic)
         if topic is None:
@@ -118,7 +142,11 @@ class Acknowledge:
         return self.store.queue_offsets(header.topic, header.queue_id)
 
     def _acknowledge(self, ack: PopAck) -> None:
-        """`ack.topic` is where the messages are stored. Raises RequestError, StoreError. HOT."""
+        """Acknowledge messages of one pop. Called for each message: keep it cheap.
+
+        `ack.topic` is the topic in which the messages are stored, which may be the retry topic.
+        Raises RequestError or StoreError.
+        """
         group, topic, handle, offsets = ack
         if handle.is_ordered:
             for offset in offsets:
@@ -128,11 +156,17 @@ class Acknowledge:
         self.delivered[pop_origin(topic, group), group].acknowledged_count += len(offsets)
 
     def _acknowledge_all(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
-        """The answer waits for the last ones' turn; those of the others must have been good.
-        Raises RequestError."""
-        failures, refusal = self.group_commit.failed_commit_count, None
+        """Acknowledge the messages of a batch in steps, and return the answer.
+
+        The answer waits for the commit of the last step; the commits of the other steps must have
+        succeeded. An acknowledgement that is refused does not stop the others.
+
+        Raises RequestError if one was refused or could not be stored, or StoreError.
+        """
+        failures = self.group_commit.failed_commit_count
+        refusal = None
         for number, ack in enumerate(acks):
-            if number and number % ACKS_A_STEP == 0:
+            if number and number % ACKS_PER_STEP == 0:
                 yield None
             queue_id = ack.handle.queue_id
             topic = pop_topic(ack.topic, ack.group, ack.handle.kind)
@@ -141,31 +175,36 @@ class Acknowledge:
             if offsets and self.store.queue_exists(topic, queue_id):
                 try:
                     self._acknowledge(ack._replace(topic=topic, offsets=offsets))
-                except RequestError as error:  # the others go on
+                except RequestError as error:
                     refusal = error
         if refusal is not None:
             raise refusal
         if self.group_commit.failed_commit_count != failures:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                "some of the acknowledgements were not stored. Send all of them again.",
+                "Some of the acknowledgements were not stored. Send all of them again.",
             )
         return Durable.for_command(command, encode_response(command))
 
-    def _change(self, header: ChangeInvisibleTimeRequest) -> ChangeInvisibleTimeResponse:
-        """What is new in the handle; nothing where the offset of a group that consumes in order is
-        behind the message. Raises RequestError, StoreError."""
+    def _change_invisible_time(
+        self, header: ChangeInvisibleTimeRequest
+    ) -> ChangeInvisibleTimeResponse:
+        """Change the invisible time of a message, and return the fields of its new handle.
+
+        Return fields of zero for a message of an ordered pop that is before the committed offset.
+        Raises RequestError or StoreError.
+        """
         group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
         handle = ReceiptHandle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
         if not handle.is_ordered:
-            handle = self.checkpoints.change(
+            handle = self.checkpoints.change_invisible_time(
                 group, topic, handle, header.invisible_ms, is_suspended=header.suspend
             )
         elif offset < self.offsets.committed(group, topic, queue_id):
             return ChangeInvisibleTimeResponse()
         else:
             visible_ms = self.clock.now_ms() + header.invisible_ms
-            self.order.change(group, topic, queue_id, offset, handle.pop_ms, visible_ms)
+            self.order.set_visible_time(group, topic, queue_id, offset, handle.pop_ms, visible_ms)
             handle = handle._replace(invisible_ms=visible_ms - handle.pop_ms)
         return ChangeInvisibleTimeResponse(
             pop_ms=handle.pop_ms,
@@ -175,73 +214,90 @@ class Acknowledge:
 
 
 @dataclass(slots=True, eq=False)
-class InFlight:
-    """The request family of those who ask for popped messages."""
+class InFlightHandlers:
+    """Lists and counts the messages that are in flight after pops."""
 
     groups: Groups
-    checkpoints: Checkpoints
-    order: ConsumerOrder
+    checkpoints: PopCheckpoints
+    order: OrderedPops
     clock: Clock
     background: Background
 
-    def unfinished(self, group: str, topic: str, queue_id: int) -> UnfinishedMessages:
-        """What a group has before it in a queue."""
-        start = self.checkpoints.place(group, topic, queue_id)
-        count = extra = self.checkpoints.in_flight(group, topic, queue_id)
+    def count_unfinished(self, group: str, topic: str, queue_id: int) -> UnfinishedMessages:
+        """Return the messages of a queue that the group has not acknowledged, for its lag."""
+        start = self.checkpoints.get_next_offset(group, topic, queue_id)
+        count = extra = self.checkpoints.count_in_flight(group, topic, queue_id)
         info = self.order.table.get(f"{topic}{SEPARATOR}{group}", {}).get(queue_id)
         if info is not None:
-            now_ms, hidden = self.clock.now_ms(), hidden_ms(info)
-            count += sum(until_ms > now_ms for until_ms in hidden.values())
-            extra -= sum(one >= start and one not in hidden for one in info.offsets)
+            now_ms, pending = self.clock.now_ms(), find_invisible_until_ms(info)
+            count += sum(until_ms > now_ms for until_ms in pending.values())
+            extra -= sum(offset >= start and offset not in pending for offset in info.offsets)
         return UnfinishedMessages(start, count, extra)
 
-    def listed(self, header: InFlightRequest, command: Command, peer: Peer) -> Command | None:
-        """900134: ours. Those that come again soonest are not first: the order is that of pops."""
+    def list_in_flight(
+        self, header: InFlightRequest, command: Command, peer: Peer
+    ) -> Command | None:
+        """Answer SLUICE_IN_FLIGHT (900134): list messages of a group that are in flight.
+
+        They are in the order in which they were popped, messages of unordered pops first. Raises
+        RequestError if the group does not exist.
+        """
         self.groups.check_exists(header.group)
 
-        def steps() -> WorkItem[Command]:
+        def run() -> WorkItem[Command]:
             found: list[bodies.InFlightMessage] = []
-            for number, one in enumerate(self._all(header)):
-                if one is not None:
-                    found.append(one)
-                if len(found) >= min(header.count_max or LISTED_MAX, LISTED_MAX):
+            for number, message in enumerate(self._iter_in_flight(header)):
+                if message is not None:
+                    found.append(message)
+                if len(found) >= min(header.count_max or LISTED_MESSAGES_MAX, LISTED_MESSAGES_MAX):
                     break
-                if number % LOOKED_AT_A_STEP == 0 or len(found) % READ_A_STEP == 1:
+                if number % ENTRIES_PER_STEP == 0 or len(found) % READS_PER_STEP == 1:
                     yield None
             return Command(ResponseCode.SUCCESS, {}, bodies.encode_in_flight(found))
 
-        return self.background.answer(steps(), command, peer)
+        return self.background.answer(run(), command, peer)
 
-    def _all(self, header: InFlightRequest) -> Iterator[bodies.InFlightMessage | None]:
-        """None for what is looked at and not asked for."""
+    def _iter_in_flight(self, header: InFlightRequest) -> Iterator[bodies.InFlightMessage | None]:
+        """Yield the messages in flight that `header` asks for.
+
+        None is yielded for entries that were examined without a result, so that the caller can
+        limit the time of a step.
+        """
         group, now_ms = header.group, self.clock.now_ms()
-        for popped in [*self.checkpoints.table]:
-            topic, own, queue_id, *_ = checkpoint = popped.checkpoint
-            if own != group or not _is_asked(header, topic, queue_id):
+        for entry in [*self.checkpoints.open_checkpoints]:
+            checkpoint = entry.checkpoint
+            topic, queue_id = checkpoint.topic, checkpoint.queue_id
+            if checkpoint.group != group or not _is_requested(header, topic, queue_id):
                 yield None
                 continue
-            for offset in popped.waiting:
+            for offset in entry.pending_offsets:
                 if header.offset in (None, offset):
-                    record = self.checkpoints.record(topic, queue_id, offset)
+                    record = self.checkpoints.read_message(topic, queue_id, offset)
                     times = 1 if record is None else record.reconsume_times + 1
                     yield bodies.InFlightMessage(
-                        topic, queue_id, offset, checkpoint.pop_ms, checkpoint.deadline_ms,
-                        popped.holder, times,
-                    )  # fmt: skip
+                        topic,
+                        queue_id,
+                        offset,
+                        checkpoint.pop_ms,
+                        checkpoint.deadline_ms,
+                        entry.popped_by,
+                        times,
+                    )
         for name, queues in [*self.order.table.items()]:
-            topic, _, own = name.partition(SEPARATOR)
+            topic, _, its_group = name.partition(SEPARATOR)
             for queue_id, info in queues.items():
-                if own != group or not _is_asked(header, topic, queue_id):
+                if its_group != group or not _is_requested(header, topic, queue_id):
                     continue
-                holder = self.order.holders.get((name, queue_id), "")
-                for offset, until_ms in hidden_ms(info).items():
+                popped_by = self.order.popped_by.get((name, queue_id), "")
+                for offset, until_ms in find_invisible_until_ms(info).items():
                     if until_ms > now_ms and header.offset in (None, offset):
                         times = (info.counts or {}).get(offset, 0) + 1
                         yield bodies.InFlightMessage(
-                            topic, queue_id, offset, info.pop_ms, until_ms, holder, times
+                            topic, queue_id, offset, info.pop_ms, until_ms, popped_by, times
                         )
             yield None
 
 
-def _is_asked(header: InFlightRequest, topic: str, queue_id: int) -> bool:
+def _is_requested(header: InFlightRequest, topic: str, queue_id: int) -> bool:
+    """Return whether `header` asks for messages of the queue."""
     return header.topic in (None, topic) and header.queue_id in (None, queue_id)

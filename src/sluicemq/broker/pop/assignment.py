@@ -1,27 +1,33 @@
-"""Who reads what, decided by the broker: 400 share of a client, 401 set, 402 show who pops; and by
-which filter (`admit`).
+"""Assignments of queues to the members of a group that the broker decides.
 
-Only push consumers with clientRebalance=false ask (spec/grpc.md §8); the others balance by
-themselves. The queues are those of all brokers of the topic, so the name servers are asked, once
-for all who want to know within loadBalancePollNameServerInterval; without name servers the topic is
-this broker's alone.
+`Assignments` answers QUERY_ASSIGNMENT (400), SET_MESSAGE_REQUEST_MODE (401) and
+GET_ALL_MESSAGE_REQUEST_MODE (402), and decides by which filter a group may pop (`admit_pop`).
+
+Only push consumers with clientRebalance=false ask for their assignment (spec/grpc.md §8). The
+others rebalance by themselves. The queues are those of all brokers of the topic, so the broker asks
+the name servers. It asks once for all clients that need the answer within
+loadBalancePollNameServerInterval. Without name servers, the topic has only this broker's queues.
+
+A client gets these queues:
 
     broadcasting              all queues
     PULL                      the client's share by its strategy, AVG or AVG_BY_CIRCLE
-    POP                       all queues of each broker, as queue -1: members pop what is there
-    POP, sharing n queues     its own share and those of the n members after it; a member of more
-                              than there are queues gets one of them
+    POP                       all queues of each broker, as queue -1: members pop from all of them
+    POP, sharing n queues     its own share and those of the n members after it. If there are more
+                              members than queues, each member gets one queue
 
-No answer to keep what one has is no set at all; an empty set takes everything away. There is none
-when the topic is not known, nobody of the group is online, or the strategy is another one.
+An answer without a set means that the client keeps its assignments. It is sent if the topic does
+not exist, if no member of the group is connected, or if the strategy is unknown. An empty set
+removes all assignments.
 
-A pop passes over what its filter does not want, for all members of the group; in RocketMQ the
-others lose it unseen. Here the filter of the first pop of a topic holds as long as another member,
-who is online, or whom a strict group waits for, subscribes to that. Who asks for another one is
-refused, and told why.
+A pop skips the messages that its filter rejects, for all members of the group. In RocketMQ, members
+with different filters so lose each other's messages. Here the filter of the first pop of a topic is
+valid while another member subscribes to it that is connected, or that a strict group waits for. A
+pop with another filter is refused with an error.
 
-How a group reads a topic is what 401 has set (`config/messageRequestMode.json`, RocketMQ's), else
-defaultMessageRequestMode; retry topics are always pulled.
+SET_MESSAGE_REQUEST_MODE decides whether a group pulls or pops a topic. The modes are saved in
+RocketMQ's file `config/messageRequestMode.json`. The default is defaultMessageRequestMode; retry
+topics are always pulled.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,9 +36,10 @@ from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.contracts import STRICT
+from sluicemq.broker.context import LookUp
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import Announced, Postponed
-from sluicemq.broker.lanes.rules import normal_atom, parse_key
+from sluicemq.broker.lanes.rules import normalize_atom, parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
@@ -57,23 +64,28 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.tables import POP, PULL, RequestMode
 
 ANY_QUEUE: Final = -1
+"""The queue id in an assignment that means all queues of a broker."""
 STRATEGIES: Final[dict[str, Strategy]] = {
-    "AVG": allocate_average, "AVG_BY_CIRCLE": allocate_circle,
-}  # fmt: skip
+    "AVG": allocate_average,
+    "AVG_BY_CIRCLE": allocate_circle,
+}
+"""The function for each strategy that a client may name."""
 
 Queues = Sequence[MessageQueue]
-LookUp = Callable[[str, Callable[[Command | None], None]], None]
-"""(topic, what to call with a name server's answer to 105, None when none answers)."""
 
 
-def share(
+def allocate_queues(
     strategy: Strategy, client_id: str, queues: Queues, members: Sequence[str], mode: RequestMode
 ) -> Queues | None:
-    """The queues of one member; [] for a stranger, None when there is nothing to share.
+    """Return the queues that one member of a group reads.
+
+    `members` are the client ids of the group, and `queues` all queues of the topic. Return None if
+    there are no queues to distribute, and [] if `client_id` is not a member.
 
     >>> two = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
     >>> mode = RequestMode(topic="T", group="G", mode=POP, share_queues=1)
-    >>> [queue.queue_id for queue in share(allocate_average, "b", two, ["a", "b", "c"], mode) or ()]
+    >>> found = allocate_queues(allocate_average, "b", two, ["a", "b", "c"], mode)
+    >>> [queue.queue_id for queue in found or ()]
     [1]
     """
     count = mode.share_queues
@@ -83,18 +95,19 @@ def share(
         return None
     if mode.mode != POP:
         return strategy(client_id, queues, members)
+
     ids = sorted(members)
     if client_id not in ids:
         return []
     index = ids.index(client_id)
     if len(ids) > len(queues):
         return [sorted(queues)[index % len(queues)]]
-    near = [ids[(index + step) % len(ids)] for step in range(count + 1)]
-    return sorted({queue for one in near for queue in strategy(one, queues, members)})
+    sharing = [ids[(index + step) % len(ids)] for step in range(count + 1)]
+    return sorted({queue for one in sharing for queue in strategy(one, queues, members)})
 
 
 class Assignments:
-    """The request family of shares."""
+    """Decides which member of a group reads which queues, and by which filter a group pops."""
 
     def __init__(
         self,
@@ -106,12 +119,19 @@ class Assignments:
         clock: Clock,
         look_up: LookUp,
     ) -> None:
-        self._settings, self._topics, self._groups = settings, topics, groups
-        self._consumers, self._clock, self._look_up = consumers, clock, look_up
+        """Ask name servers for routes with `look_up`."""
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._clock = clock
+        self._look_up_route = look_up
         self._modes: dict[str, dict[str, RequestMode]] = {}
-        self._known: dict[str, tuple[float, Queues]] = {}
-        """Topic -> when a name server was asked (s), and its queues."""
+        """By topic and group: the modes that were set."""
+        self._routes: dict[str, tuple[float, Queues]] = {}
+        """By topic: the monotonic time of a name server's answer in seconds, and the queues."""
         self._waiting: dict[str, list[Callable[[Queues | None], None]]] = {}
+        """By topic: functions to call with the queues when a name server has answered."""
         self.document = Document(
             files,
             f"{settings.store.root}/config/messageRequestMode.json",
@@ -119,71 +139,87 @@ class Assignments:
         )
 
     def load(self) -> None:
-        """Raises StoreDamagedError."""
+        """Load the file. Raises StoreDamagedError if it cannot be parsed."""
         self._modes = self.document.load(tables.decode_request_modes) or {}
 
-    # ----------------------------------------------------------------------------- by which filter
+    # ---------------------------------------------------------------------------- pops by filter
 
-    def admit(
+    def admit_pop(
         self, group: str, topic: str, kind: str | None, expression: str | None, peer: Peer
     ) -> None:
-        """May somebody pop a topic through this filter? HOT. Raises RequestError."""
-        contracts, said = self._consumers.contracts, (kind or TAG, expression or ALL)
+        """Raise RequestError (NO_PERMISSION) if the group may not pop the topic by this filter.
+
+        `kind` and `expression` are those of the filter; None means TAG and all messages. The lanes
+        of a group end with its first pop, and a later pop may change the filter of the topic if no
+        other member subscribes to the old one. Called for each pop: keep it cheap.
+        """
+        contracts = self._consumers.contracts
+        requested = kind or TAG, expression or ALL
         known = contracts.pop_filters.get((group, topic))
-        if known == said and group in contracts.popping_groups:
+        if known == requested and group in contracts.popping_groups:
             return
+
         client_id = self._consumers.client_name(group, peer)
-        why = (
+        reason = (
             contracts.refusal_reason(group, peer, client_id)
             if contracts.contract_of(group) == STRICT
             else ""
         )
         lanes = self._consumers.lanes.table.get(group)
         if lanes is not None and lanes.is_pulled(topic):
-            why = (
-                f"group {group} pulls {topic} in lanes, since its members subscribe to different "
-                f"things, and {client_id} pops it. Give it another group."
+            reason = (
+                f"Group {group} pulls {topic} in lanes, because its members have different "
+                f"subscriptions, so {client_id} cannot pop it. Use another group for it."
             )
-        held = normal_atom(*known) if known is not None else None
-        if not why and held is not None and held != normal_atom(*said):
+        known_atom = normalize_atom(*known) if known is not None else None
+        if not reason and known_atom is not None and known_atom != normalize_atom(*requested):
             for other, key in self._consumers.other_subscription_keys(group, client_id).items():
-                if parse_key(key).get(topic) == held:
-                    why = (
-                        f"group {group} pops {topic} by {held.kind} {held.text!r}, to which "
-                        f"{other} subscribes, and {client_id} asks for {said[0]} {said[1]!r}: what "
-                        "one of the two does not want would be lost for the other. Give it another "
-                        "group, or the same subscription."
+                if parse_key(key).get(topic) == known_atom:
+                    reason = (
+                        f"Group {group} pops {topic} by {known_atom.kind} {known_atom.text!r}, to "
+                        f"which {other} subscribes, but {client_id} asks for {requested[0]} "
+                        f"{requested[1]!r}. Each of them would lose the messages that only the "
+                        "other one's filter rejects. Use another group, or the same subscription."
                     )
-        if why:
-            contracts.record_refusal(group, client_id, why, peer)
-            raise RequestError(ResponseCode.NO_PERMISSION, why)
+        if reason:
+            contracts.record_refusal(group, client_id, reason, peer)
+            raise RequestError(ResponseCode.NO_PERMISSION, reason)
+
         contracts.refusals.pop((group, client_id), None)
         self._consumers.end_lanes(group)
         contracts.popping_groups.add(group)
-        contracts.pop_filters[group, topic] = said
+        contracts.pop_filters[group, topic] = requested
 
-    # ----------------------------------------------------------------------------- who reads what
+    # -------------------------------------------------------------------------------- assignments
 
-    def query(self, command: Command, peer: Peer) -> Command | None:
-        """400. Answered later when the name servers have to be asked."""
-        asked = bodies.decode_assignment_query(command.body)
+    def query_assignment(self, command: Command, peer: Peer) -> Command | None:
+        """Answer QUERY_ASSIGNMENT (400).
+
+        Return None, and answer later, if a name server has to be asked.
+        """
+        query = bodies.decode_assignment_query(command.body)
         now_s = self._clock.monotonic_s()
         if not self._settings.broker.name_server_addresses:
-            return self._answer(asked, self._own_queues(asked.topic), command, peer)
-        asked_s, queues = self._known.get(asked.topic, (0.0, ()))
-        if queues and now_s - asked_s < self._settings.broker.route_period_ms / 1000:
-            return self._answer(asked, queues, command, peer)
+            queues = self._find_local_queues(query.topic)
+            return self._encode_answer(query, queues, command, peer)
+        asked_s, known = self._routes.get(query.topic, (0.0, ()))
+        if known and now_s - asked_s < self._settings.broker.route_period_ms / 1000:
+            return self._encode_answer(query, known, command, peer)
 
-        def found(queues: Queues | None) -> None:
-            peer.write(encode_response_to(self._answer(asked, queues, command, peer), command))
+        def answer(queues: Queues | None) -> None:
+            response = self._encode_answer(query, queues, command, peer)
+            peer.write(encode_response_to(response, command))
 
-        waiting = self._waiting.setdefault(asked.topic, [])
-        waiting.append(found)
+        waiting = self._waiting.setdefault(query.topic, [])
+        waiting.append(answer)
         if len(waiting) == 1:
-            self._look_up(asked.topic, lambda answer: self._found(asked.topic, answer))
+            self._look_up_route(
+                query.topic, lambda response: self._handle_route(query.topic, response)
+            )
         return None
 
-    def _own_queues(self, topic: str) -> Queues | None:
+    def _find_local_queues(self, topic: str) -> Queues | None:
+        """Return the queues that this broker has of a topic; None if the topic does not exist."""
         config = self._topics.config_of(topic)
         if config is None:
             return None
@@ -192,39 +228,45 @@ class Assignments:
         )
         return read_queues(topic, TopicRoute((), (data,)))
 
-    def _found(self, topic: str, answer: Command | None) -> None:
-        """The name server's answer; without one what is known goes on."""
-        if answer is not None and answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            self._known.pop(topic, None)
-        elif answer is not None and answer.code == ResponseCode.SUCCESS:
-            with suppress(ProtocolError):
-                queues = read_queues(topic, bodies.decode_topic_route(answer.body))
-                self._known[topic] = self._clock.monotonic_s(), queues
-        known = self._known.get(topic)
-        for found in self._waiting.pop(topic, ()):
-            found(known and known[1])
+    def _handle_route(self, topic: str, response: Command | None) -> None:
+        """Answer the queries that wait for the route of a topic.
 
-    def _answer(
-        self, asked: bodies.AssignmentQuery, queues: Queues | None, command: Command, peer: Peer
+        `response` is that of a name server. If it is None or an error, the last known route is
+        used, unless the topic does not exist any more.
+        """
+        if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._routes.pop(topic, None)
+        elif response is not None and response.code == ResponseCode.SUCCESS:
+            with suppress(ProtocolError):
+                queues = read_queues(topic, bodies.decode_topic_route(response.body))
+                self._routes[topic] = self._clock.monotonic_s(), queues
+        known = self._routes.get(topic)
+        for answer in self._waiting.pop(topic, ()):
+            answer(known and known[1])
+
+    def _encode_answer(
+        self, query: bodies.AssignmentQuery, queues: Queues | None, command: Command, peer: Peer
     ) -> Command:
-        mode = self._mode(asked.topic, asked.group)
+        """Return the response to QUERY_ASSIGNMENT. `queues` is None if the topic is unknown."""
+        mode = self._find_mode(query.topic, query.group)
         found = queues
-        if asked.message_model != bodies.BROADCASTING and self._settings.broker.server_balances:
-            members = self._consumers.client_ids_sharing_queues(asked.group, peer, command.fields)
-            strategy = STRATEGIES.get(asked.strategy)
+        if query.message_model != bodies.BROADCASTING and self._settings.broker.server_balances:
+            members = self._consumers.client_ids_sharing_queues(query.group, peer, command.fields)
+            strategy = STRATEGIES.get(query.strategy)
             if queues is None or not members or strategy is None:
                 found = None
             else:
-                found = share(strategy, asked.client_id, queues, members, mode)
+                found = allocate_queues(strategy, query.client_id, queues, members, mode)
         rows = None
         if found is not None:
             rows = tuple(bodies.Assignment(queue=queue, mode=mode.mode) for queue in found)
         body = bodies.encode_assignments(bodies.AssignmentResponse(assignments=rows))
         return Command(ResponseCode.SUCCESS, body=body)
 
-    # ----------------------------------------------------------------------------------- who pops
+    # -------------------------------------------------------------------------------------- modes
 
-    def _mode(self, topic: str, group: str) -> RequestMode:
+    def _find_mode(self, topic: str, group: str) -> RequestMode:
+        """Return how the group reads the topic: the mode that was set, or the default."""
         broker = self._settings.broker
         is_retry = topic.startswith(RETRY_PREFIX)
         return self._modes.get(topic, {}).get(group) or RequestMode(
@@ -235,7 +277,11 @@ class Assignments:
         )
 
     def set_mode(self, command: Command, peer: Peer) -> Postponed:
-        """401. Answered when it is on disk, and on those of the slaves that count."""
+        """Answer SET_MESSAGE_REQUEST_MODE (401).
+
+        The response is sent when the mode is on disk, and on the slaves that must have it. Raises
+        RequestError for a retry topic, an unknown mode, topic or group.
+        """
         mode = tables.decode_request_mode(command.body)
         if mode.topic.startswith(RETRY_PREFIX):
             raise RequestError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -249,14 +295,14 @@ class Assignments:
         self._modes.setdefault(mode.topic, {})[mode.group] = mode
         self.document.changed = True
 
-        def steps() -> WorkItem[Announced]:
+        def run() -> WorkItem[Announced]:
             write = self.document.prepare_write()
             if write is not None:
                 yield write
             return Announced(Command(ResponseCode.SUCCESS))
 
-        return Postponed(steps())
+        return Postponed(run())
 
-    def modes(self, command: Command, peer: Peer) -> Command:
-        """402."""
+    def list_modes(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_ALL_MESSAGE_REQUEST_MODE (402) with all modes that were set."""
         return Command(ResponseCode.SUCCESS, body=tables.encode_request_modes(self._modes))

@@ -1,25 +1,32 @@
-"""What is popped and not acknowledged: kept in the log, decided in memory (design/0020).
+"""The checkpoints and acknowledgements of pops: stored in the log, evaluated in memory.
 
-    open         a pop gives messages away: their checkpoint is appended, due a second before its
-                 deadline; the group's next pop begins behind them
-    acknowledge  some of them are done: appended, due at the deadline
-    change       another time for one of them: a new checkpoint, and the old one acknowledged
-    deliver      at the deadline, to the ms: what is left goes to the retry topic, acknowledged
-                 behind it in the same commit. So it comes back once, whatever crashes
+A pop takes messages from a queue and makes them invisible until its deadline. `PopCheckpoints`
+stores what happens to them as records that RocketMQ understands (spec/delivery.md §7,
+docs/design/0020):
 
-The records are RocketMQ's and take its way, as timed messages for the revive topic
-(spec/delivery.md §7). When the timer delivers one, the table is asked (`_gate`): what belongs to a
-settled checkpoint goes nowhere, since nobody would read it. A checkpoint that is delivered is
-followed by its acknowledgements there at once, and the last of them names all its messages: so a
-revive queue alone says what of it is settled, and the group of RocketMQ's scan goes on behind that.
+    record_pop              appends a checkpoint: which messages a pop took. The next pop of the
+                            group begins behind them
+    acknowledge             appends an acknowledgement of some of them
+    change_invisible_time   appends a new checkpoint for one message, and acknowledges the old one
+    deliver                 at the deadline, to the millisecond: appends the messages that are still
+                            in flight to the retry topic, and acknowledges them in the same commit.
+                            So each of them is delivered again once, whatever crashes
 
-A group's offset is put into the table of offsets when the log is on disk up to the checkpoint: a
-power loss must not take the one and leave the other. Until then the next pop goes on from a place
-in memory.
+The records are timed messages for the revive topic. A checkpoint is due one second before its
+deadline, an acknowledgement at the deadline. When the timer delivers such a record, `_gate` decides
+whether it is appended to the revive topic. Records of a closed checkpoint are dropped, because
+nothing would read them. Once a checkpoint is in the revive topic, its acknowledgements go there at
+once, and the last one names all its messages. So a revive queue alone tells RocketMQ which
+checkpoints are closed, and the committed offset of its scan (REVIVE_GROUP) can follow.
 
-The file is what a start needs besides the log: the checkpoints that have been open for long, from
-where on the timer's queue and the revive queues have to be read for all others, and from where on
-checkpoints may be ahead of the table of offsets. Each part is written when all it says is on disk.
+A group's committed offset moves when the log is on disk up to the checkpoint, because a power loss
+must not lose the checkpoint and keep the offset. Until then the next pop continues from an offset
+that is only in memory (`PendingCommit`).
+
+The file `config/sluicePop.json` contains what a start needs besides the log; `popped.py` describes
+it. Each part of it is written when everything that it refers to is on disk.
+
+All methods are called on the event loop thread, except `get_uncommitted_offsets`.
 """
 
 import logging
@@ -32,7 +39,15 @@ from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pop.popped import NEXT, Popped, PoppedTable, Queue, Saved, Start, decode_record
+from sluicemq.broker.pop.popped import (
+    NEXT_OFFSET_PROPERTY,
+    GroupQueue,
+    OpenCheckpoint,
+    OpenCheckpoints,
+    PopRecovery,
+    SavedPops,
+    decode_record,
+)
 from sluicemq.broker.produce.intake import (
     AppendResult,
     MessageIntake,
@@ -42,7 +57,7 @@ from sluicemq.broker.produce.intake import (
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import REVIVE_QUEUES, Topics
-from sluicemq.broker.waiting.delivery import Delayed
+from sluicemq.broker.waiting.delivery import DelayedDelivery
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.files import Files
@@ -62,25 +77,30 @@ from sluicemq.wire.popping import CHECKPOINT, NO_OFFSET, Acknowledgement, Checkp
 
 log = logging.getLogger(__name__)
 
-BEFORE_MS: Final = 1000
-"""So long before its deadline a checkpoint is delivered."""
-LISTED_MAX: Final = 500
-"""So many open checkpoints stand in the file themselves; from the first other one on the log is
-read at the start."""
-_DELIVER: Final = TIMER_PROPERTIES[-1]
+REVIVE_LEAD_MS: Final = 1000
+"""A checkpoint's record is due this long before the deadline of its messages."""
+LISTED_CHECKPOINTS_MAX: Final = 500
+"""The most open checkpoints that the file lists. A start reads the others from the log."""
+_DELIVER_TIME: Final = TIMER_PROPERTIES[-1]
+"""The property with the time at which a timed message is due."""
 
 
-class Pending(NamedTuple):
-    """Where a group goes on once the log is on disk beyond `position`, that of a checkpoint which
-    stands at `timer_offset` of the timer's queue."""
+class PendingCommit(NamedTuple):
+    """An offset that is committed for a group once the checkpoint of its pop is on disk."""
 
     next_offset: int
+    """The offset from which the group continues."""
     position: int
+    """The position of the checkpoint's record in the commit log."""
     timer_offset: int
+    """The offset of the checkpoint's record in the timer queue."""
 
 
-class Checkpoints:
-    """The messages in flight of all groups. Part of what `Delayed` drives."""
+class PopCheckpoints:
+    """The messages that are in flight after unordered pops, of all groups of a broker.
+
+    It is one of the sources of `DelayedDelivery`, which calls `deliver` at the next deadline.
+    """
 
     name: Final = "POP revival"
 
@@ -92,10 +112,11 @@ class Checkpoints:
         store: Store,
         intake: MessageIntake,
         group_commit: GroupCommit,
-        delayed: Delayed,
+        delayed: DelayedDelivery,
         files: Files,
         clock: SteadyClock,
     ) -> None:
+        """Register the checkpoints with `delayed`, and with `offsets` for its saves."""
         self._settings = settings
         self._topics = topics
         self._offsets = offsets
@@ -105,47 +126,65 @@ class Checkpoints:
         self._delayed = delayed
         self._clock = clock
         self.topic = revive_topic(settings.broker.cluster_name)
-        self.table = PoppedTable()
-        self._pending: dict[Queue, deque[Pending]] = {}
-        self._progress: dict[int, Progress] = {}
-        self._looked_at = (0, 0)
-        self._saved = self._loaded = Saved(0, 0, {}, [])
-        self._loaded_end = 0  # where the timer's queue ended then
-        self._snapshot: tuple[int, Saved] | None = None  # good when the log is on disk up to there
-        self._covering = (0, 0)  # an edition of the offsets, and what it covers
+        """The revive topic."""
+        self.open_checkpoints = OpenCheckpoints()
+        self._pending_commits: dict[GroupQueue, deque[PendingCommit]] = {}
+        """By group and queue: the offsets to commit, in the order of the log."""
+        self._revive_progress: dict[int, Progress] = {}
+        """By revive queue: the last offset before the first open checkpoint."""
+        self._confirmed_at = (0, 0)
+        """The written and the synced end of the log at the last `confirm_deliveries`."""
+        self._saved = self._loaded = SavedPops(0, 0, {}, [])
+        """The newest content that may be written to the file, and the content that was loaded."""
+        self._loaded_end = 0
+        """The end offset of the timer queue when the file was loaded."""
+        self._snapshot: tuple[int, SavedPops] | None = None
+        """Content that may be written to the file once the log is synced up to a position."""
+        self._covering = (0, 0)
+        """An edition of the table of offsets, and the `covered_end` once it is written."""
         path = f"{settings.store.root}/config/sluicePop.json"
         self.document = Document(files, path, self._render)
-        self.stored: Counter[tuple[str, str, str]] = Counter()
-        """Records, since the start, by topic, group and what RocketMQ's metrics call them."""
-        self.revived: Counter[tuple[str, str]] = Counter()
-        """Messages that have come back, by topic and group."""
-        offsets.on_save = self._note_offsets
-        delayed.parts.insert(0, self)  # what is settled hereby, the timer need not deliver
+        self.stored_record_counts: Counter[tuple[str, str, str]] = Counter()
+        """The number of records stored since the start, by topic, group, and "CK" or "ACK"."""
+        self.revived_counts: Counter[tuple[str, str]] = Counter()
+        """The number of messages put into the retry topic since the start, by topic and group."""
+        offsets.on_save = self._prepare_offsets_save
+        # First: the timer need not deliver the records of checkpoints that are closed here.
+        delayed.sources.insert(0, self)
         delayed.redelivery.gates[self.topic] = self._gate
 
     # ------------------------------------------------------------------------------- requests
 
-    def next_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Where the group's next pop from a queue begins; NONE when nothing is known. A reset that
-        no consumer was told of is heard hereby."""
+    def resolve_next_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the offset at which the group's next pop from a queue begins.
+
+        Return NO_OFFSET if the group has neither popped nor committed there. If the offset was
+        reset, the pop follows the reset, which is thereby known to the consumers.
+        """
         queue = group, topic, queue_id
         if queue in self._offsets.resets.table:
             self._offsets.resets.discard(*queue)
-            self._pending.pop(queue, None)
-        return self.place(*queue)
+            self._pending_commits.pop(queue, None)
+        return self.get_next_offset(*queue)
 
-    def place(self, group: str, topic: str, queue_id: int) -> int:
-        """How far the group has popped a queue; NONE when nothing is known."""
-        pending = self._pending.get((group, topic, queue_id))
+    def get_next_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the offset behind the last message of the queue that the group popped.
+
+        Return NO_OFFSET if the group has neither popped nor committed there.
+        """
+        pending = self._pending_commits.get((group, topic, queue_id))
         committed = self._offsets.committed(group, topic, queue_id)
         return max(pending[-1].next_offset, committed) if pending else committed
 
-    def ahead(self) -> dict[Queue, int]:
-        """How far groups have popped beyond their offsets; a copy, for other threads."""
-        found = [(queue, tuple(pending)) for queue, pending in self._pending.copy().items()]
+    def get_uncommitted_offsets(self) -> dict[GroupQueue, int]:
+        """Return the offsets up to which groups have popped and that are not committed yet.
+
+        The returned dict is a copy, and another thread may call this method.
+        """
+        found = [(queue, tuple(pending)) for queue, pending in self._pending_commits.copy().items()]
         return {queue: pending[-1].next_offset for queue, pending in found if pending}
 
-    def open(
+    def record_pop(
         self,
         group: str,
         topic: str,
@@ -154,29 +193,41 @@ class Checkpoints:
         next_offset: int,
         pop_ms: int,
         invisible_ms: int,
-        holder: str = "",
+        popped_by: str = "",
     ) -> int:
-        """A pop of `holder` gives these messages away, and the next one begins at `next_offset`.
-        The turn's end makes it so; returns the revive queue, the same for all queues of one pop.
-        The checkpoint's first offset is that of the first message. Raises StoreError,
-        RequestError."""
-        revive_queue = pop_ms % self._queues
-        broker = self._settings.broker.broker_name
+        """Append the checkpoint of a pop that takes the messages at `offsets` (at least one).
+
+        The group's next pop begins at `next_offset`. `popped_by` is the client id or address of the
+        consumer. The pop becomes valid with the next group commit; if that fails, it is undone.
+
+        Return the id of the revive queue, which is the same for all queues of one pop. Raises
+        StoreError or RequestError if the checkpoint cannot be appended.
+        """
+        revive_queue = pop_ms % self._revive_queue_count
         checkpoint = Checkpoint(
-            topic, group, queue_id, broker, offsets[0], pop_ms, invisible_ms, tuple(offsets),
-            revive_queue,
-        )  # fmt: skip
-        stored = self._open(checkpoint, next_offset, holder)
-        pending = self._pending.setdefault((group, topic, queue_id), deque())
-        pending.append(Pending(next_offset, stored.physical_offset, stored.queue_offset))
+            topic=topic,
+            group=group,
+            queue_id=queue_id,
+            broker=self._settings.broker.broker_name,
+            start_offset=offsets[0],
+            pop_ms=pop_ms,
+            invisible_ms=invisible_ms,
+            offsets=tuple(offsets),
+            revive_queue=revive_queue,
+        )
+        stored = self._append_checkpoint(checkpoint, next_offset, popped_by)
+        pending = self._pending_commits.setdefault((group, topic, queue_id), deque())
+        pending.append(PendingCommit(next_offset, stored.physical_offset, stored.queue_offset))
         self._group_commit.commit_internal(pending.pop)
         return revive_queue
 
-    def skip(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
-        """A pop has found that the group wants nothing of what lies before `next_offset`, or this
-        is where it begins at all."""
+    def skip_to(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """Let the group's next pop begin at `next_offset`, without taking the messages before it.
+
+        A pop calls this for messages that its filter rejects, and to set the group's first offset.
+        """
         queue = group, topic, queue_id
-        pending = self._pending.get(queue)
+        pending = self._pending_commits.get(queue)
         if pending:
             pending.append(pending[-1]._replace(next_offset=next_offset))
             self._group_commit.commit_internal(pending.pop)
@@ -186,14 +237,18 @@ class Checkpoints:
     def acknowledge(
         self, group: str, topic: str, handle: ReceiptHandle, offsets: Collection[int]
     ) -> None:
-        """These messages are done, when the turn has ended. What is not in flight any more is let
-        be. Raises StoreError, RequestError."""
-        popped = self._of(group, topic, handle)
-        done = [one for one in popped.waiting if one in offsets] if popped is not None else ()
-        if popped is not None and done:
-            self._finish(popped, done)
+        """Acknowledge the messages at `offsets` of the pop that `handle` identifies.
 
-    def change(
+        Messages that are not in flight are ignored. The acknowledgement becomes valid with the next
+        group commit; if that fails, it is undone. Raises StoreError or RequestError if it cannot
+        be appended.
+        """
+        entry = self._find(group, topic, handle)
+        done = [one for one in entry.pending_offsets if one in offsets] if entry is not None else ()
+        if entry is not None and done:
+            self._append_acknowledgement(entry, done)
+
+    def change_invisible_time(
         self,
         group: str,
         topic: str,
@@ -202,99 +257,137 @@ class Checkpoints:
         *,
         is_suspended: bool = False,
     ) -> ReceiptHandle:
-        """From now on the handle's message is invisible for so long; the handle that counts then.
-        `is_suspended`: when it comes again, that is no further attempt.
+        """Make the message of `handle` invisible for `invisible_ms` from now on.
 
-        Raises RequestError when the message is not in flight any more, StoreError.
+        Return the new handle of the message; the old one is invalid. If `is_suspended`, the next
+        delivery does not count as another attempt.
+
+        Raises RequestError if the message is not in flight, or StoreError if the checkpoint cannot
+        be appended.
         """
-        popped, offset = self._of(group, topic, handle), handle.offset
-        if popped is None or offset not in popped.waiting:
+        entry, offset = self._find(group, topic, handle), handle.offset
+        if entry is None or offset not in entry.pending_offsets:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
-                f"message {offset} of {topic}:{handle.queue_id} is not in flight any more with the "
-                f"handle {handle.encode()!r}: it is acknowledged, or it came back. Use the newest "
-                "handle of a message.",
+                f"Message {offset} of {topic}:{handle.queue_id} is no longer in flight with the "
+                f"receipt handle {handle.encode()!r}: it was acknowledged, or it became visible "
+                "again. Use the newest handle of the message.",
             )
-        old = popped.checkpoint
-        # Another time than the old one's, or both had the same key.
+        old = entry.checkpoint
+        # The times must differ, or both checkpoints would have the same key.
         pop_ms = max(self._clock.now_ms(), old.pop_ms + 1)
         changed = old._replace(
-            start_offset=offset, pop_ms=pop_ms, invisible_ms=invisible_ms, offsets=(offset,),
+            start_offset=offset,
+            pop_ms=pop_ms,
+            invisible_ms=invisible_ms,
+            offsets=(offset,),
             is_suspended=is_suspended,
-        )  # fmt: skip
-        self._open(changed, 0, popped.holder)
-        self._finish(popped, [offset])
+        )
+        self._append_checkpoint(changed, 0, entry.popped_by)
+        self._append_acknowledgement(entry, [offset])
         return handle._replace(
-            start_offset=offset, pop_ms=pop_ms, invisible_ms=invisible_ms,
+            start_offset=offset,
+            pop_ms=pop_ms,
+            invisible_ms=invisible_ms,
             revive_queue=old.revive_queue,
-        )  # fmt: skip
+        )
 
-    def in_flight(self, group: str, topic: str, queue_id: int | None = None) -> int:
-        """How many messages of a queue, or of all, are popped and neither acknowledged nor due."""
-        counts = self.table.counts
+    def count_in_flight(self, group: str, topic: str, queue_id: int | None = None) -> int:
+        """Return the number of the group's messages in flight in a queue; None means all queues."""
+        counts = self.open_checkpoints.in_flight_counts
         if queue_id is not None:
             return counts.get((group, topic, queue_id), 0)
         return sum(count for queue, count in counts.items() if queue[:2] == (group, topic))
 
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """The topic, or the group, is deleted."""
-        for popped in [*self.table]:
-            if popped.checkpoint.topic == topic or popped.checkpoint.group == group:
-                self.table.done(popped, popped.waiting)
-        for queue in [queue for queue in self._pending if queue[0] == group or queue[1] == topic]:
-            del self._pending[queue]
+    def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Remove the messages in flight of a deleted topic or group: they are not revived."""
+        for entry in [*self.open_checkpoints]:
+            if entry.checkpoint.topic == topic or entry.checkpoint.group == group:
+                self.open_checkpoints.remove_messages(entry, entry.pending_offsets)
+        queues = [one for one in self._pending_commits if one[0] == group or one[1] == topic]
+        for queue in queues:
+            del self._pending_commits[queue]
         self.document.changed = True
 
-    def _of(self, group: str, topic: str, handle: ReceiptHandle) -> Popped | None:
+    def _find(self, group: str, topic: str, handle: ReceiptHandle) -> OpenCheckpoint | None:
+        """Return the open checkpoint of the pop that `handle` identifies; None if it is closed."""
         key = topic, group, handle.queue_id, handle.start_offset, handle.pop_ms, handle.broker
-        return self.table.table.get(key)
+        return self.open_checkpoints.by_key.get(key)
 
     # -------------------------------------------------------------------------------- records
 
     @property
-    def _queues(self) -> int:
+    def _revive_queue_count(self) -> int:
+        """The number of queues of the revive topic, which is created if it does not exist."""
         return max(self._topics.ensure(self.topic, REVIVE_QUEUES).config.write_queues, 1)
 
-    def _open(self, checkpoint: Checkpoint, next_offset: int, holder: str) -> AppendResult:
-        """Append a checkpoint, which says where the group goes on, 0 when it does not move."""
-        known = self.table.table.get(checkpoint.key)
-        held = known.waiting if known is not None else ()
-        # Always later than now: so each stands in the timer's queue.
-        due_ms = max(checkpoint.deadline_ms - BEFORE_MS, self._clock.now_ms() + 1)
+    def _append_checkpoint(
+        self, checkpoint: Checkpoint, next_offset: int, popped_by: str
+    ) -> AppendResult:
+        """Append the record of a checkpoint, and add it to the open ones.
+
+        `next_offset` is the offset from which the group continues, 0 if it does not move.
+        """
+        known = self.open_checkpoints.by_key.get(checkpoint.key)
+        known_offsets = known.pending_offsets if known is not None else ()
+        # A time that has come would not delay the record. But each record must be stored in the
+        # timer queue, whose order is that of all checkpoints.
+        due_ms = max(checkpoint.deadline_ms - REVIVE_LEAD_MS, self._clock.now_ms() + 1)
         stored = self._append(
-            checkpoint, CHECKPOINT, checkpoint.revive_queue, due_ms, {NEXT: str(next_offset)}
+            checkpoint,
+            CHECKPOINT,
+            checkpoint.revive_queue,
+            due_ms,
+            {NEXT_OFFSET_PROPERTY: str(next_offset)},
         )
-        popped = self.table.add(checkpoint, stored.queue_offset, holder)
-        new = [offset for offset in checkpoint.offsets if offset not in held]
-        self._group_commit.commit_internal(lambda: self.table.done(popped, new))
-        if self.table.next_ms == checkpoint.deadline_ms:
-            self._delayed.plan()
+        entry = self.open_checkpoints.add(checkpoint, stored.queue_offset, popped_by)
+        new = [offset for offset in checkpoint.offsets if offset not in known_offsets]
+        self._group_commit.commit_internal(
+            lambda: self.open_checkpoints.remove_messages(entry, new)
+        )
+        if self.open_checkpoints.next_deadline_ms == checkpoint.deadline_ms:
+            self._delayed.schedule_run()
         return stored
 
-    def _finish(self, popped: Popped, done: Sequence[int]) -> None:
-        """Acknowledge messages: in the revive queue if their checkpoint is there already, and then
-        all of its messages when nothing is left."""
-        checkpoint, due_ms = popped.checkpoint, popped.checkpoint.deadline_ms
-        said = tuple(done)
-        if popped.revive_offset != NO_OFFSET:
+    def _append_acknowledgement(self, entry: OpenCheckpoint, done: Sequence[int]) -> None:
+        """Append an acknowledgement of the messages at offsets `done`, which are in flight.
+
+        If the checkpoint's record is in its revive queue, the acknowledgement is due now, and the
+        last one contains all messages of the checkpoint.
+        """
+        checkpoint, due_ms = entry.checkpoint, entry.checkpoint.deadline_ms
+        acknowledged = tuple(done)
+        if entry.revive_offset != NO_OFFSET:
             due_ms = min(due_ms, self._clock.now_ms())
-            if len(done) == len(popped.waiting):
-                said = checkpoint.offsets
-        record = Acknowledgement(checkpoint.key, said)
+            if len(done) == len(entry.pending_offsets):
+                acknowledged = checkpoint.offsets
+        record = Acknowledgement(checkpoint.key, acknowledged)
         self._append(record, record.tag, checkpoint.revive_queue, due_ms, {})
-        self.table.done(popped, done)
-        self._group_commit.commit_internal(lambda: self.table.reopen(popped, done))
+        self.open_checkpoints.remove_messages(entry, done)
+        self._group_commit.commit_internal(
+            lambda: self.open_checkpoints.restore_messages(entry, done)
+        )
 
     def _append(
-        self, record: Checkpoint | Acknowledgement, tag: str, revive_queue: int, due_ms: int,
-        more: dict[str, str],
-    ) -> AppendResult:  # fmt: skip
+        self,
+        record: Checkpoint | Acknowledgement,
+        tag: str,
+        revive_queue: int,
+        due_ms: int,
+        added: dict[str, str],
+    ) -> AppendResult:
+        """Append a record that is due at `due_ms`, with the additional properties `added`."""
         self.document.changed = True
         topic, group, *_ = record.key
-        self.stored[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
+        self.stored_record_counts[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
         host = self._settings.store_host
-        wall_due_ms = due_ms - self._clock.lead_ms  # what is stored has the time of the wall clock
-        properties = {TAGS: tag, _DELIVER: str(wall_due_ms), UNIQ_KEY: record.unique_id, **more}
+        wall_due_ms = due_ms - self._clock.lead_ms  # stored times are those of the wall clock
+        properties = {
+            TAGS: tag,
+            _DELIVER_TIME: str(wall_due_ms),
+            UNIQ_KEY: record.unique_id,
+            **added,
+        }
         now_ms = self._clock.now_ms()
         return self._intake.rewrite_and_append(
             MessageToStore(
@@ -303,57 +396,72 @@ class Checkpoints:
         )
 
     def _gate(self, record: Record) -> Callable[[int], None] | None:
-        """The timer has a record for the revive topic: who is told of its offset there, None when
-        it goes nowhere."""
+        """Decide whether the timer appends a due record to the revive topic.
+
+        Return None to drop the record, or a function that the timer calls with the offset at which
+        it has appended the record.
+        """
         try:
             found = decode_record(record, 0, self._settings.broker.broker_name)
         except ProtocolError as error:
-            log.error("a record for %s cannot be read: %s", self.topic, error)
+            log.error("cannot decode a record for %s: %s", self.topic, error)
             return lambda offset: None
-        popped = self.table.table.get(found.key)
-        if popped is None and found.key[-1] == self._settings.broker.broker_name:
+        entry = self.open_checkpoints.by_key.get(found.key)
+        if entry is None and found.key[-1] == self._settings.broker.broker_name:
             return None
-        if popped is None or isinstance(found, Acknowledgement):
+        if entry is None or isinstance(found, Acknowledgement):
             return lambda offset: None
-        return partial(self.table.delivered, popped)
+        return partial(self.open_checkpoints.note_revive_offset, entry)
 
     # ------------------------------------------------------------------------------- deadlines
 
     @property
-    def next_ms(self) -> int | None:
-        """The next deadline."""
-        return self.table.next_ms
+    def next_due_ms(self) -> int | None:
+        """The earliest deadline of a message in flight in ms since 1970; None without one."""
+        return self.open_checkpoints.next_deadline_ms
 
     def deliver(self, work: TimeSlice) -> None:
-        """Give back what is due, as long as the slice lasts. Raises StoreError."""
-        while not work.is_over and (popped := self.table.take(work.now_ms)) is not None:
+        """Put messages whose deadline has passed into the retry topic until the slice is over.
+
+        Raises StoreError if a message cannot be appended.
+        """
+        while not work.is_over and (
+            (entry := self.open_checkpoints.take_due(work.now_ms)) is not None
+        ):
             done: list[int] = []
             try:
-                for offset in popped.waiting:
-                    self._come_back(popped.checkpoint, offset)
+                for offset in entry.pending_offsets:
+                    self._revive(entry.checkpoint, offset)
                     done.append(offset)
                     work.count_done()
             finally:
-                self.table.plan(popped)
+                self.open_checkpoints.schedule(entry)
                 if done:
-                    self._finish(popped, done)
+                    self._append_acknowledgement(entry, done)
 
-    def record(self, topic: str, queue_id: int, offset: int) -> Record | None:
-        """A message that was popped; None when it is deleted."""
+    def read_message(self, topic: str, queue_id: int, offset: int) -> Record | None:
+        """Return the message at an offset of a queue; None if it was deleted."""
         unit = self._store.reader.valid_units(topic, queue_id, offset, 1)
         position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
         return read_record(self._store.reader.view_at(position)) if size != BLANK_SIZE else None
 
-    def _come_back(self, checkpoint: Checkpoint, offset: int) -> None:
-        """Put one message into the retry topic, made when it is missing."""
+    def _revive(self, checkpoint: Checkpoint, offset: int) -> None:
+        """Append a copy of one message to the retry topic, which is created if necessary.
+
+        A message that was deleted is logged and skipped.
+        """
         topic, group, queue_id = checkpoint.topic, checkpoint.group, checkpoint.queue_id
-        record = self.record(topic, queue_id, offset)
+        record = self.read_message(topic, queue_id, offset)
         if record is None:
             log.warning(
-                "message %d of %s:%d is deleted: it does not come back to group %s",
-                offset, topic, queue_id, group,
-            )  # fmt: skip
+                "message %d of %s:%d was deleted: it is not delivered again to group %s",
+                offset,
+                topic,
+                queue_id,
+                group,
+            )
             return
+
         retry = topic
         if pop_kind(topic) == POP_NORMAL:
             is_v2 = self._settings.broker.pop_retry_v2
@@ -364,123 +472,142 @@ class Checkpoints:
         added = b""
         if not record.reconsume_times or not record.get_text(FIRST_POP_TIME):
             added = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
+        attempts = record.reconsume_times + (not checkpoint.is_suspended)
         self._delayed.redelivery.append_copy(
-            record, retry, 0, added,
-            reconsume_times=min(
-                record.reconsume_times + (not checkpoint.is_suspended), RECONSUME_TIMES_MAX
-            ),
-        )  # fmt: skip
-        self.revived[topic, group] += 1
+            record, retry, 0, added, reconsume_times=min(attempts, RECONSUME_TIMES_MAX)
+        )
+        self.revived_counts[topic, group] += 1
 
-    def settle(self, *, is_stored: bool) -> None:
-        """Hand on what is on disk meanwhile. What `deliver` put and is not stored is undone."""
-        state = self._store.written_offset, self._store.synced_offset
-        if state != self._looked_at:
-            self._looked_at = state
-            self._commit()
-            self._follow()
+    def confirm_deliveries(self, *, is_stored: bool) -> None:
+        """Commit the offsets whose checkpoints are on disk by now.
+
+        `is_stored` is not used: if the commit of the messages that `deliver` appended failed, the
+        undo functions of the group commit have reopened their checkpoints.
+        """
+        log_ends = self._store.written_offset, self._store.synced_offset
+        if log_ends != self._confirmed_at:
+            self._confirmed_at = log_ends
+            self._commit_offsets()
+            self._commit_revive_offsets()
 
     # -------------------------------------------------------------------------------- offsets
 
     @property
-    def is_ahead(self) -> bool:
-        """Are there pops that the table of offsets lacks, since they are not on disk?"""
-        return bool(self._pending)
+    def has_uncommitted_offsets(self) -> bool:
+        """Whether the offsets of some pops are not committed, as their checkpoint is not synced."""
+        return bool(self._pending_commits)
 
-    def _commit(self) -> None:
-        """Put those offsets into their table whose checkpoints are on disk."""
+    def _commit_offsets(self) -> None:
+        """Commit the offsets of groups whose checkpoints are on disk."""
         synced = self._store.synced_offset
-        for queue, pending in list(self._pending.items()):
+        for queue, pending in list(self._pending_commits.items()):
             next_offset = NO_OFFSET
             while pending and pending[0].position < synced:
                 next_offset = pending.popleft().next_offset
             if next_offset > self._offsets.committed(*queue):
                 self._offsets.commit(*queue, next_offset)
             if not pending:
-                del self._pending[queue]
+                del self._pending_commits[queue]
 
-    def _follow(self) -> None:
-        """RocketMQ's group of the revive topic: as its scan has it, the last one that is done."""
-        for queue_id, progress in self._progress.items():
+    def _commit_revive_offsets(self) -> None:
+        """Commit the offsets of RocketMQ's scan of the revive queues (REVIVE_GROUP).
+
+        As in RocketMQ, the committed offset is that of the last record that is done, not the one
+        behind it.
+        """
+        for queue_id, progress in self._revive_progress.items():
             end = self._store.queue_offsets(self.topic, queue_id)[1]
-            done = self.table.revive_start(queue_id, end) - 1
+            done = self.open_checkpoints.first_open_revive_offset(queue_id, end) - 1
             if done > progress.value:
                 progress.advance(done, self._store.written_offset)
-            safe = progress.durable_value(self._store.synced_offset)
-            if safe > self._offsets.committed(REVIVE_GROUP, self.topic, queue_id):
-                self._offsets.put(REVIVE_GROUP, self.topic, queue_id, safe)
+            durable = progress.durable_value(self._store.synced_offset)
+            if durable > self._offsets.committed(REVIVE_GROUP, self.topic, queue_id):
+                self._offsets.put(REVIVE_GROUP, self.topic, queue_id, durable)
 
     # ------------------------------------------------------------------------------- the file
 
     def load(self) -> None:
-        """Blocking: read back what is in flight, after topics, offsets and timers. Raises
-        StoreDamagedError."""
-        saved = self.document.load(Saved.parse)
+        """Recover the messages in flight. Blocking.
+
+        Topics, offsets and timers must have been loaded before. Raises StoreDamagedError if the
+        file cannot be parsed.
+        """
+        saved = self.document.load(SavedPops.parse)
         store, broker = self._store, self._settings.broker.broker_name
-        start = Start(self.table, store, self._offsets, self.topic, broker)
+        recovery = PopRecovery(self.open_checkpoints, store, self._offsets, self.topic, broker)
         end = store.committed_offset(TIMER_TOPIC, 0)
-        is_beyond = saved is not None and max(saved.timer, saved.covered) > end
-        if is_beyond or self.document.is_doubtful:
+        is_beyond_queue = saved is not None and max(saved.timer_start, saved.covered_end) > end
+        if is_beyond_queue or self.document.is_doubtful:
             log.warning(
-                "%s is not what this broker wrote last (removed, an older copy, or of another"
-                " store): which pops are in flight is read from the log, and messages may come"
-                " again. Nothing has to be done.", self.document.path,
-            )  # fmt: skip
+                "%s is not what this broker wrote last: it was removed, is an older copy, or"
+                " belongs to another store. The messages in flight are recovered from the log, and"
+                " some may be delivered again. No action is needed.",
+                self.document.path,
+            )
             saved = None
         if saved is None:
-            start.read_foreign(self._delayed.timers.passed_ms)
-            self._saved = self._saved._replace(covered=end)
+            recovery.recover_from_log(self._delayed.timers.delivered_before_ms)
+            self._saved = self._saved._replace(covered_end=end)
             self.document.changed = True
         else:
-            start.read_own(saved)
+            recovery.recover_from_file(saved)
             self._saved = self._loaded = saved
             self._loaded_end = end
-        for queue_id in range(self._queues):
+        for queue_id in range(self._revive_queue_count):
             scanned = self._offsets.committed(REVIVE_GROUP, self.topic, queue_id)
-            self._progress[queue_id] = Progress(scanned)
-        if self.table:
-            log.info("%d pops are in flight", len(self.table))
+            self._revive_progress[queue_id] = Progress(scanned)
+        if self.open_checkpoints:
+            log.info("%d pops are in flight", len(self.open_checkpoints))
 
     def _render(self) -> str:
-        """The newest that is good; when it is not up to date, the file is written again."""
-        self._take_covered()
-        self._take_snapshot()
+        """Return the newest content whose records are on disk.
+
+        If that is not the present state, the document stays marked as changed, so that it is
+        written again later.
+        """
+        self._apply_covered()
+        self._apply_snapshot()
         if self._snapshot is None:
             self._group_commit.commit()
-            self._snapshot = self._store.written_offset, self._in_memory()
-            self._take_snapshot()
+            self._snapshot = self._store.written_offset, self._create_snapshot()
+            self._apply_snapshot()
         self.document.changed |= self._snapshot is not None
-        return self._saved.text()
+        return self._saved.encode()
 
-    def _in_memory(self) -> Saved:
-        """What there is now; where other checkpoints begin that do not stand in it themselves."""
+    def _create_snapshot(self) -> SavedPops:
+        """Return the present state as content of the file, without `covered_end`."""
         end_of = self._store.committed_offset
-        start = end_of(TIMER_TOPIC, 0)
+        timer_start = end_of(TIMER_TOPIC, 0)
         listed: list[Checkpoint] = []
-        for popped in self.table:
-            if popped.timer_offset != NO_OFFSET and len(listed) >= LISTED_MAX:
-                start = popped.timer_offset
+        for entry in self.open_checkpoints:
+            if entry.timer_offset != NO_OFFSET and len(listed) >= LISTED_CHECKPOINTS_MAX:
+                timer_start = entry.timer_offset
                 break
-            listed.append(popped.checkpoint._replace(offsets=popped.waiting))
-        revive: Mapping[int, int] = {q: end_of(self.topic, q) for q in range(self._queues)}
-        if start < self._loaded_end:  # what another broker has given back meanwhile
-            revive = self._loaded.revive
-        return Saved(start, 0, revive, listed)
+            listed.append(entry.checkpoint._replace(offsets=entry.pending_offsets))
+        revive: Mapping[int, int] = {
+            queue_id: end_of(self.topic, queue_id) for queue_id in range(self._revive_queue_count)
+        }
+        if timer_start < self._loaded_end:
+            # Another broker may have scanned checkpoints that a start would read again.
+            revive = self._loaded.revive_starts
+        return SavedPops(timer_start, 0, revive, listed)
 
-    def _take_snapshot(self) -> None:
+    def _apply_snapshot(self) -> None:
+        """Let the file get the content of the snapshot if the log is synced up to it."""
         if self._snapshot is not None and self._snapshot[0] <= self._store.synced_offset:
-            self._saved = self._snapshot[1]._replace(covered=self._saved.covered)
+            self._saved = self._snapshot[1]._replace(covered_end=self._saved.covered_end)
             self._snapshot = None
 
-    def _note_offsets(self) -> None:
-        """The table of offsets is about to be written: what will that edition cover?"""
-        self._commit()
-        self._take_covered()
+    def _prepare_offsets_save(self) -> None:
+        """Note which checkpoints the table of offsets includes that is about to be written."""
+        self._commit_offsets()
+        self._apply_covered()
         # A record that is not on disk may be lost, and another one take its offset.
         covered = self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)
         self._covering = self._offsets.document.edition, covered
 
-    def _take_covered(self) -> None:
+    def _apply_covered(self) -> None:
+        """Let the file get the new `covered_end` if the edition of the offsets was written."""
         edition, covered = self._covering
         if edition and self._offsets.document.has_written(edition):
-            self._saved = self._saved._replace(covered=covered)
+            self._saved = self._saved._replace(covered_end=covered)

@@ -1,31 +1,21 @@
-"""Orderly pop: what of each queue is with a consumer, and blocks the rest of it (design/0020).
+"""Ordered pops: which messages of a queue are in flight and block the rest of it.
 
-An orderly pop has no checkpoint: its messages come again from their own queue. Of each (topic,
-group, queue) the last pop counts: its offsets, which of them are acknowledged, and until when the
-others are hidden (spec/delivery.md §7).
+Ordered pops have no checkpoints, as their messages become visible again in their own queue
+(docs/design/0020). For each topic, group and queue, `OrderedPops` knows the last pop: its offsets,
+which of them are acknowledged, and until when the others are invisible (spec/delivery.md §7). A
+queue is *free* when all messages of its last pop are acknowledged or visible again.
 
-    may_pop       may the group take more of the queue now? Yes when everything is acknowledged or
-                  its time has passed, and for the attempt that took it: an attempt that is repeated
-                  gets the same messages again
-    took          a pop has taken these: they replace what was known; a message of the last pop that
-                  comes again counts one more. Returns the counts for orderCountInfo
-    acknowledge   one is done: the group's offset becomes that of the first that is not
-    change        one is to be hidden until another time
+A receipt handle is valid while its pop time is that of the last pop. Acknowledging with an older
+handle has no effect and causes no error, because the message was delivered to another consumer. If
+nothing is known of a queue, an acknowledgement moves the committed offset past its own message
+only; RocketMQ skips all messages before it.
 
-A group that is sent elsewhere (`reset`) is blocked by nothing, and so is one whose topic is deleted
-(`forget`): this follows the offsets. The pop after a reset has heard of it.
+An offset reset, and the deletion of a topic or group, make the queue free. The first pop after a
+reset is at the new offset, so the reset is thereby known to the consumers.
 
-A handle counts as long as its pop time is that of the last pop; with an older one nothing happens,
-and no error, since the message is with somebody else. What came again is not lost on the way: where
-nothing is known of a queue, an acknowledgement moves the offset by its own message alone (RocketMQ
-skips whatever is before it).
-
-When a queue is free, `wake(topic, queue_id)` is called: by an acknowledgement, and to the
-millisecond when the time of what was not acknowledged has passed.
-
-`config/consumerOrderInfo.json` is RocketMQ's, written with the offsets, every few seconds: after a
-crash a group may see messages again, sooner than it was told. What nobody has touched for a day is
-left out of it, and so is what has no topic, group or queue any more.
+The file `config/consumerOrderInfo.json` is RocketMQ's. It is written with the offsets, every few
+seconds: after a crash, messages may become visible earlier than promised. Entries whose last pop is
+a day old, and entries of topics, groups and queues that do not exist, are not saved.
 """
 
 import heapq
@@ -51,21 +41,24 @@ from sluicemq.wire.tables import (
     sort_integer_map_as_java,
 )
 
-KEPT_MS: Final = 24 * 3600 * 1000
+RETENTION_MS: Final = 24 * 3600 * 1000
+"""An entry is removed this long after its pop."""
 
 Key = tuple[str, int]
-"""(topic@group, queue id)"""
+"""`topic@group`, and the queue id."""
 
 
-class Counts(NamedTuple):
-    """How often messages of a pop came before: those that did, and the least of all."""
+class RedeliveryCounts(NamedTuple):
+    """The number of earlier deliveries of the messages of one pop."""
 
     by_offset: Mapping[int, int]
-    least: int
+    """By offset, without messages that were not delivered before."""
+    minimum: int
+    """The smallest count of all messages of the pop."""
 
 
-class ConsumerOrder:
-    """What orderly pops hold."""
+class OrderedPops:
+    """The last ordered pop of each group and queue."""
 
     def __init__(
         self,
@@ -78,63 +71,78 @@ class ConsumerOrder:
         wake: Callable[[str, int], None],
         call_later: CallLater | None = None,
     ) -> None:
-        """Without `call_later` the sweep alone rings (`run`)."""
-        self._topics, self._groups, self._offsets = topics, groups, offsets
-        self._clock, self._wake, self._call_later = clock, wake, call_later
+        """Call `wake(topic, queue_id)` when a queue is free, in that millisecond.
+
+        Without `call_later`, the caller has to call `wake_free_queues` regularly.
+        """
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clock = clock
+        self._wake = wake
+        self._call_later = call_later
         self.table: dict[str, dict[int, OrderInfo]] = {}
-        self.holders: dict[Key, str] = {}
-        """Who popped last, since the start."""
-        self._rings: list[tuple[int, Key]] = []
-        self._ring_of: dict[Key, int] = {}
-        """When to look at a queue: one entry of the heap counts for each."""
-        self._alarm: tuple[int, TimerHandle] | None = None
+        """By `topic@group` and queue id: the last pop."""
+        self.popped_by: dict[Key, str] = {}
+        """The client id or address of the last consumer that popped, known since the start."""
+        self._wakeups: list[tuple[int, Key]] = []
+        """A heap of times in ms since 1970 and queues to wake if they are free then."""
+        self._wakeup_of: dict[Key, int] = {}
+        """The time of each queue. Entries of the heap with another time are ignored."""
+        self._timer: tuple[int, TimerHandle] | None = None
+        """The time of the next call of `wake_free_queues` in ms since 1970, and its handle."""
         path = f"{settings.store.root}/config/consumerOrderInfo.json"
         self.document = Document(files, path, self._render)
-        offsets.on_reset.append(self.reset)
-        offsets.on_forget.append(self.forget)
+        offsets.on_reset.append(self.forget_queue)
+        offsets.on_forget.append(self.forget_deleted)
 
     def load(self) -> None:
-        """Raises StoreDamagedError."""
+        """Load the file. Raises StoreDamagedError if it cannot be parsed."""
         self.table = self.document.load(decode_order_file) or {}
-        self._ring_of = {
-            (name, queue_id): free_ms(info)
+        self._wakeup_of = {
+            (name, queue_id): find_free_ms(info)
             for name, queues in self.table.items()
             for queue_id, info in queues.items()
         }
-        self._rings = sorted((time_ms, key) for key, time_ms in self._ring_of.items())
+        self._wakeups = sorted((time_ms, key) for key, time_ms in self._wakeup_of.items())
 
     def _render(self) -> Callable[[], str]:
-        """Without what is old or has no place any more."""
-        since_ms = self._clock.now_ms() - KEPT_MS
+        """Remove old entries, and return a function that returns the text of the file."""
+        since_ms = self._clock.now_ms() - RETENTION_MS
         for name in list(self.table):
             topic, _, group = name.partition(SEPARATOR)
             config = self._topics.config_of(topic)
             count = config.read_queues if config is not None and group in self._groups else 0
-            kept = {
+            remaining = {
                 queue_id: info
                 for queue_id, info in self.table[name].items()
                 if queue_id < count and info.taken_ms >= since_ms
             }
-            self.table[name] = kept
-            if not kept:
+            self.table[name] = remaining
+            if not remaining:
                 del self.table[name]
-        for name, queue_id in [*self.holders]:
+        for name, queue_id in [*self.popped_by]:
             if queue_id not in self.table.get(name, ()):
-                del self.holders[name, queue_id]
-        return partial(encode_order_file, {name: {**found} for name, found in self.table.items()})
+                del self.popped_by[name, queue_id]
+        copy = {name: {**queues} for name, queues in self.table.items()}
+        return partial(encode_order_file, copy)
 
-    # ------------------------------------------------------------------------------- a consumer
+    # -------------------------------------------------------------------------------- requests
 
-    def may_pop(
+    def can_pop(
         self, group: str, topic: str, queue_id: int, attempt_id: str | None, now_ms: int
     ) -> bool:
-        """Is nothing of the queue with another attempt?"""
+        """Return whether the group may take messages of the queue at `now_ms`.
+
+        That is the case if the queue is free, and if the last pop had the same `attempt_id`: an
+        attempt that is repeated gets the same messages again.
+        """
         info = self._find(group, topic, queue_id)
         if info is None or (attempt_id and attempt_id == info.attempt_id):
             return True
-        return free_ms(info) <= now_ms
+        return find_free_ms(info) <= now_ms
 
-    def took(
+    def record_pop(
         self,
         group: str,
         topic: str,
@@ -143,29 +151,45 @@ class ConsumerOrder:
         attempt_id: str | None,
         pop_ms: int,
         invisible_ms: int,
-        holder: str = "",
-    ) -> Counts:
-        """A pop of `holder` answers with the messages at `offsets` (ascending, at least one)."""
-        before = self._find(group, topic, queue_id)
+        popped_by: str = "",
+    ) -> RedeliveryCounts:
+        """Record that a pop took the messages at `offsets` (ascending, at least one).
+
+        It replaces the last pop of the queue. A message that the last pop took, too, counts as
+        redelivered, unless both pops have the same `attempt_id`. `popped_by` is the client id or
+        address of the consumer.
+
+        Return the counts for the response's orderCountInfo.
+        """
+        last = self._find(group, topic, queue_id)
         counts: Mapping[int, int] | None = None
-        if before is not None:
-            known = before.counts or {}
-            if attempt_id and attempt_id == before.attempt_id:
+        if last is not None:
+            known = last.counts or {}
+            if attempt_id and attempt_id == last.attempt_id:
                 counts = known
             else:
-                again = {*before.offsets}
-                counts = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in again}
+                repeated = {*last.offsets}
+                counts = {
+                    offset: known.get(offset, 0) + 1 for offset in offsets if offset in repeated
+                }
         info = OrderInfo(
             tuple(offsets), pop_ms, invisible_ms, self._clock.now_ms(), attempt_id, counts=counts
         )
         self._put(group, topic, queue_id, info)
-        self.holders[f"{topic}@{group}", queue_id] = holder
+        self.popped_by[f"{topic}@{group}", queue_id] = popped_by
         self._offsets.resets.discard(group, topic, queue_id)
-        least = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
-        return Counts(sort_integer_map_as_java(counts or {}, DEFAULT_BUCKETS), least)
+        minimum = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
+        return RedeliveryCounts(sort_integer_map_as_java(counts or {}, DEFAULT_BUCKETS), minimum)
 
     def acknowledge(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> None:
-        """The message is done. Raises RequestError when it was not among those of its pop."""
+        """Acknowledge the message at `offset` of the pop at `pop_ms`.
+
+        The committed offset of the group moves to the first message that is not acknowledged. An
+        acknowledgement for another pop than the last one has no effect, nor has one for a message
+        before the committed offset.
+
+        Raises RequestError (MESSAGE_ILLEGAL) if the pop did not take the message.
+        """
         committed = self._offsets.committed(group, topic, queue_id)
         info = self._find(group, topic, queue_id)
         if offset < committed:
@@ -182,107 +206,123 @@ class ConsumerOrder:
                 f"offset is illegal, key:{topic}@{group}@{queue_id}, old:{committed}, "
                 f"commit:{offset}, next:-1",
             )
+
         info = replace(info, done=info.done | 1 << info.offsets.index(offset))
         self._put(group, topic, queue_id, info)
-        first = next(iter(hidden_ms(info)), info.offsets[-1] + 1)
+        first = next(iter(find_invisible_until_ms(info)), info.offsets[-1] + 1)
         self._offsets.commit(group, topic, queue_id, first)
-        if free_ms(info) <= self._clock.now_ms():
+        if find_free_ms(info) <= self._clock.now_ms():
             self._wake(topic, queue_id)
 
-    def change(
+    def set_visible_time(
         self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int, visible_ms: int
     ) -> None:
-        """The message is hidden until then, if it is still with who says so."""
+        """Make the message at `offset` of the pop at `pop_ms` visible at `visible_ms`.
+
+        This has no effect if another pop was the last one, or if it did not take the message.
+        """
         info = self._find(group, topic, queue_id)
         if info is not None and info.pop_ms == pop_ms and offset in info.offsets:
             info = replace(info, visible_ms={**info.visible_ms, offset: visible_ms})
             self._put(group, topic, queue_id, info)
 
-    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Nothing of the queue is with anybody."""
+    def forget_queue(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Make the queue free, because the group's committed offset was reset to `offset`."""
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self.document.changed = True
 
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """The topic, or the group, is deleted."""
+    def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Remove the pops of a deleted topic or group."""
         for name in list(self.table):
-            first, _, second = name.partition(SEPARATOR)
-            if topic == first or group == second:
+            its_topic, _, its_group = name.partition(SEPARATOR)
+            if topic == its_topic or group == its_group:
                 del self.table[name]
                 self.document.changed = True
 
     def _find(self, group: str, topic: str, queue_id: int) -> OrderInfo | None:
+        """Return the last pop of a queue, None without one."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id)
 
     def _put(self, group: str, topic: str, queue_id: int, info: OrderInfo) -> None:
+        """Set the last pop of a queue, and wake the queue when it is free."""
         name = f"{topic}@{group}"
         self.table.setdefault(name, {})[queue_id] = info
         self.document.changed = True
-        self._ring((name, queue_id), free_ms(info))
+        self._schedule_wakeup((name, queue_id), find_free_ms(info))
 
-    # ------------------------------------------------------------------------------ by the clock
+    # --------------------------------------------------------------------------------- wake-ups
 
-    def _ring(self, key: Key, time_ms: int) -> None:
-        """Look at the queue then, or before."""
-        known_ms = self._ring_of.get(key)
+    def _schedule_wakeup(self, key: Key, time_ms: int) -> None:
+        """Wake a queue at `time_ms` if it is free then, unless an earlier wake-up is scheduled.
+
+        0 means that the queue is free now: `acknowledge` has woken it.
+        """
+        known_ms = self._wakeup_of.get(key)
         if not time_ms or (known_ms is not None and known_ms <= time_ms):
             return
-        self._ring_of[key] = time_ms
-        heapq.heappush(self._rings, (time_ms, key))
-        self._plan()
+        self._wakeup_of[key] = time_ms
+        heapq.heappush(self._wakeups, (time_ms, key))
+        self._set_timer()
 
-    def _plan(self) -> None:
-        if self._call_later is None or not self._rings:
+    def _set_timer(self) -> None:
+        """Call `wake_free_queues` at the time of the first wake-up."""
+        if self._call_later is None or not self._wakeups:
             return
-        time_ms = self._rings[0][0]
-        if self._alarm is not None:
-            if self._alarm[0] <= time_ms:
+        time_ms = self._wakeups[0][0]
+        if self._timer is not None:
+            if self._timer[0] <= time_ms:
                 return
-            self._alarm[1].cancel()
+            self._timer[1].cancel()
 
-        def ring() -> None:
-            self._alarm = None
-            self.run()
+        def run() -> None:
+            self._timer = None
+            self.wake_free_queues()
 
-        pause_s = max(time_ms - self._clock.now_ms(), 0) / 1000
-        self._alarm = time_ms, self._call_later(pause_s, ring)
+        delay_s = max(time_ms - self._clock.now_ms(), 0) / 1000
+        self._timer = time_ms, self._call_later(delay_s, run)
 
-    def run(self) -> None:
-        """Wakes who waits for a queue of which the time has passed."""
+    def wake_free_queues(self) -> None:
+        """Wake the queues that are free because the invisible time of their messages is over."""
         now_ms = self._clock.now_ms()
-        while self._rings and self._rings[0][0] <= now_ms:
-            time_ms, key = heapq.heappop(self._rings)
-            if self._ring_of.get(key) != time_ms:
+        while self._wakeups and self._wakeups[0][0] <= now_ms:
+            time_ms, key = heapq.heappop(self._wakeups)
+            if self._wakeup_of.get(key) != time_ms:
                 continue
-            del self._ring_of[key]
+            del self._wakeup_of[key]
             name, queue_id = key
             info = self.table.get(name, {}).get(queue_id)
-            free = free_ms(info) if info is not None else 0
-            if free > now_ms:
-                self._ring(key, free)
-            elif free:
+            free_ms = find_free_ms(info) if info is not None else 0
+            if free_ms > now_ms:
+                self._schedule_wakeup(key, free_ms)
+            elif free_ms:
                 self._wake(name.partition(SEPARATOR)[0], queue_id)
-        self._plan()
+        self._set_timer()
 
     def stop(self) -> None:
-        """Ring no more."""
+        """Cancel the timer, and set no other one."""
         self._call_later = None
-        if self._alarm is not None:
-            self._alarm[1].cancel()
-            self._alarm = None
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
 
 
-def hidden_ms(info: OrderInfo) -> dict[int, int]:
-    """The offsets that are not acknowledged, each with the time until when it is hidden."""
+def find_invisible_until_ms(info: OrderInfo) -> dict[int, int]:
+    """Return the offsets of messages that are not acknowledged, in ascending order.
+
+    Each has the time in ms since 1970 at which the message becomes visible, or has become visible.
+    """
     until_ms = info.pop_ms + info.invisible_ms
     return {
-        one: info.visible_ms.get(one, until_ms)
-        for index, one in enumerate(info.offsets)
+        offset: info.visible_ms.get(offset, until_ms)
+        for index, offset in enumerate(info.offsets)
         if not info.done >> index & 1
     }
 
 
-def free_ms(info: OrderInfo) -> int:
-    """When the queue is free: the last of what is not acknowledged is no longer hidden; 0 when all
-    is done."""
-    return max(hidden_ms(info).values(), default=0)
+def find_free_ms(info: OrderInfo) -> int:
+    """Return the time at which the queue is free in ms since 1970.
+
+    That is when the last message that is not acknowledged becomes visible. Return 0 if all messages
+    are acknowledged.
+    """
+    return max(find_invisible_until_ms(info).values(), default=0)

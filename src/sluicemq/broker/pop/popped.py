@@ -1,28 +1,33 @@
-"""Which messages are in flight: checkpoints with what is not acknowledged of them, in memory.
+"""The popped messages that are in flight, in memory, and how they are recovered at a start.
 
-    opened     in the order of the timer's queue, where each checkpoint stands; so the first one
-               says from where that queue has to be read again
-    due        at its deadline, earliest first: a heap, from which what is settled is swept
-    delivered  the record of a checkpoint stands in its revive queue: another broker would look for
-               acknowledgements there
+A checkpoint is *open* while one of its messages is in flight: neither acknowledged nor put into the
+retry topic. `OpenCheckpoints` contains the open checkpoints of all groups:
 
-A checkpoint is *settled* when all its messages are done; then it is gone from here.
+- in the order of the timer queue, in which their records are stored. A start has to read the timer
+  queue from the record of the first one;
+- in a heap, by deadline. Closed checkpoints stay in the heap until it is cleaned;
+- by revive queue, if the timer has delivered their record there. RocketMQ looks for their
+  acknowledgements in the revive queue.
 
-A start reads it back, from our own file and the log (design/0020). The file,
-`config/sluicePop.json`, says for a moment at which everything was on disk:
+`PopRecovery` fills the table when a broker starts (docs/design/0020). It reads the log, and the
+file `config/sluicePop.json`, which describes a moment at which everything was on disk:
 
-    open      checkpoints that were open, those of old pops, so that these hold nothing else up
-    timer     from where on the timer's queue has the others
-    revive    where each revive queue ended: from there on it is read beside the timer's queue
-    covered   the table of offsets on disk knows of all checkpoints of the timer's queue before
+    open      the oldest open checkpoints, so that the timer queue need not be read from there
+    timer     the offset of the timer queue from which the other checkpoints are read
+    revive    the offset at which each revive queue ended; it is read from there, too
+    covered   the saved table of offsets includes all checkpoints of the timer queue before here
 
-A checkpoint is open unless all its messages are acknowledged, in either place, or a revive queue
-has it before the place up to which RocketMQ's scan is done: then another broker has given its
-messages back. Checkpoints of ours say where their group goes on; those that the table of offsets
-does not cover move it there, or what is acknowledged would come again after a kill.
+A checkpoint is closed if all its messages are acknowledged, in the timer queue or a revive queue.
+It is also closed if its record is in a revive queue at or before the committed offset of RocketMQ's
+scan (REVIVE_GROUP): then another broker has put its messages into the retry topic.
 
-Without the file another broker has left the store. Then all checkpoints of the timer's queue count
-whose slot the timer has not passed, and of the revive queues those that are not scanned.
+A checkpoint that this broker wrote contains the offset from which its group continues. A start
+moves groups to the offsets in the checkpoints that the saved table of offsets does not include.
+Otherwise, acknowledged messages would be delivered again after a kill.
+
+Without the file, RocketMQ was the last to run on the store. Then all checkpoints of the timer queue
+count whose slot the timer has not passed, and those of the revive queues that RocketMQ has not
+scanned.
 """
 
 import heapq
@@ -59,185 +64,236 @@ from sluicemq.wire.popping import (
 
 log = logging.getLogger(__name__)
 
-NEXT: Final = reserved.POP_NEXT_OFFSET
-"""Property of a checkpoint of ours: where its group goes on, 0 when it does not move."""
-_ROLLED: Final = b"TIMER_ROLL_TIMES\x01"
-_CHUNK_UNITS: Final = 256
-_CODES: Final = frozenset(map(tag_code, (CHECKPOINT, ACKNOWLEDGEMENT, ACKNOWLEDGEMENTS)))
+NEXT_OFFSET_PROPERTY: Final = reserved.POP_NEXT_OFFSET
+"""The property of this broker's checkpoint records with the offset from which the group continues.
+
+It is 0 if the checkpoint does not move the group.
+"""
 SWEEP_MIN: Final = 1000
-Queue = tuple[str, str, int]
-"""Group, topic, queue id: as offsets have it."""
+"""The heap of deadlines is cleaned if it has this many more entries than twice the table's."""
+_ROLLED: Final = b"TIMER_ROLL_TIMES\x01"
+"""What the properties of a record contain that the timer has stored again on its way."""
+_CHUNK_UNITS: Final = 256
+_TAG_CODES: Final = frozenset(map(tag_code, (CHECKPOINT, ACKNOWLEDGEMENT, ACKNOWLEDGEMENTS)))
+
+GroupQueue = tuple[str, str, int]
+"""Group, topic and queue id: the key of a committed offset."""
 
 
 @dataclass(slots=True, eq=False)
-class Popped:
-    """A checkpoint that is not settled. `waiting` are the offsets of its messages that are not
-    done; `timer_offset` is where it stands in the timer's queue, NONE when that is not known;
-    `revive_offset` where in its revive queue, NONE before it is delivered; `holder` who popped it,
-    "" when that was before the broker's start."""
+class OpenCheckpoint:
+    """A checkpoint with messages in flight."""
 
     checkpoint: Checkpoint
-    waiting: tuple[int, ...]
+    """The checkpoint as it was written, with the offsets of all its messages."""
+    pending_offsets: tuple[int, ...]
+    """The offsets of the messages that are in flight, ascending. It is () once it is closed."""
     timer_offset: int
+    """The offset of its record in the timer queue, NO_OFFSET if that is unknown."""
     revive_offset: int = NO_OFFSET
-    is_planned: bool = False
-    holder: str = ""
+    """The offset of its record in its revive queue, NO_OFFSET before it is delivered there."""
+    is_scheduled: bool = False
+    """Whether the heap of deadlines contains it."""
+    popped_by: str = ""
+    """The client id or address of the consumer that popped; "" if that was before the start."""
 
     @property
-    def queue(self) -> Queue:
+    def queue(self) -> GroupQueue:
+        """The group, topic and queue of the messages."""
         topic, group, queue_id, *_ = self.checkpoint
         return group, topic, queue_id
 
 
-class PoppedTable:
-    """All checkpoints that are not settled, by key."""
+class OpenCheckpoints:
+    """The open checkpoints of all groups."""
 
     def __init__(self) -> None:
-        self.table: dict[PopKey, Popped] = {}
-        self.counts: Counter[Queue] = Counter()
-        """Messages in flight."""
-        self._delivered: dict[int, dict[PopKey, Popped]] = {}
-        self._heap: list[tuple[int, int, Popped]] = []
-        self._number = 0
+        self.by_key: dict[PopKey, OpenCheckpoint] = {}
+        """By key, in the order of the timer queue. Those with an unknown timer offset are first."""
+        self.in_flight_counts: Counter[GroupQueue] = Counter()
+        """The number of messages in flight of each group and queue, if it is not 0."""
+        self._in_revive_queue: dict[int, dict[PopKey, OpenCheckpoint]] = {}
+        """By revive queue, in its order: the checkpoints whose record was delivered there."""
+        self._deadlines: list[tuple[int, int, OpenCheckpoint]] = []
+        """A heap of deadline in ms, number of the entry, and checkpoint."""
+        self._entry_number = 0
 
-    def __iter__(self) -> Iterator[Popped]:
-        return iter(self.table.values())
+    def __iter__(self) -> Iterator[OpenCheckpoint]:
+        return iter(self.by_key.values())
 
     def __len__(self) -> int:
-        return len(self.table)
+        return len(self.by_key)
 
-    def add(self, checkpoint: Checkpoint, timer_offset: int, holder: str = "") -> Popped:
-        """A checkpoint is opened. One that has the key already (a reset, and two pops within the
-        same ms) becomes part of it."""
-        known, revive_offset = self.table.get(checkpoint.key), NO_OFFSET
+    def add(self, checkpoint: Checkpoint, timer_offset: int, popped_by: str = "") -> OpenCheckpoint:
+        """Add a checkpoint whose record is at `timer_offset` of the timer queue, and schedule it.
+
+        Return the entry. If the table contains the key already (the group was reset and popped
+        twice within a millisecond), the new entry contains the messages of both.
+        """
+        known = self.by_key.get(checkpoint.key)
+        revive_offset = NO_OFFSET
         if known is not None:
-            offsets = tuple(sorted({*known.waiting, *checkpoint.offsets}))
+            offsets = tuple(sorted({*known.pending_offsets, *checkpoint.offsets}))
             checkpoint = checkpoint._replace(offsets=offsets)
             timer_offset, revive_offset = known.timer_offset, known.revive_offset
-            self.counts[known.queue] -= len(known.waiting)
-            known.waiting = ()
-        popped = Popped(checkpoint, checkpoint.offsets, timer_offset, revive_offset, holder=holder)
-        self.table[checkpoint.key] = popped
-        self.counts[popped.queue] += len(popped.waiting)
-        self.plan(popped)
-        return popped
+            self.in_flight_counts[known.queue] -= len(known.pending_offsets)
+            known.pending_offsets = ()
 
-    def done(self, popped: Popped, offsets: Iterable[int]) -> None:
-        """These of its messages are done."""
-        left = tuple([offset for offset in popped.waiting if offset not in offsets])
-        queue = popped.queue
-        self.counts[queue] -= len(popped.waiting) - len(left)
-        if self.counts[queue] <= 0:
-            del self.counts[queue]
-        popped.waiting = left
-        if not left:
-            checkpoint = popped.checkpoint
-            self.table.pop(checkpoint.key, None)
-            self._delivered.get(checkpoint.revive_queue, {}).pop(checkpoint.key, None)
+        entry = OpenCheckpoint(
+            checkpoint, checkpoint.offsets, timer_offset, revive_offset, popped_by=popped_by
+        )
+        self.by_key[checkpoint.key] = entry
+        self.in_flight_counts[entry.queue] += len(entry.pending_offsets)
+        self.schedule(entry)
+        return entry
 
-    def reopen(self, popped: Popped, offsets: Iterable[int]) -> None:
-        """`done` was not stored."""
-        known, waiting = len(popped.waiting), {*popped.waiting, *offsets}
-        popped.waiting = tuple(sorted(waiting))
-        self.counts[popped.queue] += len(waiting) - known
-        if not known:
-            self.table[popped.checkpoint.key] = popped
-            ordered = sorted(self.table.items(), key=lambda item: item[1].timer_offset)
-            self.table = dict(ordered)
-        self.plan(popped)
+    def remove_messages(self, entry: OpenCheckpoint, offsets: Iterable[int]) -> None:
+        """Remove the messages at `offsets`, which are no longer in flight, from a checkpoint.
+
+        Offsets that are not in flight are ignored. A checkpoint without messages is closed: it is
+        removed from the table.
+        """
+        pending = tuple([offset for offset in entry.pending_offsets if offset not in offsets])
+        queue = entry.queue
+        self.in_flight_counts[queue] -= len(entry.pending_offsets) - len(pending)
+        if self.in_flight_counts[queue] <= 0:
+            del self.in_flight_counts[queue]
+        entry.pending_offsets = pending
+        if not pending:
+            checkpoint = entry.checkpoint
+            self.by_key.pop(checkpoint.key, None)
+            self._in_revive_queue.get(checkpoint.revive_queue, {}).pop(checkpoint.key, None)
+
+    def restore_messages(self, entry: OpenCheckpoint, offsets: Iterable[int]) -> None:
+        """Undo `remove_messages`, because the acknowledgement could not be stored."""
+        count_before = len(entry.pending_offsets)
+        pending = {*entry.pending_offsets, *offsets}
+        entry.pending_offsets = tuple(sorted(pending))
+        self.in_flight_counts[entry.queue] += len(pending) - count_before
+        if not count_before:
+            self.by_key[entry.checkpoint.key] = entry
+            ordered = sorted(self.by_key.items(), key=lambda item: item[1].timer_offset)
+            self.by_key = dict(ordered)
+        self.schedule(entry)
 
     # --- the revive queues
 
-    def delivered(self, popped: Popped, offset: int) -> None:
-        """Its record stands in its revive queue; the first counts, when a timer that crashed has
-        delivered it again."""
-        if popped.revive_offset == NO_OFFSET:
-            popped.revive_offset = offset
-            checkpoint = popped.checkpoint
-            self._delivered.setdefault(checkpoint.revive_queue, {})[checkpoint.key] = popped
+    def note_revive_offset(self, entry: OpenCheckpoint, offset: int) -> None:
+        """Note that the checkpoint's record was appended to its revive queue at `offset`.
 
-    def revive_start(self, queue_id: int, end: int) -> int:
-        """The first record of a revive queue, which ends at `end`, that is not settled."""
-        first = next(iter(self._delivered.get(queue_id, {}).values()), None)
+        Only the first call counts: after a crash, the timer may deliver the record again.
+        """
+        if entry.revive_offset == NO_OFFSET:
+            entry.revive_offset = offset
+            checkpoint = entry.checkpoint
+            delivered = self._in_revive_queue.setdefault(checkpoint.revive_queue, {})
+            delivered[checkpoint.key] = entry
+
+    def first_open_revive_offset(self, queue_id: int, end: int) -> int:
+        """Return the offset of the first open checkpoint in a revive queue, `end` if there is none.
+
+        `end` is the end offset of the queue.
+        """
+        first = next(iter(self._in_revive_queue.get(queue_id, {}).values()), None)
         return end if first is None else min(first.revive_offset, end)
 
     # --- deadlines
 
-    def plan(self, popped: Popped) -> None:
-        """It is due at its deadline."""
-        if popped.is_planned:
+    def schedule(self, entry: OpenCheckpoint) -> None:
+        """Put the checkpoint into the heap of deadlines unless the heap contains it."""
+        if entry.is_scheduled:
             return
-        popped.is_planned = True
-        if len(self._heap) > 2 * len(self.table) + SWEEP_MIN:
-            for _, _, settled in self._heap:
-                settled.is_planned = bool(settled.waiting)
-            self._heap = [item for item in self._heap if item[2].waiting]
-            heapq.heapify(self._heap)
-        self._number += 1
-        heapq.heappush(self._heap, (popped.checkpoint.deadline_ms, self._number, popped))
+        entry.is_scheduled = True
+        if len(self._deadlines) > 2 * len(self.by_key) + SWEEP_MIN:
+            # A closed checkpoint may be reopened, and is then scheduled again.
+            for _, _, scheduled in self._deadlines:
+                scheduled.is_scheduled = bool(scheduled.pending_offsets)
+            self._deadlines = [item for item in self._deadlines if item[2].pending_offsets]
+            heapq.heapify(self._deadlines)
+        self._entry_number += 1
+        heapq.heappush(self._deadlines, (entry.checkpoint.deadline_ms, self._entry_number, entry))
 
     @property
-    def next_ms(self) -> int | None:
-        """The next deadline."""
-        heap = self._heap
-        while heap and not heap[0][2].waiting:
-            heapq.heappop(heap)[2].is_planned = False
-        return heap[0][0] if heap else None
+    def next_deadline_ms(self) -> int | None:
+        """The earliest deadline of an open checkpoint in ms since 1970; None without one."""
+        deadlines = self._deadlines
+        while deadlines and not deadlines[0][2].pending_offsets:
+            heapq.heappop(deadlines)[2].is_scheduled = False
+        return deadlines[0][0] if deadlines else None
 
-    def take(self, now_ms: int) -> Popped | None:
-        """The next that is due; `plan` gives it back."""
-        next_ms = self.next_ms
+    def take_due(self, now_ms: int) -> OpenCheckpoint | None:
+        """Remove the checkpoint with the earliest deadline from the heap and return it.
+
+        Return None if no deadline is at or before `now_ms`. The checkpoint stays in the table;
+        `schedule` puts it into the heap again.
+        """
+        next_ms = self.next_deadline_ms
         if next_ms is None or next_ms > now_ms:
             return None
-        popped = heapq.heappop(self._heap)[2]
-        popped.is_planned = False
-        return popped
+        entry = heapq.heappop(self._deadlines)[2]
+        entry.is_scheduled = False
+        return entry
 
 
 # --------------------------------------------------------------------------------- at a start
 
 
-class Saved(NamedTuple):
-    """What the file says."""
+class SavedPops(NamedTuple):
+    """The content of `config/sluicePop.json`."""
 
-    timer: int
-    covered: int
-    revive: Mapping[int, int]
-    open: list[Checkpoint]
+    timer_start: int
+    """The offset of the timer queue from which checkpoints that are not listed are read."""
+    covered_end: int
+    """The saved table of offsets includes the checkpoints of the timer queue before this offset."""
+    revive_starts: Mapping[int, int]
+    """By queue id: the offset from which each revive queue is read."""
+    open_checkpoints: list[Checkpoint]
+    """The listed checkpoints, each with the offsets of the messages that were in flight."""
 
-    def text(self) -> str:
-        """The file."""
-        opened = [one.to_json() | {"rq": one.revive_queue} for one in self.open]
-        revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive.items())}
-        values = {
-            "covered": self.covered, "open": opened, "revive": revive, "timer": self.timer
-        }  # fmt: skip
-        return fastjson.dumps_file(values)
+    def encode(self) -> str:
+        """Return the text of the file."""
+        opened = [one.to_json() | {"rq": one.revive_queue} for one in self.open_checkpoints]
+        revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive_starts.items())}
+        return fastjson.dumps_file(
+            {
+                "covered": self.covered_end,
+                "open": opened,
+                "revive": revive,
+                "timer": self.timer_start,
+            }
+        )
 
     @classmethod
-    def parse(cls, text: str) -> "Saved":
-        """The inverse. Raises ProtocolError."""
+    def parse(cls, text: str) -> "SavedPops":
+        """Return the content of a file whose text is `text`. Raises ProtocolError."""
         values = load_object(text, "sluicePop.json")
         opened = [as_object(one, "A checkpoint") for one in take_list(values, "open")]
+        revive = take_object(values, "revive")
         return cls(
-            integer(values, "timer"),
-            integer(values, "covered"),
-            {int(q): as_integer(at, "revive") for q, at in take_object(values, "revive").items()},
-            [Checkpoint.from_json(one, integer(one, "rq"), "") for one in opened],
+            timer_start=integer(values, "timer"),
+            covered_end=integer(values, "covered"),
+            revive_starts={
+                int(queue_id): as_integer(offset, "revive") for queue_id, offset in revive.items()
+            },
+            open_checkpoints=[Checkpoint.from_json(one, integer(one, "rq"), "") for one in opened],
         )
 
 
-class Found(NamedTuple):
-    """A record of POP at an offset of a queue."""
+class PopRecord(NamedTuple):
+    """A stored record of a checkpoint or an acknowledgement."""
 
     offset: int
+    """The offset of the record in the queue from which it was read."""
     record: Record
-    what: Checkpoint | Acknowledgement
+    content: Checkpoint | Acknowledgement
 
 
 def decode_record(record: Record, queue_id: int, broker: str) -> Checkpoint | Acknowledgement:
-    """What a record of `broker` says, which is for revive queue `queue_id` unless it says for
-    which. Raises ProtocolError."""
+    """Decode a record of a checkpoint or an acknowledgement. Raises ProtocolError.
+
+    `queue_id` is the revive queue of a checkpoint whose record does not contain one. `broker` is
+    the broker name of a record that does not contain one.
+    """
     if record.get_text(TAGS) != CHECKPOINT:
         return decode_acknowledgement(record.body, broker)
     revive_queue = record.get_number(REAL_QUEUE)
@@ -246,118 +302,148 @@ def decode_record(record: Record, queue_id: int, broker: str) -> Checkpoint | Ac
     )
 
 
-class Start:
-    """Reads back into a table. `topic` is that of the revive queues."""
+class PopRecovery:
+    """Recovers the open checkpoints when a broker starts. It is used for one start."""
 
     def __init__(
-        self, table: PoppedTable, store: Store, offsets: Offsets, topic: str, broker: str
+        self, table: OpenCheckpoints, store: Store, offsets: Offsets, topic: str, broker: str
     ) -> None:
+        """Fill `table`, which is empty, and move committed offsets in `offsets`.
+
+        `topic` is the revive topic, and `broker` the name of this broker.
+        """
         self._table = table
         self._store = store
         self._offsets = offsets
         self._topic = topic
         self._broker = broker
-        self._delivered: dict[PopKey, int] = {}
-        self._given_back: set[PopKey] = set()
-        self._done: list[Acknowledgement] = []
-        self._moved: dict[Queue, int] = {}
+        self._revive_offsets: dict[PopKey, int] = {}
+        """Offsets in the revive queues of checkpoints that RocketMQ has not scanned."""
+        self._scanned_keys: set[PopKey] = set()
+        """The checkpoints that RocketMQ has scanned."""
+        self._revive_acknowledgements: list[Acknowledgement] = []
+        """The acknowledgements in the revive queues."""
+        self._next_offsets: dict[GroupQueue, int] = {}
+        """The offsets from which groups continue, according to their checkpoints."""
 
-    def read_own(self, saved: Saved) -> None:
-        """What this broker has left, or another one that has had the store after it."""
-        for checkpoint in saved.open:
-            self._table.add(checkpoint, NO_OFFSET)
-        for queue_id in self._revive_queues:
-            self._read_revive(queue_id, saved.revive.get(queue_id, 0), is_own=True)
-        for found in self._records(TIMER_TOPIC, 0, min(saved.timer, saved.covered)):
-            if isinstance(found.what, Acknowledgement):
-                self._acknowledge(found.what)
-                continue
-            if found.offset >= saved.timer:
-                self._table.add(found.what, found.offset)
-            if found.offset >= saved.covered:
-                self._note_move(found.what, found.record.get_number(NEXT))
-        self._settle()
+    def recover_from_file(self, saved: SavedPops) -> None:
+        """Recover the checkpoints of a store on which this broker was the last that wrote the file.
 
-    def read_foreign(self, passed_ms: int) -> None:
-        """Read back what another broker has left in flight, from the log alone.
-
-        `passed_ms`: its timer is known to have delivered all slots before this time to the revive
-        queues (ms). If that is not known (0), the whole revive queues are read: a checkpoint that
-        is not in them is still in flight, however long ago it was due.
+        Another broker may have run on the store since then.
         """
-        for queue_id in self._revive_queues:
+        for checkpoint in saved.open_checkpoints:
+            self._table.add(checkpoint, NO_OFFSET)
+        for queue_id in self._revive_queue_ids:
+            start = saved.revive_starts.get(queue_id, 0)
+            self._read_revive_queue(queue_id, start, is_from_this_broker=True)
+        timer_start = min(saved.timer_start, saved.covered_end)
+        for found in self._iter_pop_records(TIMER_TOPIC, 0, timer_start):
+            if isinstance(found.content, Acknowledgement):
+                self._acknowledge(found.content)
+                continue
+            if found.offset >= saved.timer_start:
+                self._table.add(found.content, found.offset)
+            if found.offset >= saved.covered_end:
+                next_offset = found.record.get_number(NEXT_OFFSET_PROPERTY)
+                self._note_next_offset(found.content, next_offset)
+        self._finish()
+
+    def recover_from_log(self, passed_ms: int) -> None:
+        """Recover the checkpoints that another broker has left in flight, from the log alone.
+
+        Before `passed_ms` (ms since 1970), the timer has delivered all slots to the revive queues.
+        If that time is not known (0), the whole revive queues are read: a checkpoint that is not in
+        them is still in flight, however long ago it was due.
+        """
+        for queue_id in self._revive_queue_ids:
             scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
-            self._read_revive(queue_id, scanned + 1 if passed_ms else 0, is_own=False)
-        for found in self._records(TIMER_TOPIC, 0, 0):
-            if isinstance(found.what, Acknowledgement):
-                self._acknowledge(found.what)
+            start = scanned + 1 if passed_ms else 0
+            self._read_revive_queue(queue_id, start, is_from_this_broker=False)
+        for found in self._iter_pop_records(TIMER_TOPIC, 0, 0):
+            if isinstance(found.content, Acknowledgement):
+                self._acknowledge(found.content)
             elif (found.record.get_number(TIMER_OUT) or 0) >= passed_ms:
-                self._table.add(found.what, NO_OFFSET)
-        self._settle()
+                self._table.add(found.content, NO_OFFSET)
+        self._finish()
 
     @property
-    def _revive_queues(self) -> list[int]:
+    def _revive_queue_ids(self) -> list[int]:
         return [queue_id for topic, queue_id in self._store.queues() if topic == self._topic]
 
-    def _read_revive(self, queue_id: int, begin: int, *, is_own: bool) -> None:
-        """A revive queue. Checkpoints of our own have stood in the timer's queue before."""
-        scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
-        for found in self._records(self._topic, queue_id, begin):
-            if isinstance(found.what, Acknowledgement):
-                self._done.append(found.what)
-            elif found.offset <= scanned:
-                self._given_back.add(found.what.key)
-            else:
-                self._delivered.setdefault(found.what.key, found.offset)
-                if not is_own or found.record.get_number(TIMER_OUT) is None:
-                    self._table.add(found.what, NO_OFFSET)
+    def _read_revive_queue(self, queue_id: int, start: int, *, is_from_this_broker: bool) -> None:
+        """Read a revive queue from offset `start` on.
 
-    def _settle(self) -> None:
-        """Everything is read: what is done in the revive queues, and where groups go on."""
+        `is_from_this_broker` says that the checkpoints which the timer has delivered are listed in
+        the file or found in the timer queue, so that they need not be added here.
+        """
+        scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
+        for found in self._iter_pop_records(self._topic, queue_id, start):
+            if isinstance(found.content, Acknowledgement):
+                self._revive_acknowledgements.append(found.content)
+            elif found.offset <= scanned:
+                self._scanned_keys.add(found.content.key)
+            else:
+                self._revive_offsets.setdefault(found.content.key, found.offset)
+                if not is_from_this_broker or found.record.get_number(TIMER_OUT) is None:
+                    self._table.add(found.content, NO_OFFSET)
+
+    def _finish(self) -> None:
+        """Apply what was found in the revive queues, and move the committed offsets of groups.
+
+        All queues must have been read: an acknowledgement may be found before its checkpoint.
+        """
         table = self._table
-        for acknowledgement in self._done:
+        for acknowledgement in self._revive_acknowledgements:
             self._acknowledge(acknowledgement)
-        for key in self._given_back & table.table.keys():
-            table.done(table.table[key], table.table[key].waiting)
-        for key, offset in self._delivered.items():  # in the order in which they stand there
-            if key in table.table:
-                table.delivered(table.table[key], offset)
-        for queue, next_offset in self._moved.items():
+        for key in self._scanned_keys & table.by_key.keys():
+            table.remove_messages(table.by_key[key], table.by_key[key].pending_offsets)
+        for key, offset in self._revive_offsets.items():  # in the order of their queue
+            if key in table.by_key:
+                table.note_revive_offset(table.by_key[key], offset)
+        for queue, next_offset in self._next_offsets.items():
             if next_offset > self._offsets.committed(*queue):
                 self._offsets.commit(*queue, next_offset)
 
     def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        popped = self._table.table.get(acknowledgement.key)
-        if popped is not None:
-            self._table.done(popped, acknowledgement.offsets)
+        """Remove the acknowledged messages from their checkpoint if the table contains it."""
+        entry = self._table.by_key.get(acknowledgement.key)
+        if entry is not None:
+            self._table.remove_messages(entry, acknowledgement.offsets)
 
-    def _note_move(self, checkpoint: Checkpoint, next_offset: int | None) -> None:
-        """One of ours moves its group; one of another broker says that our last ones are history:
-        that broker has moved it in its own way."""
+    def _note_next_offset(self, checkpoint: Checkpoint, next_offset: int | None) -> None:
+        """Note the offset from which the group of a checkpoint continues.
+
+        `next_offset` is None for a checkpoint of another broker. That broker has saved the offset
+        of the group itself, so the offsets in earlier checkpoints no longer count.
+        """
         queue = checkpoint.group, checkpoint.topic, checkpoint.queue_id
         if next_offset is None:
-            self._moved.pop(queue, None)
+            self._next_offsets.pop(queue, None)
         else:
-            self._moved[queue] = max(self._moved.get(queue, 0), next_offset)
+            self._next_offsets[queue] = max(self._next_offsets.get(queue, 0), next_offset)
 
-    def _records(self, topic: str, queue_id: int, offset: int) -> Iterator[Found]:
-        """Yield the records of POP in a queue from `offset` on, without those that the timer has
-        stored again. Records that a new master hides until its slaves have them are included,
-        because the master before has answered for them."""
-        store, broker = self._store, self._broker
+    def _iter_pop_records(self, topic: str, queue_id: int, offset: int) -> Iterator[PopRecord]:
+        """Yield the checkpoints and acknowledgements in a queue from `offset` on.
+
+        Records that the timer has stored again on their way are skipped, and records that cannot be
+        decoded are logged and skipped. Records that a new master hides until its slaves have them
+        are included, because the previous master has answered the requests that wrote them.
+        """
+        store = self._store
         offset = max(offset, store.queue_offsets(topic, queue_id)[0])
         while len(units := store.committed_units(topic, queue_id, offset, _CHUNK_UNITS)):
             for position, size, code in UNIT.iter_unpack(units):
-                if code in _CODES and size != BLANK_SIZE:
+                if code in _TAG_CODES and size != BLANK_SIZE:
                     record = read_record(store.committed_record(position, size))
-                    if record is not None and self._is_of_pop(topic, record):
+                    if record is not None and self._is_pop_record(topic, record):
                         try:
-                            yield Found(offset, record, decode_record(record, queue_id, broker))
+                            content = decode_record(record, queue_id, self._broker)
+                            yield PopRecord(offset, record, content)
                         except ProtocolError as error:
-                            log.error("record %d of %s: %s", offset, topic, error)
+                            log.error("cannot decode record %d of %s: %s", offset, topic, error)
                 offset += 1
 
-    def _is_of_pop(self, topic: str, record: Record) -> bool:
-        return (record.get_text(REAL_TOPIC) or topic) == self._topic and (
-            _ROLLED not in record.properties
-        )
+    def _is_pop_record(self, topic: str, record: Record) -> bool:
+        """Return whether a record of `topic` is for the revive topic and was not stored again."""
+        real_topic = record.get_text(REAL_TOPIC) or topic
+        return real_topic == self._topic and _ROLLED not in record.properties

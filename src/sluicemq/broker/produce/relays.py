@@ -24,15 +24,16 @@ whose requester is gone is only useful to a person who queries it.
 import heapq
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final
 
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.ids import offset_message_id, parse_offset_message_id
@@ -40,7 +41,6 @@ from sluicemq.model.properties import remove_on_send
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.record import codec as text
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -127,8 +127,7 @@ class ClientRequests:
             on_end(answer)
 
 
-@dataclass(slots=True, eq=False)
-class RelayHandlers:
+class RelayHandlers(BrokerComponent):
     """Request handlers for tools that inspect consumers.
 
     They answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223), GET_CONSUMER_RUNNING_INFO (307) and
@@ -136,12 +135,12 @@ class RelayHandlers:
     consumer has answered.
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    consumers: Consumers
-    store: Store
-    client_requests: ClientRequests
+    def __init__(
+        self, context: BrokerContext, *, consumers: Consumers, client_requests: ClientRequests
+    ) -> None:
+        super().__init__(context)
+        self.consumers = consumers
+        self.client_requests = client_requests
 
     def get_running_info(
         self, header: GetConsumerRunningInfoRequest, command: Command, peer: Peer
@@ -282,10 +281,6 @@ class ReplyHandlers:
     intake: MessageIntake
     client_requests: ClientRequests
     clock: Clock
-    pushed_count: int = field(default=0, init=False)
-    """The number of replies that their requesters accepted."""
-    failed_count: int = field(default=0, init=False)
-    """The number of replies that could not be pushed to their requesters."""
 
     def send_reply(
         self, header: SendMessageRequest, command: Command, peer: Peer
@@ -352,7 +347,6 @@ class ReplyHandlers:
         client_id = properties.get(REPLY_TO_CLIENT, "")
         requester = self.producers.find_connection(client_id)
         if requester is None:
-            self.failed_count += 1
             return Command(
                 ResponseCode.SYSTEM_ERROR,
                 fields,
@@ -361,10 +355,8 @@ class ReplyHandlers:
 
         def on_answer(answer: Command | None) -> None:
             if answer is not None and answer.code == ResponseCode.SUCCESS:
-                self.pushed_count += 1
                 outcome = Command(ResponseCode.SUCCESS, fields)
             else:
-                self.failed_count += 1
                 reason = "no answer" if answer is None else f"{answer.code} {answer.remark}"
                 remark = f"push reply message to {client_id} fail: {reason}"
                 outcome = Command(ResponseCode.SYSTEM_ERROR, fields, remark=remark)

@@ -42,7 +42,6 @@ import logging
 import re
 import struct
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -54,8 +53,9 @@ from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.locks import QueueLocks
-from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed, run_or_postpone
-from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
+from sluicemq.broker.context import BrokerComponent, BrokerContext
+from sluicemq.broker.group_commit import Durable, Postponed, run_or_postpone
+from sluicemq.broker.lanes.rules import LANE_PROPERTY, compute_lane_id
 from sluicemq.broker.produce.intake import (
     ILLEGAL_MESSAGE_REMARK,
     BatchFields,
@@ -65,16 +65,12 @@ from sluicemq.broker.produce.intake import (
     choose_response_code,
     read_record,
 )
-from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import (
     FAQ,
     UNIT_SYS_FLAG,
-    Groups,
     Topic,
-    Topics,
     find_topic_name_fault,
 )
-from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
 from sluicemq.model.ids import UniqueIds, offset_message_id
 from sluicemq.model.message import (
@@ -95,7 +91,6 @@ from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConf
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.net.work.background import WorkItem
 from sluicemq.record import codec as text
-from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import (
     FLAG_ONEWAY,
@@ -138,32 +133,37 @@ _MAX_RETRIES_SINCE_VERSION: Final = 121
 _DELAY_PROPERTIES: Final = (DELAY, *TIMER_PROPERTIES)
 
 
-@dataclass(slots=True, eq=False)
-class SendBackHandlers:
+class SendBackHandlers(BrokerComponent):
     """Request handler for messages that consumers failed to process, and the rules of retries.
 
     It answers CONSUMER_SEND_MSG_BACK (36). `SendHandlers` uses the rules for consumers that send a
     message to their retry topic themselves.
     """
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    store: Store
-    intake: MessageIntake
-    consumers: Consumers
-    locks: QueueLocks
-    clock: Clock
-    delivered: DeliveryStates
-    access: Access = field(default_factory=Access)
-    next_queue: int = field(default=0, init=False)
-    """The counter by which copies are distributed over the queues of their topic."""
-    logged_s: dict[str, float] = field(default_factory=dict, init=False)
-    """The monotonic time at which a dead letter was last logged, by group."""
-    retry_counts: dict[str, int] = field(default_factory=dict, init=False)
-    """The number of messages stored for a retry since the broker started, by group."""
-    dead_letter_counts: dict[str, int] = field(default_factory=dict, init=False)
-    """The number of dead letters stored since the broker started, by group."""
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        intake: MessageIntake,
+        consumers: Consumers,
+        locks: QueueLocks,
+        delivered: DeliveryStates,
+        access: Access,
+    ) -> None:
+        super().__init__(context)
+        self.intake = intake
+        self.consumers = consumers
+        self.locks = locks
+        self.delivered = delivered
+        self.access = access
+        self.next_queue = 0
+        """The counter by which copies are distributed over the queues of their topic."""
+        self.logged_s: dict[str, float] = {}
+        """The monotonic time at which a dead letter was last logged, by group."""
+        self.retry_counts: dict[str, int] = {}
+        """The number of messages stored for a retry since the broker started, by group."""
+        self.dead_letter_counts: dict[str, int] = {}
+        """The number of dead letters stored since the broker started, by group."""
 
     def send_back(self, header: SendBackRequest, command: Command, peer: Peer) -> Durable:
         """Answer CONSUMER_SEND_MSG_BACK (36): store a copy of a message for a retry.
@@ -175,7 +175,7 @@ class SendBackHandlers:
         """
         topic_count = len(self.topics)
         lane = self.consumers.lane_of(header.group, peer, command.fields)
-        lane_name = lane_id(lane.key) if lane is not None else ""
+        lane_name = compute_lane_id(lane.key) if lane is not None else ""
         try:
             self._store_copy(header, command.version, lane_name)
         except (StoreError, OSError) as error:
@@ -325,15 +325,15 @@ class SendHandlers:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
+        context: BrokerContext,
+        *,
         retries: SendBackHandlers,
-        store: Store,
         intake: MessageIntake,
-        group_commit: GroupCommit,
         unique_ids: UniqueIds,
     ) -> None:
-        """Store messages in `store`, and follow changes of `settings`."""
+        """Store messages in the broker's store, and follow changes of its settings."""
+        settings, topics, store = context.settings, context.topics, context.store
+        group_commit = context.group_commit
         self._settings = settings
         self._topics = topics
         self._by_name = topics.table

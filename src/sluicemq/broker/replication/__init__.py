@@ -1,1 +1,1 @@
-"""Several brokers of one name: what a master gives its slaves, and what they do with it."""
+"""Replication: how slaves copy the commit log and the state of their master."""

@@ -1,23 +1,25 @@
-"""A slave stands in for its master while that is away (enableSlaveActingMaster, spec/ha.md §6).
+"""An acting master: a slave that delivers messages of its unreachable master (spec/ha.md §6).
 
-Nobody may write to a slave's log, and what falls due cannot wait until the master is back. So the
-slave opens a *stand-in*: the broker that a restart would make of its files, over an overlay whose
-changes stay in memory (`files/overlay.py`). That delivers delayed and timed messages, asks how
-transactions ended and ends them, and gives back what was popped, all as ever; and what it stores
-for somebody goes to another master of the cluster (enableRemoteEscape), message by message:
+This is RocketMQ's `enableSlaveActingMaster`. Nothing may write to a slave's log, but messages that
+become due cannot wait until the master is back. The slave therefore opens a second broker, the
+*acting broker*: the broker that a restart as master would make of the slave's files, on top of an
+overlay whose changes stay in memory (`files/overlay.py`). The acting broker delivers delayed and
+timed messages, checks and ends transactions, and makes popped messages visible again, as usual. The
+messages that it stores for consumers are sent to other masters of the cluster, one by one
+(`enableRemoteEscape`):
 
-    slave's files --overlay--> stand-in: delays, timers, transactions, POP
-                                 its log, from where the slave's ended
-                                   --escape, 310--> another master's queues
+    slave's files --overlay--> acting broker: delays, timers, transactions, POP
+                                 its log, from the end of the slave's log on
+                                   --EscapeBridge, SEND_MESSAGE_V2 (310)--> another master's queues
 
-What it stores for itself (prepared messages, timers, checkpoints) ends with it. Sends are refused
-as ever: they would be promises that nobody keeps.
+Messages that the acting broker stores for itself (prepared messages, timers, checkpoints) are lost
+when it is closed. Sends of clients are still refused: the acting broker could not keep them.
 
-A master that comes back has the same messages falling due. Before it delivers any it asks its
-slaves what has escaped (900305) and passes over each such message once, whatever brings it up
-(`produce.intake.DeliveredElsewhere`). The slave answers when all that it has begun is there, and
-stands in no more. A slave that dies on the way takes the list with it: then those messages come
-twice, as they do with RocketMQ when its slave's marks are older.
+When the master comes back, the same messages become due there. Before it delivers any, it asks its
+slaves which messages have escaped (SLUICE_HAND_BACK, 900305), and skips each of these once, however
+it becomes due (`produce.intake.DeliveredElsewhere`). A slave answers when all messages that it has
+taken are stored elsewhere, and then it stops acting. If a slave dies meanwhile, its list is lost.
+Then these messages are delivered twice, as in RocketMQ if the checkpoints of the slave are older.
 """
 
 import asyncio
@@ -60,28 +62,48 @@ from sluicemq.wire.headers import SendMessageRequestV2
 log = logging.getLogger(__name__)
 
 ROUTE_S: Final = 5.0
+"""The time for which a route is used, in seconds."""
 SEND_S: Final = 3.0
+"""The timeout of sending one message, in seconds."""
 PAUSE_S: Final = 0.5
+"""The pause after a message could not be sent, in seconds."""
 SWEEP_S: Final = 0.05
+"""The pause between two deliveries of due messages, in seconds."""
 TRIES: Final = 5
-"""Before what waits is left to the master."""
+"""When the slave stops acting, it tries this often to send what waits. The rest stays with the
+master."""
 HAND_BACK_S: Final = 20.0
+"""The timeout of SLUICE_HAND_BACK, in seconds."""
 QUIET_S: Final = 30.0
-"""After a master has asked for what escaped, the slave does not stand in again for so long."""
-STORED: Final = frozenset({0, 10, 11, 12})
+"""After a master has asked what has escaped, the slave does not act again for this time, in
+seconds."""
+STORED_CODES: Final = frozenset({0, 10, 11, 12})
+"""The response codes that mean that a message is stored."""
 _QUEUES: Final = 8
-_LEFT_OUT: Final = frozenset({
-    DELAY, REAL_TOPIC, REAL_QUEUE, TRAN_MSG, *TIMER_PROPERTIES, "TIMER_OUT_MS", "TIMER_ROLL_TIMES",
-    "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS",
-})  # fmt: skip
-"""What would put the message aside once more."""
-Ask = Callable[[str, Command, float], Awaitable[Command]]
-"""An exchange with an address, within so many seconds. Raises SluiceError."""
-LookUp = Callable[[str], Awaitable[Command | None]]
-"""The name servers' answer to 105; None when none answers."""
+_REMOVED_PROPERTIES: Final = frozenset(
+    {
+        DELAY,
+        REAL_TOPIC,
+        REAL_QUEUE,
+        TRAN_MSG,
+        *TIMER_PROPERTIES,
+        "TIMER_OUT_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+    }
+)
+"""Properties that would make the other master delay the message again."""
+
+SendRequest = Callable[[str, Command, float], Awaitable[Command]]
+"""Sends a request to an address and returns the response. The last argument is the timeout in
+seconds. Raises SluiceError."""
+LookUpRoute = Callable[[str], Awaitable[Command | None]]
+"""Returns a name server's answer to GET_ROUTEINFO_BY_TOPIC (105) for a topic; None if there is no
+answer."""
 
 
-class Target(NamedTuple):
+class EscapeTarget(NamedTuple):
     """A queue of another master."""
 
     address: str
@@ -89,78 +111,103 @@ class Target(NamedTuple):
     queue_id: int
 
 
-class Escape:
-    """Messages on their way to other masters. Those of one topic arrive in their order; a topic
-    that no other master takes holds nobody up."""
+class EscapeBridge:
+    """Sends messages to other masters. RocketMQ's class has the same name.
 
-    def __init__(self, broker: str, cluster: str, ask: Ask, look_up: LookUp, clock: Clock) -> None:
+    Messages of one topic are sent in their order. A topic that no other master accepts does not
+    delay the other topics.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        cluster: str,
+        send_request: SendRequest,
+        look_up: LookUpRoute,
+        clock: Clock,
+    ) -> None:
+        """Create a bridge from the broker name `broker` of `cluster`."""
         self._broker, self._cluster = broker, cluster
-        self._ask, self._look_up, self._clock = ask, look_up, clock
-        self._routes: dict[str, tuple[float, list[Target]]] = {}
+        self._send_request, self._look_up, self._clock = send_request, look_up, clock
+        self._routes: dict[str, tuple[float, list[EscapeTarget]]] = {}
         self._waiting: dict[str, deque[Record]] = {}
-        self._next = 0
-        self.done: list[tuple[str, str]] = []
-        """(topic, message id) of what is stored elsewhere."""
+        self._next_target = 0
+        self.delivered: list[tuple[str, str]] = []
+        """The topic and message id of each message that another master has stored."""
 
-    def put(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
+        """Queue a message. `flush` sends it."""
         self._waiting.setdefault(record.topic, deque()).append(record)
 
     @property
-    def count(self) -> int:
-        """How many are not there yet."""
+    def pending_count(self) -> int:
+        """The number of messages that are not stored by another master yet."""
         return sum(map(len, self._waiting.values()))
 
     async def flush(self) -> bool:
-        """Tries each topic until one message of it fails; True when nothing waits any more."""
-        await asyncio.gather(*map(self._flush, tuple(self._waiting)))
+        """Send the queued messages of each topic until one of them fails.
+
+        Return whether all messages were stored.
+        """
+        await asyncio.gather(*map(self._flush_topic, tuple(self._waiting)))
         return not self._waiting
 
-    async def _flush(self, topic: str) -> None:
+    async def _flush_topic(self, topic: str) -> None:
         waiting = self._waiting[topic]
         while waiting:
-            if not await self.send(topic, waiting[0]):
+            if not await self.send_message(topic, waiting[0]):
                 self._routes.pop(topic, None)
                 return
             record = waiting.popleft()
-            self.done.append((topic, record.get_text(UNIQ_KEY)))
+            self.delivered.append((topic, record.get_text(UNIQ_KEY)))
         del self._waiting[topic]
 
-    async def send(self, topic: str, record: Record) -> bool:
-        """One message; False when it has to wait."""
-        targets = await self.targets(topic)
+    async def send_message(self, topic: str, record: Record) -> bool:
+        """Send one message to the next queue of another master. Return whether it was stored."""
+        targets = await self.find_targets(topic)
         if not targets:
             return False
-        self._next += 1
-        target = targets[self._next % len(targets)]
+        self._next_target += 1
+        target = targets[self._next_target % len(targets)]
+        request = make_send_request(topic, record, target)
         try:
-            answer = await self._ask(target.address, request(topic, record, target), SEND_S)
+            answer = await self._send_request(target.address, request, SEND_S)
         except SluiceError as error:
-            log.warning("a message of %s does not reach %s: %s", topic, target.broker, error)
+            log.warning("Cannot send a message of topic %s to %s: %s", topic, target.broker, error)
             return False
-        if answer.code not in STORED:
+        if answer.code not in STORED_CODES:
             log.warning(
-                "a message of %s is refused by %s: %s %s",
-                topic, target.broker, answer.code, answer.remark,
-            )  # fmt: skip
-        return answer.code in STORED
+                "A message of topic %s was refused by %s: %s %s",
+                topic,
+                target.broker,
+                answer.code,
+                answer.remark,
+            )
+        return answer.code in STORED_CODES
 
-    async def targets(self, topic: str) -> list[Target]:
-        """Where messages of a topic may go, at most 5 s old."""
+    async def find_targets(self, topic: str) -> list[EscapeTarget]:
+        """Return the writable queues of a topic on other masters; [] if there are none.
+
+        The result may be up to ROUTE_S seconds old. For a retry topic without a route, queue 0 of
+        every other master in the cluster is returned, because brokers create retry topics when the
+        first message arrives.
+        """
         now_s = self._clock.monotonic_s()
         since_s, targets = self._routes.get(topic, (-ROUTE_S, []))
         if now_s - since_s < ROUTE_S:
             return targets
-        targets = self._in_route(await self._look_up(topic))
+        targets = self._targets_in(await self._look_up(topic))
         if not targets and topic.startswith(RETRY_PREFIX):
-            # Brokers make it when a message comes; each has a topic of the cluster's name.
-            everywhere = self._in_route(await self._look_up(self._cluster))
+            # Each broker has a topic with the name of the cluster.
+            everywhere = self._targets_in(await self._look_up(self._cluster))
             targets = [target for target in everywhere if target.queue_id == 0]
         if not targets:
-            log.warning("no other master takes messages of %s: they wait", topic)
+            log.warning("No other master accepts messages of topic %s. They wait.", topic)
         self._routes[topic] = now_s, targets
         return targets
 
-    def _in_route(self, answer: Command | None) -> list[Target]:
+    def _targets_in(self, answer: Command | None) -> list[EscapeTarget]:
+        """Return the writable queues of other masters in the answer to a route request."""
         if answer is None or answer.code != ResponseCode.SUCCESS:
             return []
         route = decode_topic_route(answer.body)
@@ -170,17 +217,21 @@ class Escape:
             if MASTER_ID in data.addresses and data.broker != self._broker
         }
         return [
-            Target(masters[queues.broker], queues.broker, queue_id)
+            EscapeTarget(masters[queues.broker], queues.broker, queue_id)
             for queues in route.queues
             if queues.broker in masters and queues.perm & PERM_WRITE
             for queue_id in range(queues.write_queues)
         ]
 
 
-def request(topic: str, record: Record, target: Target) -> Command:
-    """310, with the message as it would lie in its topic."""
+def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Command:
+    """Return SEND_MESSAGE_V2 (310) that stores the message of `record` at `target`.
+
+    The message is sent as it would be stored in `topic`: without the properties and flags of a
+    delayed message or a transaction.
+    """
     properties = record.decode_properties()
-    kept = {name: value for name, value in properties.items() if name not in _LEFT_OUT}
+    kept = {name: value for name, value in properties.items() if name not in _REMOVED_PROPERTIES}
     header = SendMessageRequestV2(
         group=properties.get(PRODUCER_GROUP) or INNER_PRODUCER_GROUP,
         topic=topic,
@@ -199,8 +250,8 @@ def request(topic: str, record: Record, target: Target) -> Command:
     return Command(RequestCode.SEND_MESSAGE_V2, encode_header(header), bytes(record.body))
 
 
-class StandIn(Protocol):
-    """What this needs of the broker over the overlay: a `BrokerState`."""
+class ActingBroker(Protocol):
+    """The components of the acting broker (`BrokerState`) that are used here."""
 
     store: Any
     delayed: Any
@@ -209,176 +260,212 @@ class StandIn(Protocol):
     producers: Any
 
 
-def is_for_somebody(topic: str) -> bool:
-    """Whether consumers read it: not what a broker keeps for itself."""
+def is_consumer_topic(topic: str) -> bool:
+    """Return whether consumers read the topic: it is not one that a broker uses for itself."""
     return not (is_broker_written_topic(topic) or topic.startswith(SYSTEM_TOPIC_PREFIX))
 
 
-class Acting:
-    """One slave. `open_stand_in` makes the broker over the overlay and `close` ends it; `members`
-    asks who of the broker's name lives (id -> address), None when no name server tells."""
+class ActingMaster:
+    """The component of a slave that decides when it acts for its master, and then acts.
+
+    `broker` is the acting broker; None while the slave does not act.
+    """
 
     def __init__(
         self,
         replica_id: int,
         *,
-        open_stand_in: Callable[[], Awaitable[StandIn]],
-        close: Callable[[StandIn], Awaitable[None]],
-        escape: Callable[[], Escape],
-        members: Callable[[], Awaitable[Mapping[int, str] | None]],
+        open_broker: Callable[[], Awaitable[ActingBroker]],
+        close_broker: Callable[[ActingBroker], Awaitable[None]],
+        make_escape_bridge: Callable[[], EscapeBridge],
+        fetch_members: Callable[[], Awaitable[Mapping[int, str] | None]],
         clock: Clock,
         period_s: Callable[[], float],
     ) -> None:
+        """Create the component for the slave with the id `replica_id`.
+
+        - `open_broker` opens the acting broker on the overlay, and `close_broker` closes it.
+        - `fetch_members` returns the live brokers of the same name as addresses by id; None if no
+          name server answers.
+        - `period_s` returns the time between two calls of `start_or_stop`, in seconds.
+        """
         self._id = replica_id
-        self._open, self._close = open_stand_in, close
-        self._make_escape, self._members = escape, members
+        self._open, self._close = open_broker, close_broker
+        self._make_escape_bridge, self._fetch_members = make_escape_bridge, fetch_members
         self._clock, self._period_s = clock, period_s
         self._quiet_until_s = 0.0
-        self._position = 0
+        self._position = 0  # the log of the acting broker was read up to here
         self._changing = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._wake_up = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
-        self._escape: Escape | None = None
-        self.stand_in: StandIn | None = None
+        self._escape_bridge: EscapeBridge | None = None
+        self.broker: ActingBroker | None = None
 
-    def look(self) -> None:
-        """Something has changed among the replicas (905)."""
-        self._news.set()
+    def check_soon(self) -> None:
+        """Call `start_or_stop` soon, because the live replicas have changed (905)."""
+        self._wake_up.set()
 
     async def run(self) -> None:
-        """Stands in when it has to, until it is cancelled."""
+        """Start and stop acting as necessary until cancelled. Then stop acting."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.work())
+                group.create_task(self.deliver_repeatedly())
                 while True:
-                    await self.decide()
+                    await self.start_or_stop()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._period_s()):
-                            await self._news.wait()
-                    self._news.clear()
+                            await self._wake_up.wait()
+                    self._wake_up.clear()
         finally:
-            await self.end()
+            await self.stop_acting()
 
-    async def decide(self) -> None:
-        """A master that nobody can tell of changes nothing."""
-        members = await self._members()
+    async def start_or_stop(self) -> None:
+        """Start to act if this slave has the lowest id of the live replicas, else stop.
+
+        Do nothing if no name server says which replicas are alive. Do not start within QUIET_S
+        seconds after a master has asked what has escaped.
+        """
+        members = await self._fetch_members()
         if not members:
             return
         is_first = min({*members, self._id}) == self._id
         is_quiet = self._clock.monotonic_s() < self._quiet_until_s
-        if is_first and not is_quiet and self.stand_in is None:
-            await self.begin()
-        elif not is_first and self.stand_in is not None:
-            await self.end()
+        if is_first and not is_quiet and self.broker is None:
+            await self.start_acting()
+        elif not is_first and self.broker is not None:
+            await self.stop_acting()
 
-    async def begin(self) -> None:
-        """From now on what falls due is delivered elsewhere."""
+    async def start_acting(self) -> None:
+        """Open the acting broker. From now on messages that become due are sent elsewhere."""
         async with self._changing:
-            self._escape = self._make_escape()
-            stand_in = await self._open()
-            self._position = stand_in.store.written_offset
-            self.stand_in = stand_in
+            self._escape_bridge = self._make_escape_bridge()
+            broker = await self._open()
+            self._position = broker.store.written_offset
+            self.broker = broker
             log.warning(
-                "there is no master: this slave stands in for it. What falls due goes to other "
-                "masters; sends are refused."
+                "The master is not reachable: this slave acts for it. Messages that become due are "
+                "sent to other masters. Sends are refused."
             )
 
-    async def end(self) -> None:
-        """Stops, and waits for what is under way."""
+    async def stop_acting(self) -> None:
+        """Stop the acting broker, send what it has stored to other masters, and close it.
+
+        Messages that cannot be sent with TRIES attempts are left to the master. Do nothing if the
+        slave does not act.
+        """
         async with self._changing:
-            stand_in, self.stand_in = self.stand_in, None
-            if stand_in is None:
+            broker, self.broker = self.broker, None
+            if broker is None:
                 return
-            assert self._escape is not None
-            stand_in.delayed.stop()
-            stand_in.transactions.stop()
-            stand_in.group_commit.commit()
-            self._collect(stand_in)
+            assert self._escape_bridge is not None
+            broker.delayed.stop()
+            broker.transactions.stop()
+            broker.group_commit.commit()
+            self._collect(broker)
             for _ in range(TRIES):
-                if await self._escape.flush():
+                if await self._escape_bridge.flush():
                     break
                 await asyncio.sleep(PAUSE_S)
-            left = self._escape.count
+            left = self._escape_bridge.pending_count
             log.warning(
-                "this slave stands in no more: %d messages are with other masters%s",
-                len(self._escape.done),
-                f", {left} wait for the master as before" if left else "",
+                "This slave does not act for its master any more. %d messages were sent to other "
+                "masters%s",
+                len(self._escape_bridge.delivered),
+                f", {left} still wait for the master." if left else ".",
             )
-            await self._close(stand_in)
+            await self._close(broker)
 
     async def hand_back(self) -> Command:
-        """900305: what has escaped since this slave stood in last."""
+        """Stop acting, and return the answer to SLUICE_HAND_BACK (900305).
+
+        It lists the messages that were sent to other masters since the slave last started to act.
+        """
         self._quiet_until_s = self._clock.monotonic_s() + QUIET_S
-        await self.end()
-        done = [] if self._escape is None else self._escape.done
-        return Command(ResponseCode.SUCCESS, {}, encode_escaped(done))
+        await self.stop_acting()
+        delivered = [] if self._escape_bridge is None else self._escape_bridge.delivered
+        return Command(ResponseCode.SUCCESS, {}, encode_escaped(delivered))
 
-    def answer(self, command: Command, peer: Peer) -> None:
-        """The same, when it is known."""
+    def answer_hand_back(self, command: Command, peer: Peer) -> None:
+        """Send the answer of `hand_back` to `peer` when it is ready."""
 
-        async def reply() -> None:
+        async def answer() -> None:
             peer.write(encode_response_to(await self.hand_back(), command))
 
-        task = asyncio.get_running_loop().create_task(reply())
+        task = asyncio.get_running_loop().create_task(answer())
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
 
-    # ------------------------------------------------------------------------------ inside
+    # --- delivery
 
-    async def step(self) -> bool:
-        """What is due now goes its way; False when something has to wait for another master."""
+    async def deliver_due(self) -> bool:
+        """Let the acting broker deliver what is due, and send it to other masters.
+
+        Return False if a message has to wait for another master; True otherwise, also if the slave
+        does not act.
+        """
         async with self._changing:
-            stand_in, escape = self.stand_in, self._escape
-            if stand_in is None or escape is None:
+            broker, escape_bridge = self.broker, self._escape_bridge
+            if broker is None or escape_bridge is None:
                 return True
-            stand_in.delayed.run()
-            stand_in.transactions.run_slice()
-            self._collect(stand_in)
-            return not escape.count or await escape.flush()
+            broker.delayed.run_slice()
+            broker.transactions.run_slice()
+            self._collect(broker)
+            return not escape_bridge.pending_count or await escape_bridge.flush()
 
-    async def work(self) -> None:
-        """Step after step."""
+    async def deliver_repeatedly(self) -> None:
+        """Call `deliver_due` until cancelled, with pauses of SWEEP_S or PAUSE_S seconds."""
         while True:
-            is_done = await self.step()
+            is_done = await self.deliver_due()
             await asyncio.sleep(SWEEP_S if is_done else PAUSE_S)
 
-    def _collect(self, stand_in: StandIn) -> None:
-        """What the stand-in has stored for somebody."""
-        assert self._escape is not None
-        reader = stand_in.store.reader
+    def _collect(self, broker: ActingBroker) -> None:
+        """Queue the messages for consumers that the acting broker has newly stored."""
+        assert self._escape_bridge is not None
+        reader = broker.store.reader
         for found in reader.scan(self._position):
             self._position = found.end
             record = read_record(reader.view_at(found.position))
-            if record is not None and is_for_somebody(record.topic):
-                self._escape.put(record)
+            if record is not None and is_consumer_topic(record.topic):
+                self._escape_bridge.add(record)
 
 
 # ------------------------------------------------------------------------------- the master
 
 
-def encode_escaped(done: Iterable[tuple[str, str]]) -> bytes:
-    """The body of 900305's answer: a list of topic and message id in turn."""
-    return fastjson.dumps({"escaped": [part for pair in done for part in pair]})
+def encode_escaped(delivered: Iterable[tuple[str, str]]) -> bytes:
+    """Encode the body of the answer to SLUICE_HAND_BACK (900305).
+
+    `delivered` contains topic and message id of each message. In the JSON list they alternate.
+    """
+    return fastjson.dumps({"escaped": [part for pair in delivered for part in pair]})
 
 
 def decode_escaped(body: bytes | memoryview) -> list[tuple[str, str]]:
-    """Raises ProtocolError."""
+    """Decode what `encode_escaped` returns. Raises ProtocolError."""
     values = fastjson.loads(bytes(body))
     if not isinstance(values, dict):
-        raise ProtocolError("What has escaped is no object.")
-    parts = [str(part) for part in as_list(values.get("escaped", []), "What has escaped")]
+        raise ProtocolError("The list of escaped messages must be a JSON object.")
+    parts = [
+        str(part) for part in as_list(values.get("escaped", []), "The list of escaped messages")
+    ]
     return list(zip(parts[::2], parts[1::2], strict=False))
 
 
-async def ask_escaped(addresses: Iterable[str], ask: Ask) -> list[tuple[str, str]]:
-    """What a master that comes back asks of its slaves. One that knows no such request, or is not
-    there, has nothing to say."""
+async def fetch_escaped(
+    addresses: Iterable[str], send_request: SendRequest
+) -> list[tuple[str, str]]:
+    """Ask slaves which messages they have sent to other masters, and make them stop acting.
+
+    A master that comes back calls this with the addresses of its slaves. Return topic and message
+    id of each message. A slave that is not reachable, or does not know the request, adds nothing.
+    """
     found: list[tuple[str, str]] = []
     for address in addresses:
+        command = Command(RequestCode.SLUICE_HAND_BACK, {})
         try:
-            answer = await ask(address, Command(RequestCode.SLUICE_HAND_BACK, {}), HAND_BACK_S)
+            answer = await send_request(address, command, HAND_BACK_S)
             if answer.code == ResponseCode.SUCCESS:
                 found += decode_escaped(answer.body)
         except SluiceError as error:
-            log.info("the slave at %s hands nothing back: %s", address, error)
+            log.info("The slave at %s does not return any messages: %s", address, error)
     return found

@@ -1,67 +1,107 @@
-"""The door of the HA port: who is let in shows a ticket first, where requests need rights.
+"""Access to the HA port: only slaves that are allowed to copy the log may connect.
 
-The log holds all messages of all topics, and RocketMQ's protocol knows no login. So a master with
-access control and without sluiceReplicaPeers has a ticket, another one in each role, that it tells
-whoever follows its state (900301, which an admin has to sign). A slave of ours shows it as the
-first thing it says on its stream (`wire.ha`): the stream itself is let in, and not the address it
-comes from. Java's slaves have none and have to be named in sluiceReplicaPeers, by which a whole
-address is let in.
+The log contains all messages of all topics, and RocketMQ's HA protocol has no authentication. There
+are two checks:
 
-A ticket is read wherever one is shown, so that a slave need not know whether its master has just
-been started without access control.
+- `AddressCheck` compares the address of a slave with `sluiceReplicaPeers`.
+- `TicketCheck` requires a ticket if the master has access control and no `sluiceReplicaPeers`. A
+  master creates a random ticket each time it becomes master. It sends the ticket to slaves in the
+  response to SLUICE_FOLLOW_STATE (900301), a request that must be signed by an administrator. The
+  slave sends the ticket as the first frame of its HA connection (`wire.ha`), so the ticket admits
+  this connection and not the whole address.
+
+A Java slave has no ticket. Its address must be listed in `sluiceReplicaPeers`.
+
+A ticket is also accepted where none is required. A slave therefore does not have to know whether
+its master has access control, which may change when the master restarts.
 """
 
-import logging
 from collections.abc import Callable
 from hmac import compare_digest
 from typing import Final
 
+from sluicemq.acl.rules import address_numbers, parse_pattern
+from sluicemq.broker.settings import Settings
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.ids import Host
 from sluicemq.net.stream import ByteStream, StreamProtocol
 from sluicemq.wire.ha import FIRST_BYTES_MIN, TICKET_BYTES, TICKET_FRAME_BYTES, decode_ticket
 
-log = logging.getLogger(__name__)
-
 NO_TICKET: Final = bytes(TICKET_BYTES)
+"""Compared with the required ticket if a slave sent none."""
 
 
-class Doorkeeper:
-    """The user of a slave's stream: `accept` makes the one behind the door, at once when no
-    `ticket` is needed (b"")."""
+class AddressCheck:
+    """The check of a slave's address against `sluiceReplicaPeers`.
+
+    Without `sluiceReplicaPeers` every address passes. This check comes after that of the listening
+    address (design/0011).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def check(self, host: Host) -> None:
+        """Raise ConfigurationError if a slave at `host` may not connect."""
+        patterns = self._settings.broker.ha_peers
+        numbers = address_numbers(host.address)
+        if patterns and not any(parse_pattern(text).matches(numbers) for text in patterns):
+            raise ConfigurationError(
+                f"{host.address} is not listed in sluiceReplicaPeers, so it may not copy the log.",
+                fix="Add its address to sluiceReplicaPeers if it is a replica of this broker.",
+            )
+
+
+class TicketCheck:
+    """The protocol of a slave's HA connection until the slave has sent the ticket.
+
+    Afterwards it passes everything on to the protocol that `accept` created.
+    """
 
     def __init__(
         self, stream: ByteStream, accept: Callable[[ByteStream], StreamProtocol], ticket: bytes
     ) -> None:
-        """Raises ConfigurationError, of `accept`."""
+        """Create the check. `accept` creates the protocol that receives the slave's frames.
+
+        `ticket` is the required ticket. If it is b"", no ticket is required, and `accept` is called
+        immediately; then its ConfigurationError is raised.
+        """
         self._stream, self._accept, self._ticket = stream, accept, ticket
-        self._user: StreamProtocol | None = None if ticket else accept(stream)
-        self._said = b""
+        self._protocol: StreamProtocol | None = None if ticket else accept(stream)
+        self._received = b""
         self._is_open = False
 
     def data_received(self, data: bytes) -> None:
-        """Raises ConfigurationError for a stranger, and what the user raises."""
+        """Check the ticket at the start of the connection, and pass all other bytes on.
+
+        Raises ConfigurationError if the ticket is missing or wrong, and what `accept` and its
+        protocol raise.
+        """
         if not self._is_open:
-            data = self._said = self._said + data
-            shown = decode_ticket(data)
-            if len(data) < (FIRST_BYTES_MIN if shown is None else TICKET_FRAME_BYTES):
+            data = self._received = self._received + data
+            sent_ticket = decode_ticket(data)
+            if len(data) < (FIRST_BYTES_MIN if sent_ticket is None else TICKET_FRAME_BYTES):
                 return
-            if self._ticket and not compare_digest(self._ticket, shown or NO_TICKET):
+            if self._ticket and not compare_digest(self._ticket, sent_ticket or NO_TICKET):
                 raise ConfigurationError(
-                    f"{self._stream.remote} asks for the log and has not shown that it may.",
-                    fix="A slave of ours signs with innerClientAuthenticationCredentials; name "
-                    "the address of a Java one in sluiceReplicaPeers.",
+                    f"{self._stream.remote} asks for the commit log without a valid ticket.",
+                    fix="Configure innerClientAuthenticationCredentials on a SluiceMQ slave, so "
+                    "that it receives a ticket. Add the address of a Java slave to "
+                    "sluiceReplicaPeers.",
                 )
-            self._is_open, self._said = True, b""
-            data = data if shown is None else data[TICKET_FRAME_BYTES:]
-        if self._user is None:
-            self._user = self._accept(self._stream)
+            self._is_open, self._received = True, b""
+            data = data if sent_ticket is None else data[TICKET_FRAME_BYTES:]
+        if self._protocol is None:
+            self._protocol = self._accept(self._stream)
         if data:
-            self._user.data_received(data)
+            self._protocol.data_received(data)
 
     def resume_writing(self) -> None:
-        if self._user is not None:
-            self._user.resume_writing()
+        """Pass on that the connection accepts more bytes."""
+        if self._protocol is not None:
+            self._protocol.resume_writing()
 
     def connection_lost(self) -> None:
-        if self._user is not None:
-            self._user.connection_lost()
+        """Pass on that the connection has ended."""
+        if self._protocol is not None:
+            self._protocol.connection_lost()

@@ -1,14 +1,16 @@
-"""State from a master that is RocketMQ's: its tables, one request each (spec/ha.md §3).
+"""The state of a Java master: its tables, each with a request of its own (spec/ha.md §3).
 
-They go into the files that a restart reads, in RocketMQ's form. A table with a version is written
-when that has changed; consumer offsets are merged with what is known, as RocketMQ does: the master
-does not say which are gone. What no request asks for is not mirrored: filters of consumers, the
-order of orderly pops, access rules. Nor does an answer say how far the log was, so what comes may
-be ahead of it until the next bytes are there; who becomes master cuts offsets to its own end.
+The answers are written to the files that a broker reads when it starts, in RocketMQ's format. A
+table with a version is written when its version has changed. Consumer offsets are merged with those
+that are known, as RocketMQ does, because the master does not say which offsets were deleted.
+
+What no request asks for is not copied: filters of consumers, the order of ordered pops, access
+rules. Nor does an answer say where the master's log ended. A table may therefore be ahead of the
+log until more of the log arrives. A slave that becomes master limits offsets to the end of its own
+queues.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from typing import Any, Final, NamedTuple
@@ -23,74 +25,96 @@ from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.tables import ConsumerOffsets
 
-log = logging.getLogger(__name__)
-
 TICK_S: Final = 3.0
+"""The pause between two rounds of requests, in seconds."""
 WAIT_S: Final = 5.0
+"""The timeout of a request, in seconds."""
 CHECKPOINT_FIELDS_BYTES: Final = 56
-Make = Callable[[str, str | None], str | None]
+"""The size of the timer checkpoint in an answer."""
+MergeText = Callable[[str, str | None], str | None]
+"""Returns the new text of a file, from an answer and the present text (None: there is no file).
+None means that the file does not change."""
 
 
-class Row(NamedTuple):
-    """A table: how it is asked for, its file, every how many ticks, and what makes the text of the
-    file (None: it stays) of an answer and the text that is there. `make` None: 56 bytes that are
-    written in place."""
+class TableRequest(NamedTuple):
+    """A table of the master, and how it is copied.
+
+    - `name` is the name of its file in the directory `config`.
+    - `period_ticks` says how often it is requested: every TICK_S * `period_ticks` seconds.
+    - `merge_text` makes the text of the file. None marks the timer checkpoint, whose
+      CHECKPOINT_FIELDS_BYTES bytes are written in place.
+    """
 
     code: RequestCode
     name: str
-    ticks: int
-    make: Make | None
+    period_ticks: int
+    merge_text: MergeText | None
 
 
-def _when_newer(decode: Callable[[str], Any], encode: Callable[[Any], str]) -> Make:
-    def make(new: str, old: str | None) -> str | None:
+def _when_newer(decode: Callable[[str], Any], encode: Callable[[Any], str]) -> MergeText:
+    """Return a function that encodes the table of an answer if its version has changed."""
+
+    def merge(new: str, old: str | None) -> str | None:
         table = decode(new)
         if old is not None and decode(old).data_version == table.data_version:
             return None
         return encode(table)
 
-    return make
+    return merge
 
 
-def _as_it_is(new: str, old: str | None) -> str | None:
+def _unchanged_text(new: str, old: str | None) -> str | None:
+    """Return the text of an answer as it is, or None if the file has it already."""
     return new if new != old else None
 
 
-def _merged(new: str, old: str | None) -> str | None:
-    found = tables.decode_consumer_offsets_file(new)
+def _merge_offsets(new: str, old: str | None) -> str | None:
+    """Return the known consumer offsets, updated with those of an answer."""
+    received = tables.decode_consumer_offsets_file(new)
     known = tables.decode_consumer_offsets_file(old) if old is not None else ConsumerOffsets()
-    offsets = {**known.offsets, **found.offsets}
+    offsets = {**known.offsets, **received.offsets}
     if old is not None and offsets == known.offsets:
         return None
-    merged = ConsumerOffsets(offsets, found.data_version, known.unknown)
+    merged = ConsumerOffsets(offsets, received.data_version, known.unknown)
     return tables.encode_consumer_offsets_file(merged)
 
 
-def _modes(new: str, old: str | None) -> str | None:
-    return _as_it_is(tables.encode_request_modes_file(tables.decode_request_modes(new)), old)
+def _convert_request_modes(new: str, old: str | None) -> str | None:
+    """Return the request modes of an answer in the format of the file."""
+    modes = tables.decode_request_modes(new)
+    return _unchanged_text(tables.encode_request_modes_file(modes), old)
 
 
-ROWS: Final = (
-    Row(
-        RequestCode.GET_ALL_TOPIC_CONFIG, "topics.json", 20,
+TABLE_REQUESTS: Final = (
+    TableRequest(
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        "topics.json",
+        20,
         _when_newer(tables.decode_topic_table_file, tables.encode_topic_table_file),
     ),
-    Row(RequestCode.GET_ALL_CONSUMER_OFFSET, "consumerOffset.json", 2, _merged),
-    Row(RequestCode.GET_ALL_DELAY_OFFSET, "delayOffset.json", 2, _as_it_is),
-    Row(
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroup.json", 20,
+    TableRequest(RequestCode.GET_ALL_CONSUMER_OFFSET, "consumerOffset.json", 2, _merge_offsets),
+    TableRequest(RequestCode.GET_ALL_DELAY_OFFSET, "delayOffset.json", 2, _unchanged_text),
+    TableRequest(
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        "subscriptionGroup.json",
+        20,
         _when_newer(tables.decode_group_table_file, tables.encode_group_table_file),
     ),
-    Row(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, "messageRequestMode.json", 20, _modes),
-    Row(RequestCode.GET_TIMER_METRICS, "timermetrics", 20, _as_it_is),
-    Row(RequestCode.GET_TIMER_CHECK_POINT, "timercheck", 1, None),
-)  # fmt: skip
-"""Offsets are asked for more often than RocketMQ's slaves do (once a minute): who becomes master
-gives out again what was consumed since."""
+    TableRequest(
+        RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
+        "messageRequestMode.json",
+        20,
+        _convert_request_modes,
+    ),
+    TableRequest(RequestCode.GET_TIMER_METRICS, "timermetrics", 20, _unchanged_text),
+    TableRequest(RequestCode.GET_TIMER_CHECK_POINT, "timercheck", 1, None),
+)
+"""All tables. Offsets are requested more often than by RocketMQ's slaves (once a minute), because a
+slave that becomes master delivers again what was consumed since."""
 
 
-class JavaState:
-    """Follows the tables of a Java broker, into `root/config`."""
+class JavaStateReceiver:
+    """Copies the tables of a Java broker to the directory `root`/config."""
 
     def __init__(
         self,
@@ -99,59 +123,74 @@ class JavaState:
         *,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         on_changed: Callable[[set[str]], None] = lambda names: None,
-        signed: Callable[[Command], Command] = lambda command: command,
+        sign: Callable[[Command], Command] = lambda command: command,
     ) -> None:
+        """Create the receiver.
+
+        - `in_executor` runs a blocking function on another thread.
+        - `on_changed` is called with the names of the files that have changed.
+        - `sign` signs a request.
+        """
         self._files, self._directory = files, f"{root}/config"
-        self._in_executor, self._on_changed, self._signed = in_executor, on_changed, signed
-        self._refused: set[int] = set()
+        self._in_executor, self._on_changed, self._sign = in_executor, on_changed, sign
+        self._unsupported: set[int] = set()
 
     async def follow(self, channel: Channel) -> None:
-        """Until the connection breaks: raises SluiceError or OSError."""
-        self._refused.clear()
+        """Request the tables over `channel` until an error. Raises SluiceError and OSError.
+
+        A table that the master does not support is not requested again over this channel.
+        """
+        self._unsupported.clear()
         tick = 0
         while True:
-            for row in self._due(tick):
-                await self._take(row, channel)
+            for table in self._due_tables(tick):
+                await self._copy(table, channel)
             tick += 1
             await asyncio.sleep(TICK_S)
 
-    def _due(self, tick: int) -> Iterator[Row]:
-        yield from (row for row in ROWS if tick % row.ticks == 0 and row.code not in self._refused)
+    def _due_tables(self, tick: int) -> Iterator[TableRequest]:
+        for table in TABLE_REQUESTS:
+            if tick % table.period_ticks == 0 and table.code not in self._unsupported:
+                yield table
 
-    async def _take(self, row: Row, channel: Channel) -> None:
-        answer = await channel.call(self._signed(Command(row.code, {})), WAIT_S)
+    async def _copy(self, table: TableRequest, channel: Channel) -> None:
+        """Request one table, and write its file if it has changed."""
+        answer = await channel.call(self._sign(Command(table.code, {})), WAIT_S)
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or (
-            answer.code == ResponseCode.SYSTEM_ERROR and row.make is None
+            answer.code == ResponseCode.SYSTEM_ERROR and table.merge_text is None
         ):
-            self._refused.add(row.code)  # an older release, or one without timers
+            self._unsupported.add(table.code)  # an older release, or one without timers
             return
         if answer.code != ResponseCode.SUCCESS:
             raise RequestError(answer.code, answer.remark or "", address=channel.address)
         body = bytes(answer.body)
-        if body and await self._in_executor(lambda: self._write(row, body)):
-            self._on_changed({f"config/{row.name}"})
+        if body and await self._in_executor(lambda: self._write(table, body)):
+            self._on_changed({f"config/{table.name}"})
 
-    def _write(self, row: Row, body: bytes) -> bool:
-        """Blocking. Did something change? Raises OSError, ProtocolError."""
-        path = f"{self._directory}/{row.name}"
-        if row.make is None:
-            return self._write_in_place(path, body)
+    def _write(self, table: TableRequest, body: bytes) -> bool:
+        """Write the answer `body` to the file of the table. Return whether the file has changed.
+
+        Blocks. Raises OSError, and ProtocolError if the answer is invalid.
+        """
+        path = f"{self._directory}/{table.name}"
+        if table.merge_text is None:
+            return self._write_checkpoint(path, body)
         try:
-            text = row.make(body.decode(), read_text(self._files, path))
+            text = table.merge_text(body.decode(), read_text(self._files, path))
         except (UnicodeDecodeError, ValueError) as error:
-            raise ProtocolError(f"{row.name} of the master: {error}") from error
+            raise ProtocolError(f"The master sent an invalid {table.name}: {error}") from error
         if text is None:
             return False
-        if self._files.exists(path + IDENTITY_SUFFIX):  # of an earlier term as master
+        if self._files.exists(path + IDENTITY_SUFFIX):  # from an earlier time as master
             self._files.remove(path + IDENTITY_SUFFIX)
         replace_text(self._files, path, text)
         return True
 
-    def _write_in_place(self, path: str, body: bytes) -> bool:
-        """The numbers of the timer."""
+    def _write_checkpoint(self, path: str, body: bytes) -> bool:
+        """Write the timer checkpoint in place. Return whether the file has changed."""
         if len(body) != CHECKPOINT_FIELDS_BYTES:
             raise ProtocolError(
-                f"the timer's checkpoint of the master has {len(body)} bytes and not "
+                f"The master sent a timer checkpoint of {len(body)} bytes; it must have "
                 f"{CHECKPOINT_FIELDS_BYTES}."
             )
         self._files.make_directory(self._directory)

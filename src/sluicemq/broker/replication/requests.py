@@ -1,9 +1,11 @@
-"""What replicas and tools ask a broker about replication, and what a slave does not do.
+"""The requests of replicas and tools about replication, and the handlers that differ on a slave.
 
-Handlers for 900301 (a slave follows our state), 900306 (it forwards), 905 to 908 (spec/ha.md §5,
-§6). And those of slaves in place of the ones that change something (`refusals`): sends are told
-what RocketMQ's slave tells them, so that clients go on to the master; what RocketMQ's slave would
-take and lose is refused.
+`ReplicaRequests` answers SLUICE_FOLLOW_STATE (900301), SLUICE_HAND_BACK (900305), SLUICE_SPEAK_FOR
+(900306), and requests 905 to 908 of RocketMQ (spec/ha.md §5, §6).
+
+`make_slave_handlers` replaces the handlers of requests that change something. A slave answers sends
+as RocketMQ's slaves do, so that clients go on to the master. It refuses requests that a RocketMQ
+slave would accept and lose.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ import orjson
 
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.replication.acting import encode_escaped
-from sluicemq.broker.replication.insync import InSync
+from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.replication.sides import MasterSide, SlaveSide
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
@@ -34,129 +36,204 @@ from sluicemq.wire.replicas import (
     MinBrokerIdChangedRequest,
 )
 
-BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"  # RocketMQ's words
+BUSY: Final = "[REJECTREQUEST]system busy, start flow control for a while"
+"""The remark with which RocketMQ refuses a request for now."""
 NOT_HERE: Final = "Can't modify it at a slave broker, please execute it from master broker."
-SENDS: Final = frozenset(map(int, (
-    Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.CONSUMER_SEND_MSG_BACK,
-    Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2, Code.SLUICE_COMMIT_EPOCH,
-)))  # fmt: skip
-READS: Final = Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE
-OWN: Final = frozenset({
-    Code.UPDATE_BROKER_CONFIG, Code.DELETE_EXPIRED_COMMITLOG, Code.CLEAN_EXPIRED_CONSUMEQUEUE,
-    Code.RESET_MASTER_FLUSH_OFFSET,
-})  # fmt: skip
-"""A slave has settings and files of its own."""
+SEND_CODES: Final = frozenset(
+    map(
+        int,
+        (
+            Code.SEND_MESSAGE,
+            Code.SEND_MESSAGE_V2,
+            Code.SEND_BATCH_MESSAGE,
+            Code.CONSUMER_SEND_MSG_BACK,
+            Code.SEND_REPLY_MESSAGE,
+            Code.SEND_REPLY_MESSAGE_V2,
+            Code.SLUICE_COMMIT_EPOCH,
+        ),
+    )
+)
+"""Requests that store messages."""
+READ_CODES: Final = Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE
+"""Requests that a slave answers only if `slaveReadEnable` is true."""
+LOCAL_CODES: Final = frozenset(
+    {
+        Code.UPDATE_BROKER_CONFIG,
+        Code.DELETE_EXPIRED_COMMITLOG,
+        Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+        Code.RESET_MASTER_FLUSH_OFFSET,
+    }
+)
+"""Requests that change something which a slave has for itself: its configuration and its files."""
 
 
 class ReplicaRequests:
-    """The request family of replicas. `side` is None of a broker that shows a copy."""
+    """Handlers of requests about replication."""
 
     def __init__(
-        self, settings: Settings, store: Store, in_sync: InSync | None,
+        self,
+        settings: Settings,
+        store: Store,
+        in_sync: InSyncReplicas | None,
         side: MasterSide | SlaveSide | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
+        """Create the handlers.
+
+        `in_sync` is None on a slave. `side` is what runs in this broker for its replicas; None on a
+        read-only broker.
+        """
         self._settings, self._store = settings, store
         self._in_sync, self._side = in_sync, side
 
     def follow_state(self, header: FollowStateRequest, command: Command, peer: Peer) -> Outcome:
-        """900301."""
+        """Answer SLUICE_FOLLOW_STATE (900301) of a slave. See `StateSender.follow_state`.
+
+        Raises RequestError (SERVICE_NOT_AVAILABLE) if this broker is not a master.
+        """
         if not isinstance(self._side, MasterSide):
             remark = "this replica is not master, try again."
             raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
-        return self._side.state.follow(header, command, peer)
+        return self._side.state_sender.follow_state(header, command, peer)
 
-    def smallest_id(
+    def change_min_broker_id(
         self, header: MinBrokerIdChangedRequest, command: Command, peer: Peer
     ) -> Command:
-        """905: a name server says who lives. A slave hears of its master sooner so."""
+        """Answer NOTIFY_MIN_BROKER_ID_CHANGE (905), by which a name server reports who is alive.
+
+        If the master is alive, a slave notes its addresses. An acting master checks soon whether it
+        has to start or stop.
+        """
         if isinstance(self._side, SlaveSide):
             if header.broker_id == 0:
-                self._side.told(header.address or "", header.ha_address or "")
-            if self._side.acting is not None:
-                self._side.acting.look()
+                self._side.set_master_addresses(header.address or "", header.ha_address or "")
+            if self._side.acting_master is not None:
+                self._side.acting_master.check_soon()
         return Command(ResponseCode.SUCCESS)
 
     def hand_back(self, command: Command, peer: Peer) -> Command | None:
-        """900305: what a slave has stored elsewhere while it stood in. It stands in no more."""
-        acting = self._side.acting if isinstance(self._side, SlaveSide) else None
+        """Answer SLUICE_HAND_BACK (900305) of a master that has come back.
+
+        The answer lists the messages that this slave has sent to other masters meanwhile. It is
+        sent later, after the slave has stopped acting as master.
+        """
+        acting = self._side.acting_master if isinstance(self._side, SlaveSide) else None
         if acting is None:
             return Command(ResponseCode.SUCCESS, body=encode_escaped([]))
-        acting.answer(command, peer)
+        acting.answer_hand_back(command, peer)
         return None
 
-    def speak_for(self, header: ForwardedForRequest, command: Command, peer: Peer) -> Command:
-        """900306: a replica forwards for a client, which is who connections show, and whose address
-        messages are born at."""
+    def set_forwarded_client(
+        self, header: ForwardedForRequest, command: Command, peer: Peer
+    ) -> Command:
+        """Answer SLUICE_SPEAK_FOR (900306) of a replica that forwards requests of a client.
+
+        From now on the connection counts as that of the client: its address appears in lists of
+        connections, and in messages as the address where they were born. Raises RequestError if
+        this broker has no failover, or if the address is invalid.
+        """
         if not self._settings.is_failover:
-            raise RequestError(ResponseCode.NO_PERMISSION, "no replica of this broker forwards.")
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                "Forwarded requests are accepted only from replicas with failover.",
+            )
         try:
             peer.set_remote(Host(header.address, header.port))
         except ValueError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from error
         return Command(ResponseCode.SUCCESS)
 
-    def exchange(self, header: ExchangeHaInfoRequest, command: Command, peer: Peer) -> Command:
-        """906: a master tells its slaves where it is, or is asked."""
+    def exchange_ha_info(
+        self, header: ExchangeHaInfoRequest, command: Command, peer: Peer
+    ) -> Command:
+        """Answer EXCHANGE_BROKER_HA_INFO (906).
+
+        With an HA address, a master announces its addresses, and a slave notes them. Without one,
+        the master is asked, and answers with its addresses and the end of the synced log.
+        """
         fields: dict[str, str] = {}
         if header.ha_address is not None:
             if isinstance(self._side, SlaveSide):
-                self._side.told(header.address or "", header.ha_address)
+                self._side.set_master_addresses(header.address or "", header.ha_address)
         elif isinstance(self._side, MasterSide):
             answer = ExchangeHaInfoResponse(
-                ha_address=self._side.ha_address, flushed_offset=self._store.synced_offset,
+                ha_address=self._side.ha_address,
+                flushed_offset=self._store.synced_offset,
                 address=format_address(*self._settings.host),
-            )  # fmt: skip
+            )
             fields = encode_header(answer)
         return Command(ResponseCode.SUCCESS, fields)
 
-    def reset_flushed(self, command: Command, peer: Peer) -> Command:
-        """908: RocketMQ's slave waits with its queues for an offset that this sets; ours does not
-        need it."""
+    def reset_flushed_offset(self, command: Command, peer: Peer) -> Command:
+        """Answer RESET_MASTER_FLUSH_OFFSET (908), and do nothing.
+
+        A slave of RocketMQ fills its queues only up to the offset that this request sets. SluiceMQ
+        does not need it.
+        """
         return Command(ResponseCode.SUCCESS)
 
     def ha_status(self, command: Command, peer: Peer) -> Command:
-        """907: `mqadmin haStatus`."""
+        """Answer GET_BROKER_HA_STATUS (907), which `mqadmin haStatus` sends, with JSON."""
         client: dict[str, object] = {
-            "isActivated": False, "lastReadTimestamp": 0, "lastWriteTimestamp": 0,
-            "masterAddr": None, "masterFlushOffset": 0, "maxOffset": 0,
+            "isActivated": False,
+            "lastReadTimestamp": 0,
+            "lastWriteTimestamp": 0,
+            "masterAddr": None,
+            "masterFlushOffset": 0,
+            "maxOffset": 0,
             "transferredByteInSecond": 0,
-        }  # fmt: skip
+        }
         connections: list[dict[str, object]] = []
         if isinstance(self._side, SlaveSide):
-            status = self._side.follower.status()
+            status = self._side.log_receiver.status()
             client |= {
-                "isActivated": status.state == ConnectionState.TRANSFER, "maxOffset": status.end,
-                "lastReadTimestamp": status.read_ms, "lastWriteTimestamp": status.written_ms,
+                "isActivated": status.state == ConnectionState.TRANSFER,
+                "maxOffset": status.end,
+                "lastReadTimestamp": status.read_ms,
+                "lastWriteTimestamp": status.written_ms,
                 "masterAddr": self._side.ha_master or None,
                 "transferredByteInSecond": status.bytes_per_s,
-            }  # fmt: skip
+            }
         elif isinstance(self._side, MasterSide) and self._in_sync is not None:
-            end = self._store.written_offset
-            connections = [
-                {
-                    "addr": str(feed.remote), "slaveAckOffset": max(feed.acknowledged, 0),
-                    "diff": end - max(feed.acknowledged, 0),
-                    "inSync": self._in_sync.is_in_sync(feed),
-                    "transferFromWhere": feed.offset, "transferredByteInSecond": feed.rate.per_s,
-                }
-                for feed in self._side.feeds.all
-            ]  # fmt: skip
+            connections = self._describe_slaves(self._side, self._in_sync)
         is_master = not self._settings.is_slave
-        found = {
-            "haClientRuntimeInfo": client, "haConnectionInfo": connections,
-            "inSyncSlaveNums": sum(bool(one["inSync"]) for one in connections),
+        fields = {
+            "haClientRuntimeInfo": client,
+            "haConnectionInfo": connections,
+            "inSyncSlaveNums": sum(bool(slave["inSync"]) for slave in connections),
             "master": is_master,
             "masterCommitLogMaxOffset": self._store.written_offset if is_master else 0,
-        }  # fmt: skip
-        return Command(ResponseCode.SUCCESS, body=orjson.dumps(found))
+        }
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(fields))
+
+    def _describe_slaves(
+        self, side: MasterSide, in_sync: InSyncReplicas
+    ) -> list[dict[str, object]]:
+        end = self._store.written_offset
+        return [
+            {
+                "addr": str(sender.remote),
+                "slaveAckOffset": max(sender.acked_end, 0),
+                "diff": end - max(sender.acked_end, 0),
+                "inSync": in_sync.is_in_sync(sender),
+                "transferFromWhere": sender.sent_end,
+                "transferredByteInSecond": sender.rate.per_s,
+            }
+            for sender in side.log_senders.senders
+        ]
 
 
-def while_enough(
-    in_sync: InSync, handlers: Mapping[int, Handler], quick: Mapping[int, FastHandler]
+def refuse_unsafe_sends(
+    in_sync: InSyncReplicas,
+    handlers: Mapping[int, Handler],
+    fast_handlers: Mapping[int, FastHandler],
 ) -> tuple[dict[int, Handler], dict[int, FastHandler]]:
-    """Those of a master that stores nothing while `InSync.refusal` says why."""
+    """Return handlers that refuse to store messages while `in_sync.refusal` gives a reason.
 
-    def checked(handle: Handler) -> Handler:
+    The handlers of other requests stay the same. A refused fast handler returns False, so that the
+    general handler answers with the error.
+    """
+
+    def check_first(handle: Handler) -> Handler:
         def send(command: Command, peer: Peer) -> Outcome:
             if (refusal := in_sync.refusal) is not None:
                 raise refusal
@@ -164,25 +241,35 @@ def while_enough(
 
         return send
 
-    def checked_quick(handle: FastHandler) -> FastHandler:
+    def check_first_fast(handle: FastHandler) -> FastHandler:
         return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
 
     return (
-        {**handlers, **{code: checked(handlers[code]) for code in SENDS}},
-        {code: checked_quick(it) if code in SENDS else it for code, it in quick.items()},
+        {**handlers, **{code: check_first(handlers[code]) for code in SEND_CODES}},
+        {
+            code: check_first_fast(handle) if code in SEND_CODES else handle
+            for code, handle in fast_handlers.items()
+        },
     )
 
 
-def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-    """What a slave answers to requests that are for its master, or not for it now."""
+def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+    """Return the handlers by code that a slave has in place of those in `handlers`.
 
-    def refusing(code: int, remark: str | None) -> Handler:
+    - Requests that store messages are refused with SYSTEM_BUSY, or with SERVICE_NOT_AVAILABLE if
+      `enableSlaveActingMaster` is true.
+    - Requests that change something, except LOCAL_CODES, are refused with SYSTEM_ERROR.
+    - Pulls are refused with SYSTEM_BUSY while `slaveReadEnable` is false.
+    - END_TRANSACTION is refused with SLAVE_NOT_AVAILABLE.
+    """
+
+    def refuse_with(code: int, remark: str | None) -> Handler:
         def refuse(command: Command, peer: Peer) -> Command:
             return Command(code, {}, remark=remark)
 
         return refuse
 
-    def unless_read(handle: Handler) -> Handler:
+    def check_readable(handle: Handler) -> Handler:
         def read(command: Command, peer: Peer) -> Outcome:
             if not settings.broker.slave_read:
                 return Command(ResponseCode.SYSTEM_BUSY, {}, remark=BUSY)
@@ -190,17 +277,19 @@ def refusals(settings: Settings, handlers: Mapping[int, Handler]) -> dict[int, H
 
         return read
 
-    busy = ResponseCode.SYSTEM_BUSY, BUSY
+    send_code, send_remark = ResponseCode.SYSTEM_BUSY, BUSY
     if settings.broker.acting_master:
-        remark = "service not available now. This broker is a slave: messages go to its master."
-        busy = ResponseCode.SERVICE_NOT_AVAILABLE, remark
+        send_code = ResponseCode.SERVICE_NOT_AVAILABLE
+        send_remark = (
+            "service not available now. This broker is a slave: messages go to its master."
+        )
     found: dict[int, Handler] = {
-        int(code): refusing(ResponseCode.SYSTEM_ERROR, NOT_HERE)
-        for code in readonly.REFUSED_CODES - OWN
+        int(code): refuse_with(ResponseCode.SYSTEM_ERROR, NOT_HERE)
+        for code in readonly.REFUSED_CODES - LOCAL_CODES
     }
-    found |= {code: refusing(*busy) for code in SENDS}
-    found[Code.END_TRANSACTION] = refusing(ResponseCode.SLAVE_NOT_AVAILABLE, None)
-    found[Code.INVOKE_BROKER_TO_RESET_OFFSET] = refusing(
+    found |= {code: refuse_with(send_code, send_remark) for code in SEND_CODES}
+    found[Code.END_TRANSACTION] = refuse_with(ResponseCode.SLAVE_NOT_AVAILABLE, None)
+    found[Code.INVOKE_BROKER_TO_RESET_OFFSET] = refuse_with(
         ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker"
     )
-    return found | {int(code): unless_read(handlers[code]) for code in READS}
+    return found | {int(code): check_readable(handlers[code]) for code in READ_CODES}

@@ -1,9 +1,10 @@
-"""What runs in a broker for its replicas: one side or the other, made anew with each role.
+"""What runs in a broker for its replicas: the master's side or the slave's, created for each role.
 
-    MasterSide   serves its log at the HA port (`feed.py`) and its state by 900301 (`state.py`)
-    SlaveSide    follows both of one master (`follower.py`, `state.py`); its confirmed end
+    MasterSide   serves the commit log at the HA port (`log_sender.py`) and the state with
+                 SLUICE_FOLLOW_STATE (`state_transfer.py`)
+    SlaveSide    copies both from one master (`log_receiver.py`, `state_transfer.py`)
 
-`server.py` starts and ends them. Where the confirmed end of the log is kept: `Confirmed`.
+`server.py` starts and closes them. `ConfirmedEnd` keeps the confirmed end of the log on disk.
 """
 
 import asyncio
@@ -18,15 +19,21 @@ from sluicemq.acl.guard import Guard
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import GroupCommit, RunSync
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.replication.acting import Acting
-from sluicemq.broker.replication.admission import Doorkeeper
-from sluicemq.broker.replication.epochs import Epochs
-from sluicemq.broker.replication.feed import Admission, Feeds
-from sluicemq.broker.replication.follower import Follower, follow
-from sluicemq.broker.replication.insync import InSync, Term
-from sluicemq.broker.replication.java_state import JavaState
-from sluicemq.broker.replication.mirror import Applier, Mirror, Places
-from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests, refresh
+from sluicemq.broker.replication.acting import ActingMaster
+from sluicemq.broker.replication.admission import AddressCheck, TicketCheck
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
+from sluicemq.broker.replication.java_state import JavaStateReceiver
+from sluicemq.broker.replication.log_receiver import LogReceiver, keep_connected
+from sluicemq.broker.replication.log_sender import LogSenders
+from sluicemq.broker.replication.state_applier import StateApplier
+from sluicemq.broker.replication.state_log import ReplicatedPaths, StateLog
+from sluicemq.broker.replication.state_transfer import (
+    ReplicaIdentity,
+    StateReceiver,
+    StateSender,
+    reload_tables,
+)
+from sluicemq.broker.replication.terms import LogTerms
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
@@ -46,19 +53,22 @@ from sluicemq.wire.ha import TICKET_BYTES, ConnectionState
 log = logging.getLogger("sluicemq.broker")
 
 INCOMPLETE_NAME: Final = "replica.incomplete"
-NOBODY: Final = Term(0, 0)
+"""The name of the file that marks a replica whose log was truncated. See `check_complete`."""
+NO_MASTER: Final = Term(0, 0)
+"""The term of a slave that follows no master."""
 CONFIRMED_NAME: Final = "sluiceReplicas.json"
 SILENT_S: Final = 10.0
-"""A slave that has not asked for so long is not waited for in a plain pair."""
+"""Without failover, changes do not wait for a slave that has sent no request for this time, in
+seconds."""
 
 
-class Parts(Protocol):
-    """What both sides need of their broker: `state.BrokerState`."""
+class BrokerParts(Protocol):
+    """The components of the broker (`state.BrokerState`) that both sides need."""
 
     settings: Settings
     store: Store
     clock: Clock
-    in_sync: InSync | None
+    in_sync: InSyncReplicas | None
     guard: Guard | None
     group_commit: GroupCommit
     topics: Topics
@@ -66,78 +76,115 @@ class Parts(Protocol):
     offsets: Offsets
 
 
-def places_of(settings: Settings, files: Files) -> Places:
-    """What is mirrored between replicas, wherever each of them has it."""
+def replicated_paths(settings: Settings, files: Files) -> ReplicatedPaths:
+    """Return the files of this broker that are copied from master to slaves.
+
+    They are the tables in `config` and, with access control, the access rules.
+    """
     rules = settings.broker.acl_files if settings.broker.acl_enable else ()
-    return Places.of(files, settings.store.root, rules)
+    return ReplicatedPaths.for_broker(files, settings.store.root, rules)
 
 
-class Confirmed:
-    """The end of what this replica knows to be confirmed, kept over a restart; None: never."""
+class ConfirmedEnd:
+    """The position up to which this replica knows the log to be confirmed, kept on disk.
+
+    `end` is None if it was never known. A background job saves `document` when it has changed.
+    """
 
     def __init__(self, files: Files, settings: Settings) -> None:
+        """Load the position. Raises StoreDamagedError, or StoreError if a file is unreadable."""
         self._files, path = files, f"{settings.store.root}/config/{CONFIRMED_NAME}"
         self.document = Document(files, path, lambda: json.dumps({"confirmed": self.end}))
         self.end: int | None = self.document.load(
             lambda text: take_integer(load_object(text, CONFIRMED_NAME), "confirmed")
         )
 
-    def forget(self) -> None:
-        """A slave by its file shows whatever comes. Should it be master again, an end that it knew
-        once would hide what it has shown since. Raises OSError."""
+    def delete(self) -> None:
+        """Forget the position and delete the file. Raises OSError.
+
+        Called for a slave without failover, which shows everything that it receives. If it became
+        master again, an old position would hide what it has shown since.
+        """
         self.end = None
         for path in (f"{self.document.path}.bak", self.document.path):  # the older one must not win
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(path)
 
-    def moved(self, end: int) -> None:
+    def set_end(self, end: int) -> None:
+        """Set the position, to be saved by the next run of the background job."""
         self.end = end
         self.document.changed = True
 
-    def bound(self, log_end: int) -> None:
-        """Under ASYNC_FLUSH a failing power takes from a master what was confirmed. What is stored
-        in its place is not."""
+    def limit_to(self, log_end: int) -> None:
+        """Lower the position to `log_end` if it is greater.
+
+        Under ASYNC_FLUSH a power failure may remove confirmed messages from a master's log. The
+        messages that are then stored at the same positions are not confirmed.
+        """
         if self.end is not None and self.end > log_end:
-            self.moved(log_end)
+            self.set_end(log_end)
 
 
 class MasterSide:
-    """What a master has for its slaves. With `epochs` they speak the protocol of failover."""
+    """What a master runs for its slaves.
+
+    `terms` selects the HA protocol: failover if given, plain if None.
+    """
 
     def __init__(
-        self, core: Parts, mirror: Mirror, files: Files, epochs: Epochs | None,
-        network: Network, *, call_soon: Callable[[Callable[[], None]], object], offload: Offload,
-    ) -> None:  # fmt: skip
+        self,
+        core: BrokerParts,
+        state_log: StateLog,
+        files: Files,
+        terms: LogTerms | None,
+        network: Network,
+        *,
+        call_soon: Callable[[Callable[[], None]], object],
+        offload: Offload,
+    ) -> None:
+        """Create the master's side.
+
+        Remove the mark of an incomplete log: an operator may have elected this replica after it had
+        truncated its log, and its log counts from now on. Raises OSError.
+        """
         assert core.in_sync is not None, "a master counts its slaves"
         settings, store, clock = core.settings, core.store, core.clock
-        self._core, self._mirror, self._files, self._network = core, mirror, files, network
+        self._core, self._state_log, self._files, self._network = core, state_log, files, network
         self._settings, self._clock = settings, clock
         self._listener: StreamListener | None = None
-        # An operator may have elected a replica that had cut its log: from now on its log counts.
         with contextlib.suppress(FileNotFoundError):
             files.remove(f"{settings.store.root}/{INCOMPLETE_NAME}")
         self.ha_address = ""
-        """host:port that slaves are told."""
+        """The HA address that slaves are told, as "host:port"."""
         self._ticket = secrets.token_bytes(TICKET_BYTES) if core.guard is not None else b""
-        self.feeds = Feeds(
-            store, core.in_sync, epochs, settings, clock, call_soon=call_soon, offload=offload,
-            admission=Admission(settings),
-        )  # fmt: skip
-        self.state = StateRequests(
-            mirror, core.in_sync, files, clock, lambda: store.log_start, self._ticket
+        self.log_senders = LogSenders(
+            store,
+            core.in_sync,
+            terms,
+            settings,
+            clock,
+            call_soon=call_soon,
+            offload=offload,
+            address_check=AddressCheck(settings),
         )
-        core.in_sync.on_confirmed.append(lambda end: self.feeds.grown())
+        self.state_sender = StateSender(
+            state_log, core.in_sync, files, clock, lambda: store.log_start, self._ticket
+        )
+        core.in_sync.on_confirmed.append(lambda end: self.log_senders.send_pending())
 
-    async def open(self, before: int) -> int:
-        """Listens for slaves, at the port of `before` if that is not 0; returns the port, 0 when
-        there is none. One above that for clients, unless the file says otherwise; a free one beside
-        a free one.
+    async def open(self, previous_port: int) -> int:
+        """Listen for slaves, and return the port; 0 if no port could be opened.
 
-        Raises ConfigurationError when the port cannot be had, and somebody counts on it.
+        The port is `previous_port` if that is not 0, else `haListenPort`, else the client port plus
+        one. If the client port is 0, any free port is used.
+
+        Raises ConfigurationError if the port cannot be opened and is needed: if `haListenPort` or
+        `sluiceConsensus` is set, or `inSyncReplicas` is greater than 1.
         """
         config = self._settings.broker
-        port = config.listen_port + 1 if config.listen_port else 0
-        port = before or (port if config.ha_port is None else config.ha_port)
+        default_port = config.listen_port + 1 if config.listen_port else 0
+        configured_port = default_port if config.ha_port is None else config.ha_port
+        port = previous_port or configured_port
         listener = self._network.stream_listener(
             self._accept, limits=ServerLimits.from_config(config)
         )
@@ -146,171 +193,236 @@ class MasterSide:
         except ConfigurationError as error:
             if config.ha_port is not None or config.consensus or config.in_sync_replicas > 1:
                 raise
-            log.warning("no port for slaves: %s", error)
+            log.warning("Slaves cannot connect to this broker: %s", error)
             return 0
         self._listener = listener
         return listener.ports[0]
 
     def _accept(self, stream: ByteStream) -> StreamProtocol:
-        self._core.group_commit.on_commit = self.feeds.grown
-        is_named = bool(self._settings.broker.ha_peers)
-        return Doorkeeper(stream, self.feeds.accept, b"" if is_named else self._ticket)
+        """Create the protocol of a slave's connection."""
+        self._core.group_commit.on_commit = self.log_senders.send_pending
+        are_addresses_checked = bool(self._settings.broker.ha_peers)
+        ticket = b"" if are_addresses_checked else self._ticket
+        return TicketCheck(stream, self.log_senders.accept, ticket)
 
-    def run(self) -> None:
-        """A few times a second."""
-        if not self.feeds.all:  # a master without slaves sends as if there were none
+    def tick(self) -> None:
+        """Handle timeouts and heartbeats. The broker calls this a few times a second."""
+        if not self.log_senders.senders:  # without slaves, a commit costs what it costs without HA
             self._core.group_commit.on_commit = None
-        self.feeds.run()
-        self.state.run(self._clock.monotonic_s())
+        self.log_senders.tick()
+        self.state_sender.tick(self._clock.monotonic_s())
 
-    async def kept(self) -> None:
-        """Waits until the state as it is now is kept where it has to be, as a SYNC_MASTER's sends
-        are: by the members of the in-sync set, or by the slaves of ours that are there. Raises
-        StoreUncertainError after slaveTimeout."""
-        in_sync, mirror = self._core.in_sync, self._mirror
+    async def wait_until_replicated(self) -> None:
+        """Wait until the slaves that count have all changes of the state so far.
+
+        In failover the other members of the in-sync set count, else the SluiceMQ slaves that have
+        sent a request in the last SILENT_S seconds. Return immediately if the broker is not a
+        SYNC_MASTER with a replication gate.
+
+        Raises StoreUncertainError if the slaves do not have the changes after `slaveTimeout`, or if
+        this broker is not the master any more.
+        """
+        in_sync, state_log = self._core.in_sync, self._state_log
         assert in_sync is not None, "a master counts its slaves"
         if not in_sync.holds_answers or not self._settings.is_gated:
             return
-        kept = asyncio.Event()
+        is_replicated = asyncio.Event()
 
-        def who() -> Collection[int]:
+        def slaves_that_count() -> Collection[int]:
             if in_sync.term is not None:
-                return in_sync.members() - {in_sync.own_id}
-            return mirror.askers(self._clock.monotonic_s(), SILENT_S)
+                return in_sync.awaited_members() - {in_sync.local_id}
+            return state_log.active_slaves(self._clock.monotonic_s(), SILENT_S)
 
-        mirror.kept(who, kept.set)
+        state_log.call_when_replicated(slaves_that_count, is_replicated.set)
         try:
             async with asyncio.timeout(in_sync.timeout_s):
-                await kept.wait()
+                await is_replicated.wait()
         except TimeoutError:
             raise StoreUncertainError(
-                "The change is made here, and not all slaves that count have it after "
-                f"{in_sync.timeout_s:g} s: who becomes master may not know it.",
-                fix="Look at `sluice cluster status`, and ask again.",
+                "The change is stored on this broker, but not all slaves that count have it after "
+                f"{in_sync.timeout_s:g} s. It is lost if a slave without it becomes master.",
+                fix="Check `sluice cluster status`, and send the request again.",
             ) from None
-        standing: list[int | BaseException] = []
-        in_sync.wait(0, standing.append)  # at once: whether this broker is master still
-        if isinstance(standing[0], BaseException):
-            raise standing[0]
+        results: list[int | BaseException] = []
+        in_sync.wait(0, results.append)  # calls immediately: with an error if not master any more
+        if isinstance(results[0], BaseException):
+            raise results[0]
 
-    def look(self) -> None:
-        """Blocking, now and then: access rules that somebody has edited."""
-        self._mirror.look(self._files)
+    def record_edits(self) -> None:
+        """Record changes of access rules that were made outside of this process.
+
+        Called periodically. Blocks. Raises OSError.
+        """
+        self._state_log.record_edits(self._files)
 
     async def close(self) -> None:
+        """Stop listening, and close the connections of slaves."""
         if self._listener is not None:
             await self._listener.close()
 
 
 class SlaveSide:
-    """What a slave has of its master. `term` says who that is; without, name servers tell, or
-    haMasterAddress (`told`)."""
+    """What a slave runs to follow its master.
+
+    In failover `term` names the master. Otherwise `term` is None, and the master's addresses come
+    from name servers or from the master itself (`set_master_addresses`); `haMasterAddress` takes
+    precedence over the HA address.
+    """
 
     def __init__(
-        self, core: Parts, following: LogFollower, files: Files, epochs: Epochs | None,
-        confirmed: Confirmed, term: Term | None, claim: Claim, *, run_sync: RunSync,
+        self,
+        core: BrokerParts,
+        following: LogFollower,
+        files: Files,
+        terms: LogTerms | None,
+        confirmed: ConfirmedEnd,
+        term: Term | None,
+        identity: ReplicaIdentity,
+        *,
+        run_sync: RunSync,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
-        signed: Callable[[Any], Any], begin_queue: Callable[[str, int, int, bytes], object],
-    ) -> None:  # fmt: skip
-        """`files` are those of the disk; `begin_queue` may be called in any thread."""
+        sign: Callable[[Any], Any],
+        begin_queue: Callable[[str, int, int, bytes], object],
+    ) -> None:
+        """Create the slave's side.
+
+        - `files` are the files on disk, without a wrapper that discards changes.
+        - `run_sync` syncs the commit log on another thread and calls a function with the result.
+        - `sign` signs a request.
+        - `begin_queue(topic, queue_id, offset, unit)` sets the first offset of a queue. It may be
+          called on any thread.
+        """
         self._core, self._term, self._following = core, term, following
         self._run_sync, self._is_syncing = run_sync, False
-        self._told = ("", "")
+        self._master_addresses = ("", "")  # for clients, for HA
         core.store.on_visible = core.group_commit.on_follower_append
-        self.acting: Acting | None = None
-        """What stands in for the master, where that is wanted."""
-        self.applier = Applier(files, places_of(core.settings, files), begin_queue)
-        self.follower = follower = Follower(
-            core.store, following, epochs, core.settings, core.clock
+        self.acting_master: ActingMaster | None = None
+        """The component that acts for an unreachable master, if that is configured."""
+        self.applier = StateApplier(files, replicated_paths(core.settings, files), begin_queue)
+        self.log_receiver = receiver = LogReceiver(
+            core.store, following, terms, core.settings, core.clock
         )
-        follower.replica_id = claim.replica_id
-        follower.confirmed = confirmed.end or 0
-        follower.is_unclean = term is not None and term.is_unclean
-        follower.on_confirmed = confirmed.moved
-        follower.on_appended = self.appended
-        follower.on_incomplete = self.cut
-        follower.on_pace = priority().set_low  # who serves on this machine goes first
+        receiver.replica_id = identity.replica_id
+        receiver.confirmed = confirmed.end or 0
+        receiver.is_unclean = term is not None and term.is_unclean
+        receiver.on_confirmed = confirmed.set_end
+        receiver.on_appended = self.sync_if_due
+        receiver.on_truncation = self.mark_incomplete
+        # A slave that catches up leaves the processor to the servers on the same machine.
+        receiver.on_catch_up = priority().set_low
         self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 
-        def changed(names: set[str]) -> None:
-            refresh(core.topics, core.groups, core.offsets, names)
+        def reload_changed(names: set[str]) -> None:
+            reload_tables(core.topics, core.groups, core.offsets, names)
 
-        java = JavaState(
-            files, core.settings.store.root, in_executor=in_executor, on_changed=changed,
-            signed=signed,
-        )  # fmt: skip
-        self.state = StateFollower(
-            self.applier, claim, log_end=lambda: following.end, sync=core.store.sync,
-            in_executor=in_executor, signed=signed, on_changed=changed, java=java.follow,
-        )  # fmt: skip
+        java = JavaStateReceiver(
+            files,
+            core.settings.store.root,
+            in_executor=in_executor,
+            on_changed=reload_changed,
+            sign=sign,
+        )
+        self.state_receiver = StateReceiver(
+            self.applier,
+            identity,
+            log_end=lambda: following.end,
+            sync=core.store.sync,
+            in_executor=in_executor,
+            sign=sign,
+            on_changed=reload_changed,
+            java=java.follow,
+        )
 
-    def check_whole(self) -> bool:
-        """False of a log that was cut, and has not reached since what the master has confirmed,
-        with a whole state of this master: such a replica may not become master (design/0022).
-        The mark that says so over a restart is taken away here. Raises OSError."""
+    def check_complete(self) -> bool:
+        """Return whether this replica may become master, as far as its log is concerned.
+
+        It may not after its log was truncated, until it has everything that the master has
+        confirmed, and a whole snapshot of this master's state (design/0022). A file on disk, the
+        mark, says so across restarts. It is removed here when it is not valid any more. Raises
+        OSError.
+        """
         applier = self.applier
-        is_level = self.follower.is_level and applier.is_whole and applier.waits_for is None
-        if self._is_marked and is_level:
+        is_state_complete = applier.has_snapshot and applier.next_log_end is None
+        if self._is_marked and self.log_receiver.is_caught_up and is_state_complete:
             self._files.remove(self._mark_path)
             self._is_marked = False
         return not self._is_marked
 
-    def cut(self) -> None:
-        """Called before the log is cut."""
+    def mark_incomplete(self) -> None:
+        """Mark this replica, because its log is about to be truncated. Raises OSError."""
         self._is_marked = True
-        told = "The log was cut: no master before it has followed one.\n"
-        replace_text(self._files, self._mark_path, told)
+        text = "The log was truncated. This replica cannot become master until it has caught up.\n"
+        replace_text(self._files, self._mark_path, text)
 
-    def leave(self) -> None:
-        """Follows nobody from now on, and acknowledges nothing more."""
-        self._term = NOBODY
-        self.follower.leave()
+    def stop_following(self) -> None:
+        """Follow no master from now on, and acknowledge nothing more."""
+        self._term = NO_MASTER
+        self.log_receiver.stop()
 
-    def told(self, address: str, ha_address: str) -> None:
-        """A name server says where the master is."""
+    def set_master_addresses(self, address: str, ha_address: str) -> None:
+        """Set the addresses of the master for clients and for HA, as "host:port".
+
+        Ignored if one of them is "".
+        """
         if address and ha_address:
-            self._told = address, ha_address
+            self._master_addresses = address, ha_address
 
     @property
     def master(self) -> str | None:
-        """Its host:port for clients; None while nobody knows."""
-        return (self._term.address if self._term is not None else self._told[0]) or None
+        """The master's address for clients, as "host:port"; None if it is unknown."""
+        address = self._term.address if self._term is not None else self._master_addresses[0]
+        return address or None
 
     @property
     def ha_master(self) -> str:
-        """Where its log is to be had; "" while nobody knows, or what kind of master it is."""
-        fixed = self._core.settings.broker.ha_master
-        is_ours = self.state.master_log_start >= 0
-        self.follower.master_is_ours, self.follower.ticket = is_ours, self.state.ticket
-        if self._term is not None:
-            return self._term.ha_address if is_ours else ""
-        if self.master is not None and not (is_ours or self.state.is_java):
-            return ""  # an empty slave begins differently behind the one and the other
-        return fixed[0] if fixed else self._told[1]
+        """The master's HA address, as "host:port".
 
-    def tasks(
+        It is "" if it is unknown, or if it is not known yet whether the master is a SluiceMQ or a
+        Java broker: an empty slave begins at a different position for each.
+
+        Reading it also gives `log_receiver` what is known about the master.
+        """
+        fixed = self._core.settings.broker.ha_master
+        is_sluicemq = self.state_receiver.master_log_start >= 0
+        self.log_receiver.is_sluicemq_master = is_sluicemq
+        self.log_receiver.ticket = self.state_receiver.ticket
+        if self._term is not None:
+            return self._term.ha_address if is_sluicemq else ""
+        if self.master is not None and not (is_sluicemq or self.state_receiver.is_java):
+            return ""
+        return fixed[0] if fixed else self._master_addresses[1]
+
+    def background_jobs(
         self, network: Network, pool: ChannelPool
     ) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return the background jobs of a slave by name; each runs until it is cancelled."""
-        tasks: dict[str, Callable[[], Awaitable[None]]] = {
-            "following the log": lambda: follow(network, self.follower, lambda: self.ha_master),
-            "following the state": lambda: self.state.run(pool, lambda: self.master),
+        jobs: dict[str, Callable[[], Awaitable[None]]] = {
+            "following the log": lambda: keep_connected(
+                network, self.log_receiver, lambda: self.ha_master
+            ),
+            "following the state": lambda: self.state_receiver.run(pool, lambda: self.master),
         }
-        if self.acting is not None:
-            tasks["acting master"] = self.acting.run
-        return tasks
+        if self.acting_master is not None:
+            jobs["acting master"] = self.acting_master.run
+        return jobs
 
-    def follows(self) -> bool:
-        """Is it connected to a master?"""
-        return self.follower.state is ConnectionState.TRANSFER
+    def is_connected(self) -> bool:
+        """Return whether the slave receives the log from a master."""
+        return self.log_receiver.state is ConnectionState.TRANSFER
 
     def lag(self) -> tuple[int | None, int | None]:
-        """How far it is behind, in bytes and ms; None: the master alone knows."""
-        return (0, 0) if self.follower.is_level else (None, None)
+        """Return how far the slave is behind its master, in bytes and in ms.
 
-    def appended(self) -> None:
-        """Under SYNC_FLUSH the master waits for our disk."""
+        That is (0, 0) if it has caught up, else (None, None): only the master knows.
+        """
+        return (0, 0) if self.log_receiver.is_caught_up else (None, None)
+
+    def sync_if_due(self) -> None:
+        """Start to sync the log if it has grown, under SYNC_FLUSH, where the master waits for it.
+
+        Only one sync runs at a time.
+        """
         core = self._core
         if (
             core.settings.store.flush_sync
@@ -318,12 +430,16 @@ class SlaveSide:
             and (core.store.synced_offset < self._following.end)
         ):
             self._is_syncing = True
-            self._run_sync(self.synced)
+            self._run_sync(self.on_synced)
 
-    def synced(self, result: int | BaseException) -> None:
+    def on_synced(self, result: int | BaseException) -> None:
+        """Report to the master what was synced, and sync again if the log has grown meanwhile.
+
+        `result` is the error if the sync failed.
+        """
         self._is_syncing = False
         if isinstance(result, BaseException):
-            log.error("fsync of the commit log failed: %s", result)
+            log.error("Cannot sync the commit log: %s", result)
             return
-        self.follower.synced()
-        self.appended()
+        self.log_receiver.report_synced()
+        self.sync_if_due()

@@ -1,9 +1,10 @@
-"""What tools ask of one replica: its place among the others (900302), and to change places.
+"""The requests of tools about one replica: its status, planned switches and forced elections.
 
-A broker knows its own role and, as master, what its slaves have. Who decides about roles, where it
-is not the file, stands above it (`Steering`): it says which term holds, hands over on purpose
-(900303), and makes a replica master on a person's word (900304). Both are answered when they have
-begun; what came of it is seen by asking again.
+A broker knows its own role and, as master, what its slaves have. If roles come from the consensus
+service, a `RoleController` above the broker decides about them: it knows the present term, hands
+the role of master over (SLUICE_SWITCH_MASTER, 900303), and makes a replica master because an
+operator says so (SLUICE_ELECT_MASTER, 900304). Both requests are answered when the change has
+begun. A tool asks for the status again to see the result.
 """
 
 import os
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from sluicemq.broker.replication.insync import InSync
+from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.settings import Settings
 from sluicemq.errors import RequestError
 from sluicemq.files.machine import process_space
@@ -22,99 +23,133 @@ from sluicemq.numbers import natural
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
-Behind = Callable[[], tuple[int | None, int | None]]
-"""How far a slave is behind its master, in bytes and ms; None: the master alone knows."""
+MeasureLag = Callable[[], tuple[int | None, int | None]]
+"""Returns how far a slave is behind its master, in bytes and in ms; None means that only the master
+knows."""
 
 
-class Steering(Protocol):
-    """Who decides about the roles of a broker that fails over: `replication.replica.Replica`."""
+class RoleController(Protocol):
+    """What decides about the roles of a broker with failover: `failover.replica.Replica`."""
 
     def status(self) -> dict[str, Any]:
-        """`role` (master, slave, none), `epoch`, `inSync` (ids), `members` that live, `consensus`,
-        and `reason` while it can be neither."""
+        """Return what the controller knows about the roles, as fields of the JSON answer.
+
+        The fields are `role` (master, slave or none), `epoch` (the number of the term), `inSync`
+        (the ids of the in-sync set), `members` (the live replicas), `consensus` and, while the
+        replica is neither master nor slave, the `reason`.
+        """
         ...
 
     def switch(self, to: int | None) -> None:
-        """Begins to hand over, to a replica or to whoever has most. Raises RequestError."""
+        """Start to hand the role of master over to the replica `to`.
+
+        None means the slave that has most of the log. Raises RequestError.
+        """
         ...
 
     def elect(self) -> None:
-        """Begins to make this replica master though it may lack messages. Raises RequestError."""
+        """Start to make this replica master, although it may lack messages. Raises RequestError."""
         ...
 
     def handlers(self, local: dict[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
-        """Those of a replica in its role, made of the broker's."""
+        """Return the handlers of a replica in its role, based on the broker's handlers `local`."""
         ...
 
     def disconnected(self, peer: Peer) -> None:
-        """A client is gone."""
+        """Clean up after the client `peer`, whose connection has ended."""
         ...
 
 
 class ReplicaAdmin:
-    """Handlers. `log_end` is where this broker's log ends."""
+    """Handlers of the requests about one replica."""
 
     def __init__(
         self,
         settings: Settings,
-        in_sync: InSync | None,
-        steering: Steering | None,
+        in_sync: InSyncReplicas | None,
+        role_controller: RoleController | None,
         log_end: Callable[[], int],
-        behind: Behind,
+        measure_lag: MeasureLag,
     ) -> None:
+        """Create the handlers.
+
+        `in_sync` is None on a slave. `role_controller` is None if roles come from the configuration
+        file. `log_end` returns the end of this broker's log, and `measure_lag` the lag of a slave.
+        """
         self._settings = settings
         self._in_sync = in_sync
-        self._steering = steering
+        self._role_controller = role_controller
         self._log_end = log_end
-        self._behind = behind
+        self._measure_lag = measure_lag
 
     def status(self, command: Command, peer: Peer) -> Command:
-        """900302."""
+        """Answer SLUICE_REPLICA_STATUS (900302) with the status of this replica as JSON."""
         broker, host = self._settings.broker, self._settings.host
         is_slave = self._settings.is_slave
-        lag_bytes, lag_ms = self._behind() if is_slave else (0, 0)
-        found: dict[str, Any] = {
-            "broker": broker.broker_name, "cluster": broker.cluster_name, "id": broker.broker_id,
-            "role": "slave" if is_slave else "master", "address": format_address(*host),
-            "epoch": None, "inSync": None, "lagBytes": lag_bytes, "lagMs": lag_ms,
-            "logEnd": self._log_end(), "confirmed": None, "slaves": [],
-            "consensus": broker.consensus, "pid": os.getpid(), "processSpace": process_space(),
-        }  # fmt: skip
+        lag_bytes, lag_ms = self._measure_lag() if is_slave else (0, 0)
+        fields: dict[str, Any] = {
+            "broker": broker.broker_name,
+            "cluster": broker.cluster_name,
+            "id": broker.broker_id,
+            "role": "slave" if is_slave else "master",
+            "address": format_address(*host),
+            "epoch": None,
+            "inSync": None,
+            "lagBytes": lag_bytes,
+            "lagMs": lag_ms,
+            "logEnd": self._log_end(),
+            "confirmed": None,
+            "slaves": [],
+            "consensus": broker.consensus,
+            "pid": os.getpid(),
+            "processSpace": process_space(),
+        }
         if not is_slave and self._in_sync is not None:
-            found |= {"confirmed": self._in_sync.confirmed, "slaves": self._slaves(self._in_sync)}
-        if self._steering is not None:
-            found |= self._steering.status()
-        return Command(ResponseCode.SUCCESS, body=orjson.dumps(found))
+            fields["confirmed"] = self._in_sync.confirmed
+            fields["slaves"] = self._describe_slaves(self._in_sync)
+        if self._role_controller is not None:
+            fields |= self._role_controller.status()
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(fields))
 
-    def _slaves(self, in_sync: InSync) -> list[dict[str, Any]]:
-        end = in_sync.own_end()
+    def _describe_slaves(self, in_sync: InSyncReplicas) -> list[dict[str, Any]]:
+        end = in_sync.local_end()
         return [
             {
-                "id": link.replica_id, "address": str(link.remote), "ackOffset": one.acknowledged,
-                "lagBytes": max(end - max(one.acknowledged, 0), 0), "lagMs": in_sync.lag_ms(one),
+                "id": link.replica_id,
+                "address": str(link.remote),
+                "ackOffset": slave.acked_end,
+                "lagBytes": max(end - max(slave.acked_end, 0), 0),
+                "lagMs": in_sync.lag_ms(slave),
             }
-            for link, one in in_sync.replicas.items()
-        ]  # fmt: skip
+            for link, slave in in_sync.slaves.items()
+        ]
 
     def switch(self, command: Command, peer: Peer) -> Command:
-        """900303; field `brokerId`, optional."""
+        """Answer SLUICE_SWITCH_MASTER (900303): hand the role of master over.
+
+        The optional field `brokerId` is the id of the new master. Raises RequestError if it is not
+        a natural number, or if the role controller refuses.
+        """
         text = (command.fields or {}).get("brokerId")
         broker_id = None if text is None else natural(text)
         if text is not None and broker_id is None:
-            raise RequestError(ResponseCode.INVALID_PARAMETER, f"brokerId = {text!r:.80} is no id.")
-        self._steered().switch(broker_id)
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"brokerId must be a number of 0 or more, got {text!r:.80}.",
+            )
+        self._require_role_controller().switch(broker_id)
         return Command(ResponseCode.SUCCESS)
 
     def elect(self, command: Command, peer: Peer) -> Command:
-        """900304."""
-        self._steered().elect()
+        """Answer SLUICE_ELECT_MASTER (900304): make this replica master. Raises RequestError."""
+        self._require_role_controller().elect()
         return Command(ResponseCode.SUCCESS)
 
-    def _steered(self) -> Steering:
-        if self._steering is None:
+    def _require_role_controller(self) -> RoleController:
+        if self._role_controller is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                "the role of this broker stands in its file (brokerRole); only replicas with "
-                "sluiceConsensus change places.",
+                "The role of this broker is set in its configuration file (brokerRole). Only "
+                "replicas with sluiceConsensus can change roles.",
             )
-        return self._steering
+        return self._role_controller

@@ -1,1 +1,1 @@
-"""Messages that are delivered later: by delay level, or at a time of their own."""
+"""Messages that are delivered later: after a delay level, or at a given time."""

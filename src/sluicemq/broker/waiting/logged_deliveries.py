@@ -1,16 +1,17 @@
-"""Find out which messages of a delay level were delivered before a start, by the log.
+"""Find in the log which messages of a delay level were delivered before a start.
 
-`config/delayOffset.json` says up to where a level is delivered, as of its last save. A broker that
-is killed has delivered more by then, and would deliver that again after each kill. But a delivery
-leaves a record in the message's own queue, with the properties of the delayed message. So a start
-looks for these records, in the queues of the messages that were due before the log ended, from the
-time on at which the first of them was due. A level is delivered in the order of its queue, so what
-was delivered is a run of messages, and the level goes on behind it.
+`config/delayOffset.json` says up to which offset a level was delivered when the file was last
+saved. A broker that is killed has delivered more messages since then, and would deliver them again
+after each kill. But a delivery leaves a record in the message's own queue, with the properties of
+the delayed message. So a start searches the queues of the messages that were due before the log
+ended for these records, from the time at which the first of the messages was due. A level delivers
+its messages in the order of its queue, so the delivered ones are consecutive, and the level
+continues behind them.
 
-A record is the delivery of one message, which was due when the record was stored. Of messages that
-do not differ, as many count as delivered as there are such records behind them, and the messages
-before the run, of which the file says that they were delivered, have the first ones. What is not
-found, for whatever reason, is delivered (again).
+Each record is the delivery of one message, which was due when the record was stored. If several
+messages are alike, as many of them count as delivered as there are such records behind them. The
+first of these records belong to the messages that are delivered according to the file. A message
+whose delivery is not found, for whatever reason, is delivered again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,35 +22,40 @@ from sluicemq.model.message import DELAY, REAL_QUEUE, REAL_TOPIC, UNIQ_KEY
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 
-CHUNK: Final = 4096
-"""Messages of a level that are looked for together."""
+CHUNK_MESSAGES: Final = 4096
+"""The messages of a level whose deliveries are searched together."""
 RECORDS_MAX: Final = 1_000_000
-"""Records that a start reads for this. What is not found by then is delivered again."""
+"""The most records that a start reads. Messages whose delivery was not found are redelivered."""
 _CHUNK_UNITS: Final = 256
 
 QueueKey = tuple[str, int]
-Key = tuple[str, str, int, int, bytes, int]
-Found = dict[Key, list[tuple[int, int]]]
-"""Position in the log, and store time in ms, of records by what they share with a message."""
+"""Topic and queue id."""
+DeliveryKey = tuple[str, str, int, int, bytes, int]
+"""The values that the record of a delayed message and that of its delivery share."""
+FoundDeliveries = dict[DeliveryKey, list[tuple[int, int]]]
+"""By key: the position in the commit log and the store time, in ms, of each record."""
 
 
-class Due(NamedTuple):
-    """A message of a level that was due before the log ended. `record` is None for a blank unit, a
-    cancelled message and a record that is gone: nothing is to be delivered there."""
+class DueLevelMessage(NamedTuple):
+    """A message of a level that was due before the log ended.
+
+    `record` is None if there is nothing to deliver: for a blank unit, a cancelled message, and a
+    record that is gone.
+    """
 
     due_ms: int
     record: Record | None
 
     @property
     def queue(self) -> QueueKey | None:
-        """The queue to which the message is delivered."""
+        """The queue to which the message is delivered; None without a record."""
         if self.record is None:
             return None
         return self.record.get_text(REAL_TOPIC), self.record.get_number(REAL_QUEUE) or 0
 
 
-def _key(record: Record) -> Key:
-    """Return what the records of one delayed message and of its delivery share."""
+def _delivery_key(record: Record) -> DeliveryKey:
+    """Return the values that a delayed message shares with the record of its delivery."""
     return (
         record.get_text(UNIQ_KEY),
         record.get_text(DELAY),
@@ -61,77 +67,85 @@ def _key(record: Record) -> Key:
 
 
 class LoggedDeliveries:
-    """The deliveries that the log of one store shows, for all levels of a start."""
+    """Finds the deliveries in the log of one store, for all levels of one start."""
 
     def __init__(self, store: Store, lead_ms: int) -> None:
-        """Take the store, and the time by which due times are ahead of the times of its records."""
+        """Search `store`. Its due times are `lead_ms` ahead of the store times of its records."""
         self._store = store
         self._lead_ms = lead_ms
-        self._used: set[int] = set()
-        self._left = RECORDS_MAX
+        self._used_positions: set[int] = set()
+        """The positions of the records that were matched with a message."""
+        self._records_left = RECORDS_MAX
 
-    def count(self, messages: Sequence[Due]) -> int:
-        """Find the deliveries of `messages`, which are in the order of their level, up to the first
-        message that has none. Return the number of messages up to the last one that was delivered:
-        those without a record in between have nothing to deliver. The deliveries are used up, so
-        that no other message is taken for delivered by them."""
+    def count_delivered(self, messages: Sequence[DueLevelMessage]) -> int:
+        """Return the number of messages up to the last delivered one.
+
+        `messages` are consecutive messages of a level. The search ends at the first message that
+        has a record but no delivery. Messages without a record in between have nothing to deliver.
+        Each delivery that is found is used up: it is not matched with another message.
+        """
         found, delivered = self._find_all(messages), 0
         for number, message in enumerate(messages, 1):
             if message.record is not None:
-                if not self._take(message, found):
+                if not self._use_first(message, found):
                     break
                 delivered = number
         return delivered
 
-    def use_up(self, messages: Sequence[Due]) -> None:
+    def use_up(self, messages: Sequence[DueLevelMessage]) -> None:
         """Use up the deliveries of messages that are known to be delivered."""
         found = self._find_all(messages)
         for message in messages:
             if message.record is not None:
-                self._take(message, found)
+                self._use_first(message, found)
 
-    def _find_all(self, messages: Sequence[Due]) -> dict[QueueKey, Found]:
-        wanted: dict[QueueKey, list[Due]] = {}
+    def _find_all(self, messages: Sequence[DueLevelMessage]) -> dict[QueueKey, FoundDeliveries]:
+        """Return the possible deliveries of the messages, by queue."""
+        wanted: dict[QueueKey, list[DueLevelMessage]] = {}
         for message in messages:
             if message.queue is not None:
                 wanted.setdefault(message.queue, []).append(message)
         return {queue: self._find(queue, waiting) for queue, waiting in wanted.items()}
 
-    def _take(self, message: Due, found: Mapping[QueueKey, Found]) -> bool:
-        """Use up the first delivery that lies behind the message; False if there is none."""
+    def _use_first(
+        self, message: DueLevelMessage, found: Mapping[QueueKey, FoundDeliveries]
+    ) -> bool:
+        """Use up the first delivery behind the message. Return False if there is none."""
         record = message.record
         assert record is not None
         assert message.queue is not None
-        records = found[message.queue].get(_key(record), [])
-        for delivery in records:
+        deliveries = found[message.queue].get(_delivery_key(record), [])
+        for delivery in deliveries:
             position, stored_ms = delivery
             if position > record.physical_offset and stored_ms >= message.due_ms:
-                records.remove(delivery)
-                self._used.add(position)
+                deliveries.remove(delivery)
+                self._used_positions.add(position)
                 return True
         return False
 
-    def _find(self, queue: QueueKey, messages: list[Due]) -> Found:
+    def _find(self, queue: QueueKey, messages: list[DueLevelMessage]) -> FoundDeliveries:
         """Return the records in one queue that may be deliveries of the messages."""
-        store, found = self._store, Found()
-        keys = {_key(message.record) for message in messages if message.record is not None}
-        first = min(
-            message.record.physical_offset for message in messages if message.record is not None
-        )
+        store, found = self._store, FoundDeliveries()
+        records = [message.record for message in messages if message.record is not None]
+        keys = {_delivery_key(record) for record in records}
+        first_position = min(record.physical_offset for record in records)
         since_ms = min(message.due_ms for message in messages) - self._lead_ms
         offset = max(
-            store.first_offset_from(*queue, first), store.reader.offset_by_time(*queue, since_ms)
+            store.first_offset_from(*queue, first_position),
+            store.reader.offset_by_time(*queue, since_ms),
         )
-        while self._left > 0 and len(units := store.committed_units(*queue, offset, _CHUNK_UNITS)):
+        while self._records_left > 0 and len(
+            units := store.committed_units(*queue, offset, _CHUNK_UNITS)
+        ):
             for position, size, _ in UNIT.iter_unpack(units):
-                self._left -= 1
-                if size == BLANK_SIZE or position in self._used:
+                self._records_left -= 1
+                if size == BLANK_SIZE or position in self._used_positions:
                     continue
                 record = read_record(store.committed_record(position, size))
                 if (
                     record is not None
                     and record.get_text(REAL_TOPIC)
-                    and (key := _key(record)) in keys
+                    and (key := _delivery_key(record)) in keys
                 ):
                     stored_ms = record.store_time_ms + self._lead_ms
                     found.setdefault(key, []).append((position, stored_ms))

@@ -1,12 +1,15 @@
-"""Messages that wait: taken back by handle (370), listed and cancelled by tools of ours, and what
-slaves ask for (45 60 61).
+"""Handlers for requests about messages that wait: recall, cancel, list, and copies for slaves.
 
-A timed message is taken back by a mark: a message of its own that stands in the same slot of the
-wheel and says whom it means (spec/delivery.md §2); RocketMQ's clients do so by the handle that the
-send's answer gave them. A delayed one is taken back by remembering its offset.
+`DelayHandlers` answers RECALL_MESSAGE (370), SLUICE_LIST_DELAYED (900101) and
+SLUICE_CANCEL_DELAYED (900102). For slaves it answers GET_ALL_DELAY_OFFSET (45),
+GET_TIMER_CHECK_POINT (60) and GET_TIMER_METRICS (61).
 
-Lists come in pages, each a few ms of work: a cursor says where the next one begins. `L:2:17` is
-offset 17 of the queue of level 3, `T:…:52` the unit at 52 of a second.
+A timed message is recalled by a *recall marker*: a message in the same slot of the timer wheel that
+names the message to recall (spec/delivery.md §2). RocketMQ's clients do so by the handle that they
+received in the response to the send. A message of a delay level is cancelled by saving its offset.
+
+Lists have pages, each a few ms of work. A cursor says where the next page begins: `L:2:17` is
+offset 17 of the queue of level 3, `T:…:52` the unit at position 52 of the timer log, in a slot.
 """
 
 import base64
@@ -20,8 +23,8 @@ from sluicemq.broker.group_commit import Announced, Durable
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
-from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.timers import FROM_END, Waiting
+from sluicemq.broker.waiting.delivery import DelayedDelivery
+from sluicemq.broker.waiting.listing import NEWEST_UNIT, WaitingEntry
 from sluicemq.clock import SteadyClock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
@@ -42,36 +45,44 @@ from sluicemq.wire.headers import (
     SendMessageResponse,
 )
 
-PAGE_MAX: Final = 1000
+PAGE_MESSAGES_MAX: Final = 1000
+"""The most messages of a page."""
 _PAGE_S: Final = 0.005
+"""The time in seconds after which a page ends."""
 _RECALL_TAG: Final = "_RECALL_TAG_"
-_OWN_VERSION: Final = "d1"
+_LEVEL_HANDLE_VERSION: Final = "d1"
+"""The first part of the handle of a message that waits for a delay level."""
 
 
 @dataclass(slots=True, eq=False)
-class DelayRequests:
-    """The request family of messages that wait."""
+class DelayHandlers:
+    """Handlers for requests about messages that wait for a delay level or a time."""
 
     settings: Settings
     topics: Topics
-    delayed: Delayed
+    delayed: DelayedDelivery
     intake: MessageIntake
     clock: SteadyClock
 
-    # --- taking back
+    # --- recall and cancel
 
     def recall(self, header: RecallMessageRequest, command: Command, peer: Peer) -> Durable:
-        """370. Succeeds whether the message exists or not, as RocketMQ's."""
+        """Answer RECALL_MESSAGE (370): recall the timed message that a handle names.
+
+        As in RocketMQ, this succeeds whether the message exists or not. Raises RequestError if
+        recalls are disabled, the handle is invalid, or it is too late.
+        """
         config = self.settings.broker
         if not config.recall_enable:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
-                "taking messages back is switched off: set recallMessageEnable = true on the "
-                "broker, or use `sluice delay cancel`.",
+                "Recalling messages is disabled on this broker. Set recallMessageEnable = true, or "
+                "use `sluice delay cancel`.",
             )
         if not config.broker_permission & PERM_WRITE and not config.recall_when_read_only:
             raise RequestError(
-                ResponseCode.SERVICE_NOT_AVAILABLE, "the broker takes no messages at the moment."
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "The broker does not accept messages at the moment. Try again later.",
             )
         if header.topic not in self.topics:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{header.topic}] not exist")
@@ -79,31 +90,41 @@ class DelayRequests:
         if handle is None:
             raise _illegal("recall handle is invalid")
         if handle.topic != header.topic:
-            raise _illegal(f"the handle is one of topic {handle.topic}, not of {header.topic}.")
-        return self._take_back(handle, command, peer)
+            raise _illegal(f"The handle is for topic {handle.topic}, not for {header.topic}.")
+        return self._store_recall_marker(handle, command, peer)
 
-    def _take_back(self, handle: RecallHandle, command: Command, peer: Peer) -> Durable:
+    def _store_recall_marker(self, handle: RecallHandle, command: Command, peer: Peer) -> Durable:
+        """Append the recall marker for a timed message. Return the answer, with its message id.
+
+        Raises RequestError if the handle is not for this broker, or if it is too late.
+        """
         broker = self.settings.broker.broker_name
         if handle.broker != broker:
-            raise _illegal(f"the handle is one of broker {handle.broker}; this is {broker}.")
+            raise _illegal(f"The handle is for broker {handle.broker}, but this is {broker}.")
         left_ms = handle.time_ms - self.clock.now_ms()
         if not 0 < left_ms < self.settings.store.timer_delay_max_s * 1000:
             raise _illegal(
-                "it is too late: the message is delivered, or about to be."
+                "Too late: the message has been delivered, or is about to be."
                 if left_ms <= 0
-                else "the handle's time is later than any message may be due (timerMaxDelaySec)."
+                else "The time in the handle is later than any message may be due "
+                "(timerMaxDelaySec)."
             )
-        marks = {
+        properties = {
             TAGS: _RECALL_TAG,
             TIMER_DELETES: f"{handle.topic}+{handle.unique_id}",
             UNIQ_KEY: handle.unique_id,
             "TIMER_DELIVER_MS": str(handle.time_ms - self.clock.lead_ms),
         }
-        draft = MessageToStore(
-            handle.topic, 0, b"0", marks, self.clock.now_ms(), peer.remote_bytes,
-            self.settings.store_host,
-        )  # fmt: skip
-        self.intake.rewrite_and_append(draft)
+        marker = MessageToStore(
+            topic=handle.topic,
+            queue_id=0,
+            body=b"0",
+            properties=properties,
+            born_time_ms=self.clock.now_ms(),
+            born_host=peer.remote_bytes,
+            store_host=self.settings.store_host,
+        )
+        self.intake.rewrite_and_append(marker)
         region = self.settings.broker.region
         fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
         return Durable(encode_response(command, ResponseCode.SUCCESS, fields))
@@ -111,38 +132,47 @@ class DelayRequests:
     def cancel(
         self, header: CancelDelayedRequest, command: Command, peer: Peer
     ) -> Announced | Durable:
-        """Answer SLUICE_CANCEL_DELAYED (900102): never deliver the message whose handle `header`
-        has from the list. The answer leaves when the replicas know it, too.
+        """Answer SLUICE_CANCEL_DELAYED (900102): never deliver the message of a handle.
 
-        Raises RequestError when the handle is not one of this broker, or the message is due.
+        `header` contains the handle that a list has returned. The response is sent when the
+        replicas know it, too. Raises RequestError if the handle is not for this broker, or if the
+        message is due.
         """
         timed = parse_recall_handle(header.handle)
         if timed is not None:
-            return self._take_back(timed, command, peer)
-        place = _parse_place(header.handle)
-        if place is None:
-            raise _illegal(f"{header.handle!r} is no handle: take it from `sluice delay list`.")
-        queue_id, offset, unique_id = place
-        waiting = self.delayed.levels.find(queue_id, offset)
+            return self._store_recall_marker(timed, command, peer)
+        level_handle = _parse_level_handle(header.handle)
+        if level_handle is None:
+            raise _illegal(
+                f"{header.handle!r} is not a valid handle. Use one that `sluice delay list` shows."
+            )
+        queue_id, offset, unique_id = level_handle
+        waiting = self.delayed.levels.find_waiting(queue_id, offset)
         if waiting is None or waiting.due_ms <= self.clock.now_ms():
-            raise _illegal("it is too late: the message is delivered, cancelled, or about to be.")
+            raise _illegal(
+                "Too late: the message has been delivered or cancelled, or is about to be."
+            )
         if waiting.record is None or waiting.record.get_text(UNIQ_KEY) != unique_id:
-            raise _illegal("the handle is of another broker or store.")
+            raise _illegal("The handle is for another broker or store.")
         self.delayed.levels.cancel(queue_id, offset)
         fields = encode_header(SendMessageResponse(message_id=unique_id))
         return Announced(Command(ResponseCode.SUCCESS, fields))
 
-    # --- what waits
+    # --- lists
 
-    def listed(self, header: ListDelayedRequest, command: Command, peer: Peer) -> Command:
-        """900101: ours; a page of what waits, of a topic, with a key, or all."""
-        count_max = min(max(header.count_max or PAGE_MAX, 1), PAGE_MAX)
-        work = TimeSlice(self.clock, _PAGE_S, 10 * PAGE_MAX)
+    def list_waiting(self, header: ListDelayedRequest, command: Command, peer: Peer) -> Command:
+        """Answer SLUICE_LIST_DELAYED (900101) with a page of the messages that wait.
+
+        `header` may select a topic, and a key or message id. The response has the cursor of the
+        next page, or none if this is the last one. Raises RequestError for an invalid cursor.
+        """
+        count_max = min(max(header.count_max or PAGE_MESSAGES_MAX, 1), PAGE_MESSAGES_MAX)
+        work = TimeSlice(self.clock, _PAGE_S, 10 * PAGE_MESSAGES_MAX)
         found: list[bodies.WaitingMessage] = []
         cursor: str | None = None
-        for waiting in self._from(header.cursor or "L:0:0"):
+        for waiting in self._iter_waiting(header.cursor or "L:0:0"):
             work.count_done()
-            message = self._shown(waiting)
+            message = self._describe(waiting)
             if (
                 message is not None
                 and header.topic in (None, "", message.topic)
@@ -155,30 +185,32 @@ class DelayRequests:
         fields = encode_header(ListDelayedResponse(cursor=cursor))
         return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
 
-    def _from(self, cursor: str) -> Iterator[Waiting]:
-        """Yield what waits from a cursor on: messages of levels, then timed messages that are in
-        the queue alone, then those in the wheel. Raises RequestError for a wrong cursor."""
-        timers = self.delayed.timers
-        kind, first, second, taken_in = _parse_cursor(cursor)
+    def _iter_waiting(self, cursor: str) -> Iterator[WaitingEntry]:
+        """Yield the entries from a cursor on.
+
+        First come the messages of delay levels, then the timed messages that are only in the timer
+        queue, then those in the timer wheel. Raises RequestError for an invalid cursor.
+        """
+        listing = self.delayed.timer_listing
+        kind, first, second, indexed_end = _parse_cursor(cursor)
         if kind == "L":
             levels = self.delayed.levels
             for queue_id in (one for one in levels.queue_ids if one >= first):
-                yield from levels.pending(queue_id, second if queue_id == first else 0)
-            kind, first, taken_in = "Q", 0, timers.files.queue_offset
+                yield from levels.iter_waiting(queue_id, second if queue_id == first else 0)
+            kind, first, indexed_end = "Q", 0, self.delayed.timers.files.queue_offset
         if kind == "Q":
-            yield from timers.not_taken_in(first, taken_in)
-            first, second = 0, FROM_END
-        yield from timers.pending(first, second, taken_in)
+            yield from listing.iter_queue(first, indexed_end)
+            first, second = 0, NEWEST_UNIT
+        yield from listing.iter_wheel(first, second, indexed_end)
 
-    def _shown(self, waiting: Waiting) -> bodies.WaitingMessage | None:
-        """None when it does not wait any more."""
+    def _describe(self, waiting: WaitingEntry) -> bodies.WaitingMessage | None:
+        """Return the description of an entry for a list; None if its message does not wait."""
         record = waiting.record
         if record is None or waiting.due_ms <= self.clock.now_ms():
             return None
         topic, unique_id = record.get_text(REAL_TOPIC), record.get_text(UNIQ_KEY)
         if waiting.level:
-            place = f"{_OWN_VERSION} {waiting.level - 1} {waiting.queue_offset} {unique_id}"
-            handle = base64.urlsafe_b64encode(place.encode()).decode()
+            handle = _encode_level_handle(waiting.level - 1, waiting.queue_offset, unique_id)
         else:
             slot_ms, broker = record.get_number(TIMER_OUT) or 0, self.settings.broker.broker_name
             handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
@@ -196,29 +228,32 @@ class DelayRequests:
             handle,
         )
 
-    # --- what slaves ask for
+    # --- copies for slaves
 
-    def delay_offsets(self, command: Command, peer: Peer) -> Command:
-        """45: the text of delayOffset.json."""
-        return Command(ResponseCode.SUCCESS, body=self.delayed.levels.table().encode())
+    def get_delay_offsets(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_ALL_DELAY_OFFSET (45) with the text of delayOffset.json."""
+        return Command(ResponseCode.SUCCESS, body=self.delayed.levels.encode_offsets().encode())
 
-    def timer_checkpoint(self, command: Command, peer: Peer) -> Command:
-        """60: the 56 bytes of timercheck."""
+    def get_timer_checkpoint(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_TIMER_CHECK_POINT (60) with the 56 bytes of timercheck."""
         return Command(ResponseCode.SUCCESS, body=self.delayed.timers.files.checkpoint.encode())
 
-    def timer_metrics(self, command: Command, peer: Peer) -> Command:
-        """61: the text of timermetrics."""
-        return Command(ResponseCode.SUCCESS, body=self.delayed.metrics.text().encode())
+    def get_timer_metrics(self, command: Command, peer: Peer) -> Command:
+        """Answer GET_TIMER_METRICS (61) with the text of timermetrics."""
+        return Command(ResponseCode.SUCCESS, body=self.delayed.metrics.encode().encode())
 
 
 def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
-    """Return where a list of what waits goes on: L, Q or T for the part of it, two numbers whose
-    meaning depends on the part, and the offset of the timer queue up to which messages were in the
-    wheel when the list began. Raises RequestError."""
+    """Return the parts of a cursor. Raises RequestError if it is invalid.
+
+    They are the kind L (delay levels), Q (timer queue) or T (timer wheel), two numbers whose
+    meaning depends on the kind, and the offset of the timer queue up to which messages were in the
+    wheel when the list began.
+    """
     kind, *texts = cursor.split(":")
     numbers = [natural(text.removeprefix("-")) for text in texts]
     if kind not in ("L", "Q", "T") or len(numbers) != 3 - (kind == "L") or None in numbers:
-        remark = f"{cursor!r} is no cursor of a list."
+        remark = f"{cursor!r} is not a valid cursor. Use the one that the last page returned."
         raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
     first, second, *rest = (
         -(number or 0) if text.startswith("-") else number or 0
@@ -227,17 +262,25 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
     return kind, first, second, rest[0] if rest else 0
 
 
-def _parse_place(handle: str) -> tuple[int, int, str] | None:
+def _encode_level_handle(queue_id: int, offset: int, unique_id: str) -> str:
+    """Return the handle of a message that waits for a delay level."""
+    plain = f"{_LEVEL_HANDLE_VERSION} {queue_id} {offset} {unique_id}"
+    return base64.urlsafe_b64encode(plain.encode()).decode()
+
+
+def _parse_level_handle(handle: str) -> tuple[int, int, str] | None:
+    """Return the queue id, offset and message id in a handle; None if it is not such a handle."""
     try:
         plain = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):
         return None
     parts = plain.split(" ", 3)
-    if len(parts) != 4 or parts[0] != _OWN_VERSION:
+    if len(parts) != 4 or parts[0] != _LEVEL_HANDLE_VERSION:
         return None
-    position, size = natural(parts[1]), natural(parts[2])
-    return None if position is None or size is None else (position, size, parts[3])
+    queue_id, offset = natural(parts[1]), natural(parts[2])
+    return None if queue_id is None or offset is None else (queue_id, offset, parts[3])
 
 
 def _illegal(remark: str) -> RequestError:
+    """Return an error with the code ILLEGAL_OPERATION."""
     return RequestError(ResponseCode.ILLEGAL_OPERATION, remark)

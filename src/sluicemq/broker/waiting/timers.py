@@ -1,31 +1,34 @@
-"""Timed messages: from the queue of rmq_sys_wheel_timer to their topics, to the millisecond.
+"""Timed messages: from the timer queue (rmq_sys_wheel_timer) to their topics.
 
-    take in   each new message of the queue is put into the slot of its second
-    load      the slots of the next second and a half are read: each message's exact time stands in
-              its properties, and it goes into the table of what is due
-    deliver   whatever in the table is due is appended to its own topic
-    close     a second that is over and whose messages are all stored is done: `read_ms` moves on
+A message passes through these steps. Times are milliseconds since 1970.
 
-A message that is stored for a second that is loaded already goes into the table at once; one for a
-second that is over goes into the first that is open. A message that is due later than the wheel
-reaches is put into the queue again on the way (it *rolls*). A mark that takes back a message of its
-second is loaded before the others and has no other effect (spec/delivery.md §2).
+    index     each new message of the queue gets a unit in the timer log, and is thereby in a slot
+              of the timer wheel. A slot is one second wide, by default
+    load      the slots of the next second and a half are read. The exact time of each message is in
+              its properties; the message is added to the table of due messages
+    deliver   messages that are due are appended to their own topics, in their millisecond
+    advance   `read_ms` moves to the first slot that may contain undelivered messages
 
-Real RocketMQ delivers a second's messages when it is over, up to a second late; here the second is
-only where they lie.
+A message that is stored for a slot that is loaded already is added to the table at once. If its
+slot has been delivered completely, it gets the first slot that has not. A message that is due later
+than the wheel reaches is stored in the timer queue again on the way: it *rolls*. A *recall marker*
+(a unit with the flag DELETE) recalls a message of its slot. It is loaded before the messages, and
+has no other effect (spec/delivery.md §2).
 
-Wheel, log and checkpoint are derived from the queue (`store.timers.state`). After a start that is
-not sure what its predecessor delivered, a message that was due before the start waits until the
-log has been asked for its delivery (`store.timers.overdue`).
+RocketMQ delivers the messages of a second when it is over, so up to a second late. Here the slot
+only says where they are stored.
+
+Timer wheel, timer log and checkpoint are derived from the queue (`store.timers.state`). A start may
+not know what was delivered before it. Then an *overdue* message, which was due before the start,
+waits until the log has been searched for its delivery (`store.timers.overdue`).
 """
 
-import heapq
 import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
 from sluicemq.broker.background import TimeSlice
 from sluicemq.broker.produce.intake import (
@@ -38,6 +41,7 @@ from sluicemq.broker.produce.intake import (
     read_record,
 )
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.waiting.due_table import DueMessage, DueTable
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
@@ -45,98 +49,36 @@ from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
 from sluicemq.record.codec import as_dict, value_of
 from sluicemq.store.store import Store
-from sluicemq.store.timers.files import DEFAULT, DELETE, NONE, ROLL, SLOTS
-from sluicemq.store.timers.overdue import Overdue, OverdueMessages
+from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
+from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage
 from sluicemq.store.timers.placing import (
-    DELETES,
-    REAL_TOPIC,
+    REAL_TOPIC_KEY,
     TIMER_DELETES,
-    Placing,
+    TIMER_DELETES_KEY,
+    SlotRules,
     recall_key,
-    slot_of,
+    slot_for_due_time,
 )
 from sluicemq.store.timers.state import TimerFiles
 
 log = logging.getLogger(__name__)
 
-AHEAD_MS: Final = 1500
-"""So long before it begins, a slot is loaded: the sweep comes by five times a second."""
-FROM_END: Final = -2
-LOADED_MAX: Final = 200_000
-"""No more slots are loaded while so many messages are in the table."""
+LOAD_AHEAD_MS: Final = 1500
+"""A slot is loaded this long before it begins. The broker calls `prepare` five times a second."""
+LOADED_MESSAGES_MAX: Final = 200_000
+"""No further slots are loaded while the table of due messages has more messages than this."""
 _CHUNK: Final = 64
+"""The messages after which a time slice is checked."""
 _STEP_UNITS: Final = 256
-_LIST_SLOTS: Final = 8192
-_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
-Due = tuple[int, int]
-"""(due in ms since 1970, place in the commit log)."""
-
-
-class DueTable:
-    """What is due when: places in the commit log by the millisecond, in the order they came.
-
-    Held only for the seconds that come next. A place is 8 bytes in an array for its millisecond, so
-    a hundred thousand messages of one second take less than a megabyte; a heap says which is first.
-    """
-
-    __slots__ = ("_at", "_places", "_times", "count")
-
-    def __init__(self) -> None:
-        self._times: list[int] = []
-        self._places: dict[int, array[int]] = {}
-        self._at: dict[int, int] = {}  # how many of a millisecond are taken already
-        self.count = 0
-
-    def add(self, due_ms: int, place: int) -> None:
-        """HOT."""
-        places = self._places.get(due_ms)
-        if places is None:
-            places = self._places[due_ms] = array("q")
-            heapq.heappush(self._times, due_ms)
-        places.append(place)
-        self.count += 1
-
-    @property
-    def next_ms(self) -> int | None:
-        """When the next entry is due; None without one."""
-        return self._times[0] if self._times else None
-
-    def take(self, now_ms: int, count_max: int) -> list[Due]:
-        """Up to so many of the first entries, all of one millisecond and due by now."""
-        if not self._times or self._times[0] > now_ms:
-            return []
-        due_ms = self._times[0]
-        places, at = self._places[due_ms], self._at.get(due_ms, 0)
-        taken = places[at : at + count_max]
-        at += len(taken)
-        if at == len(places):
-            heapq.heappop(self._times)
-            del self._places[due_ms]
-            self._at.pop(due_ms, None)
-        else:
-            self._at[due_ms] = at
-        self.count -= len(taken)
-        return [(due_ms, place) for place in taken]
-
-    def give_back(self, taken: list[Due]) -> None:
-        """What was taken is due still."""
-        for due_ms, place in taken:
-            self.add(due_ms, place)
-
-
-class Waiting(NamedTuple):
-    """A message that waits; `record` is None of one that is taken back, gone, or none at all.
-    `cursor` says where a list goes on after it."""
-
-    record: Record | None
-    due_ms: int
-    cursor: str
-    level: int = 0
-    queue_offset: int = 0
+_TIMER_TOPIC_BYTES: Final = TIMER_TOPIC.encode()
 
 
 class Timers:
-    """`prepare` and `deliver` work a slice; `settle` says whether what it put is stored."""
+    """The timed messages of a broker. It is one of the sources of `DelayedDelivery`.
+
+    `prepare` indexes and loads messages, and `deliver` appends due ones, both for one time slice.
+    `confirm_deliveries` says whether the appended messages are stored.
+    """
 
     name: Final = "timed messages"
 
@@ -148,71 +90,82 @@ class Timers:
         intake: MessageIntake,
         files: Files,
         clock: SteadyClock,
-        count: Callable[[str, int], None],
-        forget_counts: Callable[[], None] = lambda: None,
+        add_count: Callable[[str, int], None],
+        clear_counts: Callable[[], None] = lambda: None,
     ) -> None:
-        """`count` is told of so many messages of a topic that wait more, or fewer; `forget_counts`
-        when all of them are going to be counted again."""
+        """Deliver messages with `redelivery`, and store rolling ones with `intake`.
+
+        `add_count(topic, count)` adds to the number of a topic's messages that wait. `clear_counts`
+        is called before all messages are counted again.
+        """
         config = settings.store
         self._store = store
         self._redelivery = redelivery
         self._intake = intake
         self._clock = clock
         self._precision_ms = precision_ms = config.timer_precision_ms
-        self._placing = Placing(precision_ms, config.timer_roll_window_slots)
-        self._slot_start = self._placing.slot_start
+        self.placing = SlotRules(precision_ms, config.timer_roll_window_slots)
+        self._slot_start = self.placing.slot_start
         self.files = TimerFiles(
-            store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
+            store,
+            files,
+            config.root,
+            log_file_bytes=config.timer_log_file_bytes,
             precision_ms=precision_ms,
-        )  # fmt: skip
-        self._count = count
-        self._forget_counts = forget_counts
-        self.due = DueTable()
+        )
+        self._add_count = add_count
+        self._clear_counts = clear_counts
+        self.due_table = DueTable()
+        """The loaded messages that are not delivered."""
+        self._roll_table = DueTable()
+        """The loaded messages that must be stored in the queue again."""
         self.read_ms = 0
-        """The first slot that may hold undelivered messages."""
-        self.passed_ms = 0  # at the start, all due before it was delivered; 0 when not known
-        self._loaded_ms = 0  # slots before it are in the table, or being read
-        self._load_floor_ms = 0  # slots before it are read
+        """The first slot that may contain undelivered messages."""
+        self.delivered_before_ms = 0
+        """Messages that were due before this time were delivered before the start; 0 if unknown."""
+        self._loaded_end_ms = 0  # slots before it are loaded, or being loaded
+        self._load_done_ms = 0  # slots before it are loaded
         self._loading: Iterator[None] | None = None
-        self._taken_in_ms = 0  # all that was stored before is taken in
-        self._done_ms = 0  # what was due by then was delivered at the last checkpoint
-        self._known_offset = NONE  # of the queue: messages before it were known to that checkpoint
-        self._over_until_ms = 0  # of slots before it the exact times were not read
-        # Files that are built again up to `to`: messages below `end` are delivered before `ms`.
-        self._rebuild_end = self._rebuild_ms = self._rebuild_to = self._known_end = 0
-        # The first of those in a second that came too late for their own.
-        self._late: deque[tuple[int, int]] = deque()
-        self._deleted: dict[int, set[bytes]] = {}
-        self._rolls = DueTable()
-        self._taken: list[tuple[DueTable, list[Due]]] = []
-        self._listed: dict[int, set[bytes]] = {}  # what is taken back of the slot listed last
+        self._indexed_until_ms = 0  # all messages that were stored before it are indexed
+        self._checkpoint_done_ms = 0  # what was due by then was delivered at the last checkpoint
+        self._checkpoint_offset = NO_UNIT  # messages of the queue before it were known to it
+        self._inexact_until_ms = 0  # the exact times of messages in slots before it were not read
+        # While the files are rebuilt, the queue is read up to `_rebuild_target`. Messages before
+        # offset `_rebuild_end` whose slot is before `_rebuild_ms` are delivered.
+        self._rebuild_end = self._rebuild_ms = self._rebuild_target = 0
+        self._start_queue_end = 0  # the end of the queue at the start
+        # Slots with messages that came too late for their own, each with their first offset.
+        self._late_slots: deque[tuple[int, int]] = deque()
+        self._recalled_keys: dict[int, set[bytes]] = {}  # by slot: keys of messages to recall
+        # What `deliver` has taken from the tables since the last `confirm_deliveries`, and topics.
+        self._unconfirmed: list[tuple[DueTable, list[DueMessage]]] = []
+        self._unconfirmed_topics: list[str] = []
         self._has_delivered = False  # since the last checkpoint
-        self._topics: list[str] = []  # of what this slice has dealt with
-        # Messages that lie before `end` and were due by `start_ms` may be delivered already: where
-        # that is not known, they wait in `overdue`. Marks among them are in `late_marks`.
-        self._overdue: OverdueMessages | None = None
-        self._settling: Generator[None, None, list[Overdue]] | None = None
-        self._start_ms = self._start_end = 0
-        self._late_marks: set[bytes] = set()
-        # What was delivered and is due later than the last checkpoint's `done_ms` lies behind the
-        # floor; the latest of it is due by `delivered_ms`.
-        self._floor = self._delivered_ms = 0
-        self._last_skipped: QueueEntry | None = None  # the last of the queue, if it has no unit
-        self._damage = ""  # why wheel and log have to be built again, at the next opportunity
-        self._damage_ms = 0  # nothing that is due from then on counts as done
-        self.delivered = self.recalled = 0
+        # Messages before `_doubt_log_end` in the log that were due by `_doubt_until_ms` may be
+        # delivered already. They wait in `_overdue` until `_overdue_check` has searched the log.
+        self._overdue: DeliveryLookup | None = None
+        self._overdue_check: Generator[None, None, list[OverdueMessage]] | None = None
+        self._doubt_until_ms = self._doubt_log_end = 0
+        self._late_recalled_keys: set[bytes] = set()  # of recall markers among those messages
+        # Messages that were delivered, and are due after the last checkpoint's `done_ms`, are in
+        # the log behind the floor. All of them are due by `_delivered_until_ms`.
+        self._delivery_floor = self._delivered_until_ms = 0
+        self._last_unindexed: QueueEntry | None = None  # the queue's last message, without a unit
+        self._damage_reason = ""  # why `prepare` must rebuild wheel and log
+        self._damage_due_ms = 0  # no message that is due from then on counts as delivered
+        self.delivered_count = self.recalled_count = 0
 
     # --- the start
 
     def load(self) -> None:
-        """Blocking. Raises OSError."""
+        """Load the files, and find where delivery continues. Blocking. Raises OSError."""
         start = self.files.load()
         checkpoint = self.files.checkpoint
         # If the wall clock has been set back, messages would wait for a time that has passed, and
         # slots that are delivered would be read again.
         if start.is_exact:
             self._clock.raise_to(max(self._slot_start(checkpoint.read_ms), checkpoint.done_ms))
-        self._clock.raise_to(self._newest_ms())
+        self._clock.raise_to(self._find_newest_store_ms())
         now_ms = self._slot_start(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
         self.read_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else now_ms
@@ -224,17 +177,17 @@ class Timers:
             )
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
-        self._loaded_ms = self._load_floor_ms = self.read_ms
-        self.passed_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else 0
-        self._done_ms = checkpoint.done_ms if start.is_exact else 0
-        self._known_offset = self.files.queue_offset if start.is_settled else NONE
-        self._floor = checkpoint.log_position if start.is_exact else 0
-        self._begin_doubting()
+        self._loaded_end_ms = self._load_done_ms = self.read_ms
+        self.delivered_before_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else 0
+        self._checkpoint_done_ms = checkpoint.done_ms if start.is_exact else 0
+        self._checkpoint_offset = self.files.queue_offset if start.is_settled else NO_UNIT
+        self._delivery_floor = checkpoint.log_position if start.is_exact else 0
+        self._begin_doubt()
         if start.is_settled:
             self._overdue = None
 
-    def _newest_ms(self) -> int:
-        """Return what the clock said when the newest timed message was stored, 0 without one."""
+    def _find_newest_store_ms(self) -> int:
+        """Return when the newest timed message was stored, by the steady clock; 0 without one."""
         low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
         if low == high:
             return 0
@@ -244,90 +197,102 @@ class Timers:
         out_ms = entry.record.get_number("TIMER_OUT_MS")
         if out_ms is None:
             return entry.record.store_time_ms
-        return self._placing.stored_ms(entry.record, self._slot_start(out_ms))
+        return self.placing.stored_at_ms(entry.record, self._slot_start(out_ms))
 
-    def _begin_doubting(self) -> None:
-        """From now on, what is in the log and due may be delivered already. A new master shows what
-        its slaves have; a recall behind it was answered by the master before, and holds."""
-        self._known_end = self._store.committed_offset(TIMER_TOPIC, 0)
-        self._start_ms, self._start_end = self._clock.now_ms(), self._store.written_offset
-        self._overdue = OverdueMessages(self._store, self._start_end)
-        self._settling = None
-        self._late_marks = set()
-        self._delivered_ms = self._start_ms
+    def _begin_doubt(self) -> None:
+        """Treat all messages that are stored and due now as maybe delivered already.
+
+        The end of the queue is the committed one: a new master does not show the messages that its
+        slaves lack, but a recall among them was answered by the previous master, and is valid.
+        """
+        self._start_queue_end = self._store.committed_offset(TIMER_TOPIC, 0)
+        self._doubt_until_ms = self._clock.now_ms()
+        self._doubt_log_end = self._store.written_offset
+        self._overdue = DeliveryLookup(self._store, self._doubt_log_end)
+        self._overdue_check = None
+        self._late_recalled_keys = set()
+        self._delivered_until_ms = self._doubt_until_ms
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
-        """Messages below the offset are delivered when their second is before `read_ms`."""
-        self._late.clear()
-        self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
-        self._rebuild_to = self._store.committed_offset(TIMER_TOPIC, 0)
-        self._forget_counts()
+        """Begin to fill empty files from the queue.
 
-    def _damaged(self, reason: str, due_ms: int) -> None:
-        """A message that is due then, or later, cannot be found by wheel and log."""
-        if not self._damage or due_ms < self._damage_ms:
-            self._damage, self._damage_ms = reason, due_ms
+        Messages before `replay_offset` are delivered if their slot is before `read_ms`.
+        """
+        self._late_slots.clear()
+        self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
+        self._rebuild_target = self._store.committed_offset(TIMER_TOPIC, 0)
+        self._clear_counts()
+
+    def _note_damage(self, reason: str, due_ms: int) -> None:
+        """Let `prepare` rebuild the files, which lack a message due at `due_ms` or later."""
+        if not self._damage_reason or due_ms < self._damage_due_ms:
+            self._damage_reason, self._damage_due_ms = reason, due_ms
 
     def _rebuild_now(self) -> None:
-        """Build wheel and log again while the broker runs, as a start would. Raises OSError."""
-        done_ms, replay_offset = self._done_by(self._clock.now_ms()), self._replay_offset
-        reason, self._damage = self._damage, ""
-        self.files.begin_again(reason)
-        self.due, self._rolls, self._deleted = DueTable(), DueTable(), {}
-        self._loading, self._last_skipped = None, None
-        self._loaded_ms = self._load_floor_ms = self.read_ms
-        self._done_ms, self._known_offset = done_ms, NONE
+        """Rebuild wheel and log while the broker runs, as a start would. Raises OSError."""
+        done_ms, replay_offset = self._find_done_ms(self._clock.now_ms()), self._replay_offset
+        reason, self._damage_reason = self._damage_reason, ""
+        self.files.start_rebuild(reason)
+        self.due_table, self._roll_table, self._recalled_keys = DueTable(), DueTable(), {}
+        self._loading, self._last_unindexed = None, None
+        self._loaded_end_ms = self._load_done_ms = self.read_ms
+        self._checkpoint_done_ms, self._checkpoint_offset = done_ms, NO_UNIT
         self._begin_rebuild(replay_offset, self.read_ms)
-        self.files.old_end = self.files.position_of(replay_offset)
-        self._begin_doubting()
+        self.files.log_end_at_start = self.files.log_position_of(replay_offset)
+        self._begin_doubt()
 
-    # --- taking in
+    # --- indexing
 
     @property
-    def queue_behind(self) -> int:
-        """How many messages of the queue are not taken in."""
+    def unindexed_count(self) -> int:
+        """The number of messages of the queue that are not indexed."""
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
-    def _take_one(self, entry: QueueEntry, write_ms: int) -> None:
+    def _index(self, entry: QueueEntry, write_ms: int) -> None:
+        """Add a message of the queue to the wheel, and to a table if its slot is loaded."""
         record, offset = entry.record, self.files.queue_offset
-        place = self._placing.place(record, write_ms) if record is not None else None
-        if record is None or place is None:
-            what = "is gone" if record is None else "says no time"
+        assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
+        if record is None or assigned is None:
+            what = "its record is missing" if record is None else "it has no valid time"
             log.error(
-                "the timed message %d, at %d, %s: it is not delivered", offset, entry.position, what
+                "cannot deliver timed message %d, at position %d: %s", offset, entry.position, what
             )
             return
-        slot_ms, magic = place
-        self._taken_in_ms = max(self._taken_in_ms, self._placing.stored_ms(record, slot_ms))
+
+        slot_ms, magic = assigned
+        stored_ms = self.placing.stored_at_ms(record, slot_ms)
+        self._indexed_until_ms = max(self._indexed_until_ms, stored_ms)
         is_old = offset < self._rebuild_end
         if is_old and slot_ms < self._rebuild_ms:
-            self._last_skipped = entry
+            self._last_unindexed = entry
             return  # delivered before the files were lost
         if slot_ms < self.read_ms:
-            if self._waits_unlisted(entry, record, slot_ms, magic):
-                self._last_skipped = entry
+            if self._defer_unindexed(entry, record, slot_ms, magic):
+                self._last_unindexed = entry
                 return
             slot_ms = self.read_ms
             self._note_late(slot_ms, offset)
-        self._list(record, slot_ms, magic, write_ms)
-        self._last_skipped = None
-        if slot_ms < self._loaded_ms:
-            self._into_table(slot_ms, entry.position, magic, record, is_old=is_old)
+        self._add_to_wheel(record, slot_ms, magic, write_ms)
+        self._last_unindexed = None
+        if slot_ms < self._loaded_end_ms:
+            self._add_to_table(slot_ms, entry.position, magic, record, is_old=is_old)
 
-    def _list(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
-        """Put a message into the wheel."""
-        name = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
-        if not magic & DELETE:
-            self._count(name, 1)
-        self.files.add(
+    def _add_to_wheel(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
+        """Add a unit for a message to a slot. Count the message unless it is a recall marker."""
+        name = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        if not magic & MAGIC_DELETE:
+            self._add_count(name, 1)
+        self.files.add_unit(
             slot_ms, magic, write_ms, record.physical_offset, record.size_bytes, tag_code(name)
         )
 
     def _note_late(self, slot_ms: int, offset: int) -> None:
-        if not self._late or self._late[-1][0] != slot_ms or self._late[-1][1] > offset:
-            self._late.append((slot_ms, offset))
+        """Note that `slot_ms` contains the message at `offset`, which came too late for its own."""
+        late = self._late_slots
+        if not late or late[-1][0] != slot_ms or late[-1][1] > offset:
+            late.append((slot_ms, offset))
 
-    def _into_table(
+    def _add_to_table(
         self,
         slot_ms: int,
         position: int,
@@ -336,128 +301,145 @@ class Timers:
         *,
         is_old: bool = False,
     ) -> None:
-        """A message of a loaded slot; without its record it is due when the slot is over.
+        """Add a message of a loaded slot to its table, unless it is delivered or a recall marker.
 
-        `is_old`: of before the last checkpoint, and maybe delivered then.
+        Without its record, the message is due when the slot is over. `is_old` says that the last
+        checkpoint before the start knew the message, and that it may have been delivered then.
         """
-        if magic & DELETE and not magic & ROLL:
-            key = value_of(record.properties, DELETES) if record is not None else None
+        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            key = value_of(record.properties, TIMER_DELETES_KEY) if record is not None else None
             if key is not None:
-                self._deleted.setdefault(slot_ms, set()).add(key)
+                self._recalled_keys.setdefault(slot_ms, set()).add(key)
             return
-        table, due_ms = self.due, slot_ms + self._precision_ms
-        if magic & ROLL:
-            if is_old and slot_ms < self._done_ms:
+
+        table, due_ms = self.due_table, slot_ms + self._precision_ms
+        if magic & MAGIC_ROLL:
+            if is_old and slot_ms < self._checkpoint_done_ms:
                 return
-            table, due_ms = self._rolls, slot_ms + 1
+            table, due_ms = self._roll_table, slot_ms + 1
         elif record is not None:
-            due_ms = max(self._placing.due_ms(record), slot_ms + 1)
-        if is_old and due_ms <= self._done_ms and not magic & ROLL:
+            due_ms = max(self.placing.compute_due_ms(record), slot_ms + 1)
+        if is_old and due_ms <= self._checkpoint_done_ms and not magic & MAGIC_ROLL:
             return
-        message = Overdue(position, slot_ms, due_ms, magic, has_unit=True)
-        floor = self._floor if is_old else position
-        if record is None or not self._waits(record, message, floor):
+        message = OverdueMessage(position, slot_ms, due_ms, magic, has_unit=True)
+        floor = self._delivery_floor if is_old else position
+        if record is None or not self._defer_overdue(record, message, floor):
             table.add(due_ms, position)
 
-    # --- what may be delivered already
+    # --- messages that may be delivered already
 
-    def _waits(self, record: Record, message: Overdue, floor: int) -> bool:
-        """Let a message wait, if it may be delivered already; its delivery lies behind `floor`.
+    def _defer_overdue(self, record: Record, message: OverdueMessage, floor: int) -> bool:
+        """Let a message wait if it may be delivered already. Return whether it waits.
 
-        What belongs to a topic with a gate does not wait: the gate knows what is delivered.
+        Its delivery would be in the log behind `floor`. A message of a topic with a gate does not
+        wait, because the gate knows what is delivered.
         """
         overdue = self._overdue
         if (
             overdue is None
-            or message.due_ms > self._start_ms
-            or message.position >= self._start_end
-            or decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            or message.due_ms > self._doubt_until_ms
+            or message.position >= self._doubt_log_end
+            or decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
             in self._redelivery.gates
         ):
             return False
-        overdue.add(record, message, floor, is_roll=bool(message.magic & ROLL))
+        overdue.add(record, message, floor, is_roll=bool(message.magic & MAGIC_ROLL))
         return True
 
-    def _waits_unlisted(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
-        """As `_waits`, for a message whose second is over, and which the wheel need not hold."""
-        if self._overdue is None or entry.position >= self._start_end:
+    def _defer_unindexed(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
+        """Let a message whose slot is over wait like `_defer_overdue`, without a unit in the wheel.
+
+        Return whether it needs no unit: it waits, is a recall marker, or its gate drops it.
+        """
+        if self._overdue is None or entry.position >= self._doubt_log_end:
             return False
-        if magic & DELETE and not magic & ROLL:
-            self._late_marks.add(value_of(record.properties, DELETES) or b"")
+        if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            self._late_recalled_keys.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
             return True
         gate = self._redelivery.gates.get(
-            decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
+            decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
         )
         if gate is not None:
             return gate(record) is None
-        message = Overdue(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
-        return self._waits(record, message, entry.position)
+        message = OverdueMessage(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
+        return self._defer_overdue(record, message, entry.position)
 
     @property
     def _is_doubtful(self) -> bool:
-        """Does a message wait, or is there more of the queue that a rebuild has to take in?"""
-        return self._has_waiting or self.files.queue_offset < self._rebuild_to
+        """Whether some messages may be delivered or not, or a rebuild has not read the queue."""
+        return self._has_overdue or self.files.queue_offset < self._rebuild_target
 
     @property
-    def _lacks_known(self) -> bool:
-        """Return whether some of the queue that was there at the start is not taken in."""
-        return self.files.queue_offset < self._known_end
+    def _lacks_start_queue(self) -> bool:
+        """Whether messages of the queue that existed at the start are not indexed."""
+        return self.files.queue_offset < self._start_queue_end
 
     @property
-    def _has_waiting(self) -> bool:
-        """Return whether it is open of some overdue message whether it was delivered."""
+    def _has_overdue(self) -> bool:
+        """Whether overdue messages wait until their delivery has been searched."""
         overdue = self._overdue
-        return (overdue is not None and overdue.count > 0) or self._settling is not None
+        return (
+            overdue is not None and overdue.waiting_count > 0
+        ) or self._overdue_check is not None
 
     @property
-    def _can_settle(self) -> bool:
-        """Return whether there are overdue messages, and all is taken in that decides about them,
-        or no room is left for more of them."""
+    def _can_check_overdue(self) -> bool:
+        """Whether overdue messages wait, and the log can be searched for their deliveries now.
+
+        All messages that decide about them must be indexed, unless no more overdue ones fit.
+        """
         overdue = self._overdue
-        if self._settling is not None:
+        if self._overdue_check is not None:
             return True
-        if overdue is None or not overdue.count:
+        if overdue is None or not overdue.waiting_count:
             return False
-        is_all = self._loading is None and not self.queue_behind and not self._lacks_known
-        return is_all or overdue.is_full
+        is_complete = (
+            self._loading is None and not self.unindexed_count and not self._lacks_start_queue
+        )
+        return is_complete or overdue.is_full
 
-    def _settle_overdue(self, work: TimeSlice) -> None:
-        """Find out which of those that wait are delivered; the others are due now."""
+    def _check_overdue(self, work: TimeSlice) -> None:
+        """Search the log for deliveries of overdue messages. The undelivered ones are due now."""
         overdue = self._overdue
         if overdue is None:
             return
-        if self._settling is None:
-            if not self._can_settle:
+        if self._overdue_check is None:
+            if not self._can_check_overdue:
                 return
-            self._settling = overdue.settle()
+            self._overdue_check = overdue.find_undelivered()
         try:
             while not work.is_over:
-                next(self._settling)
+                next(self._overdue_check)
                 work.count_done(_CHUNK)
         except StopIteration as end:
-            self._settling = None
+            self._overdue_check = None
             for message in end.value:
-                self._redeliver(message)
+                self._add_undelivered(message)
 
-    def _redeliver(self, message: Overdue) -> None:
-        """A message was not delivered before the start."""
-        record = self._record(message.position, message.due_ms)
+    def _add_undelivered(self, message: OverdueMessage) -> None:
+        """Add an overdue message that was not delivered before the start to its table.
+
+        A message that was recalled, or whose topic was deleted, is dropped.
+        """
+        record = self._read_timed_message(message.position, message.due_ms)
         if record is None:
             return
-        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC) or b"")
-        is_roll = bool(message.magic & ROLL)
-        if not self._store.is_record_live(topic, self._floor or message.position):
-            log.info("a timed message of the topic %s, which was deleted, is passed over", topic)
+        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        is_roll = bool(message.magic & MAGIC_ROLL)
+        if not self._store.is_record_live(topic, self._delivery_floor or message.position):
+            log.info("skipped a timed message of topic %s, which was deleted", topic)
             return
-        if not is_roll and recall_key(record.properties) in self._late_marks:
-            self.recalled += 1
+        if not is_roll and recall_key(record.properties) in self._late_recalled_keys:
+            self.recalled_count += 1
             return
-        table, due_ms = (self._rolls if is_roll else self.due), message.due_ms
+
+        table, due_ms = (self._roll_table if is_roll else self.due_table), message.due_ms
         if not message.has_unit:
             slot_ms = self.read_ms
             self._note_late(slot_ms, record.queue_offset)
-            self._list(record, slot_ms, message.magic, self._slot_start(self._clock.now_ms()))
-            if slot_ms >= self._loaded_ms:
+            write_ms = self._slot_start(self._clock.now_ms())
+            self._add_to_wheel(record, slot_ms, message.magic, write_ms)
+            if slot_ms >= self._loaded_end_ms:
                 return
             due_ms = slot_ms + 1
         table.add(due_ms, message.position)
@@ -465,337 +447,328 @@ class Timers:
     # --- loading
 
     def _load(self, work: TimeSlice) -> None:
-        """Read the slots of the near future, as far as the slice lasts."""
+        """Load the slots of the near future until the slice is over."""
         if self._loading is None:
-            until_ms = self._slot_start(work.now_ms + AHEAD_MS) + self._precision_ms
-            if until_ms <= self._loaded_ms or self.due.count > LOADED_MAX:
+            until_ms = self._slot_start(work.now_ms + LOAD_AHEAD_MS) + self._precision_ms
+            if until_ms <= self._loaded_end_ms or self.due_table.count > LOADED_MESSAGES_MAX:
                 return
             self._loading = self._load_until(until_ms)
         for _ in self._loading:
             work.count_done(_CHUNK)
-            if work.is_over or self.due.count > 2 * LOADED_MAX:
+            if work.is_over or self.due_table.count > 2 * LOADED_MESSAGES_MAX:
                 return
         self._loading = None
 
     def _load_until(self, until_ms: int) -> Iterator[None]:
-        begin_ms, self._loaded_ms = self._loaded_ms, until_ms
-        end = self.files.log.end  # later ones go into the table by themselves
-        for slot_ms in self.files.wheel.occupied(begin_ms, until_ms):
-            self._load_floor_ms = slot_ms
+        """Load the slots before `until_ms`. Yields after each step."""
+        begin_ms, self._loaded_end_ms = self._loaded_end_ms, until_ms
+        end = self.files.log.end  # the messages of later units are added to the tables at once
+        for slot_ms in self.files.wheel.iter_occupied_ms(begin_ms, until_ms):
+            self._load_done_ms = slot_ms
             yield from self._load_slot(slot_ms, end)
-            if self._damage:
+            if self._damage_reason:
                 return
-        self._load_floor_ms = until_ms
+        self._load_done_ms = until_ms
 
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
-        places, magics = array("q"), array("b")
+        """Add the messages of a slot to the tables, recall markers first. Yields after each step.
+
+        Units at or behind position `end` of the timer log are ignored.
+        """
+        positions, magics = array("q"), array("b")
         slot = self.files.wheel.get(slot_ms)
-        for at, unit in self.files.chain(slot_ms, NONE if slot is None else slot.last):
+        for unit_position, unit in self.files.iter_chain(
+            slot_ms, NO_UNIT if slot is None else slot.last_unit
+        ):
             if unit is None:
-                self._damaged(f"the timer log is damaged at the second {slot_ms}", slot_ms + 1)
+                reason = f"the timer log is damaged at the slot {slot_ms} ms"
+                self._note_damage(reason, slot_ms + 1)
                 return
-            if at < end:
-                places.append(unit.position)
-                magics.append(unit.magic & (ROLL | DELETE))
-                if len(places) % _STEP_UNITS == 0:
+            if unit_position < end:
+                positions.append(unit.position)
+                magics.append(unit.magic & (MAGIC_ROLL | MAGIC_DELETE))
+                if len(positions) % _STEP_UNITS == 0:
                     yield
-        is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
-        is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_begun
-        if self._overdue is not None and slot_ms <= self._start_ms:
-            is_over = False  # maybe delivered: the record says so
+
+        is_partly_done = slot_ms < self._checkpoint_done_ms  # some of it may be delivered
+        is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_partly_done
+        if self._overdue is not None and slot_ms <= self._doubt_until_ms:
+            is_over = False  # the records are needed to find out what is delivered
         if is_over:
-            self._over_until_ms = max(self._over_until_ms, slot_ms + self._precision_ms)
-        marks = [i for i, magic in enumerate(magics) if magic == DELETE] if any(magics) else []
-        for number, index in enumerate(chain(marks, reversed(range(len(places))))):
-            position, record = places[index], None
-            if number < len(marks) or not is_over:
+            # All messages are due, so their exact times, and their records, are not needed.
+            self._inexact_until_ms = max(self._inexact_until_ms, slot_ms + self._precision_ms)
+        markers = (
+            [i for i, magic in enumerate(magics) if magic == MAGIC_DELETE] if any(magics) else []
+        )
+        for number, index in enumerate(chain(markers, reversed(range(len(positions))))):
+            position, record = positions[index], None
+            if number < len(markers) or not is_over:
                 record = read_record(self._store.committed_record_at(position))
-            is_old = position < self.files.old_end
-            self._into_table(slot_ms, position, magics[index], record, is_old=is_old)
+            is_old = position < self.files.log_end_at_start
+            self._add_to_table(slot_ms, position, magics[index], record, is_old=is_old)
             if number % _CHUNK == 0:
                 yield
 
     # --- delivering
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append what is due, as long as the slice lasts. Raises StoreError."""
-        dequeued = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
-        for table, put, until_ms in (
-            (self._rolls, self._roll, work.now_ms),
-            (self.due, self._put, self._deliverable_until(work.now_ms)),
+        """Append due messages to their topics until the slice is over. Raises StoreError."""
+        added = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
+        for table, append, until_ms in (
+            (self._roll_table, self._append_rolled, work.now_ms),
+            (self.due_table, self._append_due, self._find_deliverable_ms(work.now_ms)),
         ):
-            while not work.is_over and (chunk := table.take(until_ms, _CHUNK)):
+            while not work.is_over and (chunk := table.take_due(until_ms, _CHUNK)):
                 done = 0
                 try:
                     for due_ms, position in chunk:
-                        put(due_ms, position, dequeued)
+                        append(due_ms, position, added)
                         done += 1
                 finally:
-                    self._taken.append((table, chunk[:done]))
-                    table.give_back(chunk[done:])
+                    self._unconfirmed.append((table, chunk[:done]))
+                    table.put_back(chunk[done:])
                 work.count_done(len(chunk))
 
-    def _deliverable_until(self, now_ms: int) -> int:
-        """Return up to which due time messages may be delivered at `now_ms`.
+    def _find_deliverable_ms(self, now_ms: int) -> int:
+        """Return the latest due time of messages that may be delivered at `now_ms`.
 
-        A recall that was stored before a message is due holds, so the message waits until the
-        queue is taken in up to that time. Only timers that are far behind do not wait: they take in
+        A recall that was stored before a message is due is valid, so the message waits until the
+        queue is indexed up to that time. Only timers that are far behind do not wait: they index
         nothing before they have delivered.
         """
-        if self._is_far_behind(now_ms) or not (self.queue_behind or self._lacks_known):
+        if self._is_far_behind(now_ms) or not (self.unindexed_count or self._lacks_start_queue):
             return now_ms
-        return min(now_ms, self._taken_in_ms)
+        return min(now_ms, self._indexed_until_ms)
 
     @property
-    def wakes_ms(self) -> int | None:
-        """Return when there is something to deliver, as far as it is loaded; None if nothing may be
-        delivered before the queue shows more of what was there at the start."""
-        next_ms = self.next_ms
-        if next_ms is None or next_ms <= self._deliverable_until(next_ms):
-            return next_ms
-        return next_ms if self.queue_behind else None
+    def next_deliverable_ms(self) -> int | None:
+        """When the next loaded message can be delivered, in ms since 1970.
 
-    def _put(self, due_ms: int, position: int, dequeued: bytes) -> None:
-        record = self._record(position, due_ms)
+        It is None without one, and if nothing can be delivered before the queue shows more of the
+        messages that it had at the start.
+        """
+        next_ms = self.next_due_ms
+        if next_ms is None or next_ms <= self._find_deliverable_ms(next_ms):
+            return next_ms
+        return next_ms if self.unindexed_count else None
+
+    def _append_due(self, due_ms: int, position: int, added: bytes) -> None:
+        """Append a message to its topic, unless it is recalled. `added` are encoded properties.
+
+        Raises StoreError.
+        """
+        record = self._read_timed_message(position, due_ms)
         if record is None:
             return
-        deleted = self._deleted.get(slot_of(due_ms, self._precision_ms)) if self._deleted else None
-        if deleted and (recall_key(record.properties) in deleted):
-            self.recalled += 1
-            name = value_of(record.properties, REAL_TOPIC) or b""
-            self._topics.append(decode_topic_name(name))
+        recalled = self._recalled_keys and self._recalled_keys.get(
+            slot_for_due_time(due_ms, self._precision_ms)
+        )
+        if recalled and recall_key(record.properties) in recalled:
+            self.recalled_count += 1
+            name = value_of(record.properties, REAL_TOPIC_KEY) or b""
+            self._unconfirmed_topics.append(decode_topic_name(name))
             return
-        added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
-        topic = self._redelivery.deliver(record, added + dequeued)
+        enqueued = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
+        topic = self._redelivery.deliver(record, enqueued + added)
         if topic is not None:
-            self._topics.append(topic)
+            self._unconfirmed_topics.append(topic)
 
-    def _record(self, position: int, due_ms: int) -> Record | None:
-        """Return the timed message at a position of the commit log; None if it is gone, or if the
-        unit that names it is damaged."""
+    def _read_timed_message(self, position: int, due_ms: int) -> Record | None:
+        """Return the timed message at a position of the commit log.
+
+        Return None if retention has removed it, which is logged. If another record is there, the
+        unit is damaged: return None and let `prepare` rebuild the files.
+        """
         record = read_record(self._store.committed_record_at(position))
-        if record is not None and record.topic_view == _TIMER_TOPIC:
+        if record is not None and record.topic_view == _TIMER_TOPIC_BYTES:
             return record
         if position < self._store.log_start:
             log.error(
-                "the timed message at %d of the commit log is lost: retention has removed it before"
-                " it was due. Set fileReservedTime to more than the longest delay.", position,
-            )  # fmt: skip
+                "the timed message at position %d of the commit log is lost: retention has removed"
+                " it before it was due. Set fileReservedTime to more than the longest delay.",
+                position,
+            )
         else:
-            self._damaged(f"no timed message is at {position}, where a unit says so", due_ms)
+            reason = f"a unit names position {position}, where no timed message is stored"
+            self._note_damage(reason, due_ms)
         return None
 
-    def _roll(self, due_ms: int, position: int, dequeued: bytes) -> None:
-        """Put the message into the timer's queue again: it is nearer now."""
-        record = self._record(position, due_ms)
+    def _append_rolled(self, due_ms: int, position: int, added: bytes) -> None:
+        """Store a message in the timer queue again, now that it is nearer. Raises StoreError."""
+        record = self._read_timed_message(position, due_ms)
         if record is None:
             return
-        own = record.decode_properties()
-        if TIMER_DELETES not in own:
-            self._topics.append(own.get("REAL_TOPIC", ""))
-        times = natural(own.get("TIMER_ROLL_TIMES", "0")) or 0
-        own["TIMER_DELIVER_MS"] = str(self._placing.due_ms(record) - self._clock.lead_ms)
-        own["TIMER_ROLL_TIMES"] = str(times + 1)
-        own["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
-        own |= as_dict(dequeued.decode())
-        self._intake.append(record.copy_to(TIMER_TOPIC, 0, own))
+        properties = record.decode_properties()
+        if TIMER_DELETES not in properties:
+            self._unconfirmed_topics.append(properties.get("REAL_TOPIC", ""))
+        times = natural(properties.get("TIMER_ROLL_TIMES", "0")) or 0
+        wall_due_ms = self.placing.compute_due_ms(record) - self._clock.lead_ms
+        properties["TIMER_DELIVER_MS"] = str(wall_due_ms)
+        properties["TIMER_ROLL_TIMES"] = str(times + 1)
+        properties["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
+        properties |= as_dict(added.decode())
+        self._intake.append(record.copy_to(TIMER_TOPIC, 0, properties))
 
-    def settle(self, *, is_stored: bool) -> None:
-        """What `deliver` put is stored, or has to be put again."""
-        taken, self._taken = self._taken, []
-        topics, self._topics = self._topics, []
+    def confirm_deliveries(self, *, is_stored: bool) -> None:
+        """Note whether the messages that `deliver` appended are stored.
+
+        If they are not, they are in the tables again.
+        """
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        topics, self._unconfirmed_topics = self._unconfirmed_topics, []
         if not is_stored:
-            for table, chunk in taken:
-                table.give_back(chunk)
+            for table, chunk in unconfirmed:
+                table.put_back(chunk)
             return
         for topic in topics:
-            self._count(topic, -1)
-        for table, chunk in taken:
-            self.delivered += len(chunk) if table is self.due else 0
-            self._delivered_ms = max(self._delivered_ms, chunk[-1][0] if chunk else 0)
-        self._has_delivered |= any(chunk for _, chunk in taken)
+            self._add_count(topic, -1)
+        for table, chunk in unconfirmed:
+            self.delivered_count += len(chunk) if table is self.due_table else 0
+            latest_ms = chunk[-1][0] if chunk else 0
+            self._delivered_until_ms = max(self._delivered_until_ms, latest_ms)
+        self._has_delivered |= any(chunk for _, chunk in unconfirmed)
 
     # --- the work
 
     def prepare(self, work: TimeSlice) -> None:
-        """Load what comes next, and take in what is new. Seconds that are over and have nothing
-        left in the table are read."""
-        now_ms, next_ms = self._slot_start(work.now_ms), self.next_ms
-        if self._damage:
+        """Load and index messages until the slice is over, and advance `read_ms`.
+
+        A slot is read when it is over, and none of its messages is in the tables. Raises OSError if
+        the timer log cannot be written.
+        """
+        now_ms, next_ms = self._slot_start(work.now_ms), self.next_due_ms
+        if self._damage_reason:
             self._rebuild_now()
-        limit_ms = min(now_ms, self._load_floor_ms)
+        limit_ms = min(now_ms, self._load_done_ms)
         if next_ms is not None:
-            limit_ms = min(limit_ms, slot_of(next_ms, self._precision_ms))
+            limit_ms = min(limit_ms, slot_for_due_time(next_ms, self._precision_ms))
         if limit_ms > self.read_ms and not self._is_doubtful:
             self.read_ms = limit_ms
-            while self._late and self._late[0][0] < limit_ms:
-                self._late.popleft()
-            for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
-                del self._deleted[slot_ms]
+            while self._late_slots and self._late_slots[0][0] < limit_ms:
+                self._late_slots.popleft()
+            for slot_ms in [slot for slot in self._recalled_keys if slot < limit_ms]:
+                del self._recalled_keys[slot_ms]
         self._load(work)
-        if self._damage:
+        if self._damage_reason:
             self._rebuild_now()
         if self._is_far_behind(work.now_ms):
             return
+
         low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
         if self.files.queue_offset < low:
             log.error(
                 "the timed messages %d to %d are lost: retention has removed them before they were"
-                " taken in", self.files.queue_offset, low - 1,
-            )  # fmt: skip
+                " indexed",
+                self.files.queue_offset,
+                low - 1,
+            )
             self.files.queue_offset = low
         units = self._store.reader.valid_units
         new = iter_queue(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
         for entry in takewhile(lambda _: not work.is_over, new):
-            self._take_one(entry, now_ms)
+            self._index(entry, now_ms)
             self.files.queue_offset += 1
             self.files.record_position = entry.position
             work.count_done()
-        self._settle_overdue(work)
+        self._check_overdue(work)
         self.files.log.write()
 
     @property
-    def next_ms(self) -> int | None:
-        """When there is something to deliver, as far as it is loaded."""
-        times = [time for time in (self.due.next_ms, self._rolls.next_ms) if time is not None]
+    def next_due_ms(self) -> int | None:
+        """When the next loaded message is due or rolls, in ms since 1970; None without one."""
+        tables = self.due_table, self._roll_table
+        times = [table.next_due_ms for table in tables if table.next_due_ms is not None]
         return min(times, default=None)
 
     @property
     def is_behind(self) -> bool:
-        """Return whether there is something to load, to take in or to find out right now.
+        """Whether `prepare` has something to load, to index or to search right now.
 
-        What was there at the start and the slaves do not have yet is not: the queue shows it later,
-        and its arrival is told.
+        Messages of the queue that the slaves of a new master lack do not count. Their arrival is
+        reported like that of new ones.
         """
-        is_loading = self._loading is not None and self.due.count <= 2 * LOADED_MAX
-        is_taking_in = self.queue_behind > 0 and not self._is_far_behind(self._clock.now_ms())
-        return is_loading or is_taking_in or self._can_settle
+        is_loading = self._loading is not None and self.due_table.count <= 2 * LOADED_MESSAGES_MAX
+        is_indexing = self.unindexed_count > 0 and not self._is_far_behind(self._clock.now_ms())
+        return is_loading or is_indexing or self._can_check_overdue
 
     def _is_far_behind(self, now_ms: int) -> bool:
-        """Return whether undelivered messages lie so far back that a new one could take the slot
-        of one of them, one turn of the wheel later: they are delivered first."""
+        """Return whether undelivered messages are so old that a new one could get their slot.
+
+        That is the case after half a turn of the wheel. They are delivered first.
+        """
         return now_ms - self.read_ms >= SLOTS // 2 * self._precision_ms
-
-    # --- what waits
-
-    def not_taken_in(self, offset: int, taken_in: int) -> Iterator[Waiting]:
-        """Yield the messages that wait and that were in the queue alone when a list began.
-
-        `offset` is where an earlier look stopped, 0 at first. `taken_in` is the offset up to which
-        messages were in the wheel at that time: a new master, for one, has to fill its wheel first.
-        """
-        now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
-        for entry in iter_queue(self._store, TIMER_TOPIC, 0, max(offset, taken_in), units):
-            record, due_ms = entry.record, 0
-            place = self._placing.place(record, now_ms) if record is not None else None
-            if record is None or place is None or place[1] & DELETE:
-                record = None
-            else:
-                due_ms = self._placing.due_ms(record)
-            yield Waiting(record, due_ms, f"Q:{entry.offset + 1}:0:{taken_in}")
-
-    def pending(self, slot_ms: int, unit: int, taken_in: int) -> Iterator[Waiting]:
-        """Yield the messages of the wheel that wait, second by second, each second from its last
-        message to its first.
-
-        `slot_ms` and `unit` are where an earlier look stopped; 0 and FROM_END at first. `taken_in`:
-        see `not_taken_in`, which has yielded the messages from this offset on.
-        """
-        start_ms = max(slot_ms, self.read_ms)
-        if slot_ms == start_ms and unit != FROM_END:
-            deleted = self._listed.get(slot_ms, set())
-            yield from self._pending_of(slot_ms, unit, taken_in, deleted)
-            start_ms += self._precision_ms
-        step_ms = _LIST_SLOTS * self._precision_ms
-        end_ms = self.read_ms + SLOTS // 2 * self._precision_ms
-        for begin_ms in range(start_ms, end_ms, step_ms):
-            for found_ms in self.files.wheel.occupied(begin_ms, min(begin_ms + step_ms, end_ms)):
-                slot = self.files.wheel.get(found_ms)
-                if slot is not None:
-                    deleted = set()
-                    self._listed = {found_ms: deleted}
-                    yield from self._pending_of(found_ms, slot.last, taken_in, deleted)
-            yield Waiting(None, 0, f"T:{begin_ms + step_ms}:{FROM_END}:{taken_in}")
-
-    def _pending_of(
-        self, slot_ms: int, position: int, taken_in: int, deleted: set[bytes]
-    ) -> Iterator[Waiting]:
-        """A mark stands behind the message it means: it is seen first."""
-        for _, unit in self.files.chain(slot_ms, position):
-            if unit is None:
-                return
-            record = read_record(self._store.committed_record_at(unit.position))
-            if record is not None and unit.magic & DELETE:
-                deleted.add(value_of(record.properties, DELETES) or b"")
-                record = None
-            if record is not None and deleted and recall_key(record.properties) in deleted:
-                record = None
-            if record is not None and record.queue_offset >= taken_in:
-                record = None
-            due_ms = self._placing.due_ms(record) if record is not None else 0
-            yield Waiting(record, due_ms, f"T:{slot_ms}:{unit.previous}:{taken_in}")
 
     # --- saving
 
     @property
     def _replay_offset(self) -> int:
-        """Of the messages below this one of the queue, those of a second that is over are
-        delivered."""
-        return min((offset for _, offset in self._late), default=self.files.queue_offset)
+        """The queue offset before which all messages whose slot is over are delivered."""
+        return min((offset for _, offset in self._late_slots), default=self.files.queue_offset)
 
-    def _done_by(self, now_ms: int) -> int:
-        """Return up to when everything that is due is delivered."""
-        next_ms = self.next_ms
-        # What the last start knew to be delivered stays so, loaded or not.
-        done_ms = max(min(now_ms, self._load_floor_ms), self._done_ms)
+    def _find_done_ms(self, now_ms: int) -> int:
+        """Return the latest time by which all messages that were due are delivered."""
+        next_ms = self.next_due_ms
+        # What the last start knew to be delivered remains so, whether it is loaded or not.
+        done_ms = max(min(now_ms, self._load_done_ms), self._checkpoint_done_ms)
         if next_ms is not None:
-            # A message of a slot that was over when it was loaded is in the table for the slot's
-            # end. Its own time may be any of the slot: nothing of the slot counts as done.
-            is_exact = next_ms > self._over_until_ms
+            # A message of a slot that was over when it was loaded is in the table for the end of
+            # the slot. Its own time may be any of the slot, so nothing of the slot counts as done.
+            is_exact = next_ms > self._inexact_until_ms
             done_ms = min(
-                done_ms, next_ms - 1 if is_exact else slot_of(next_ms, self._precision_ms)
+                done_ms, next_ms - 1 if is_exact else slot_for_due_time(next_ms, self._precision_ms)
             )
-        if self._damage:
-            done_ms = min(done_ms, slot_of(self._damage_ms, self._precision_ms))
+        if self._damage_reason:
+            done_ms = min(done_ms, slot_for_due_time(self._damage_due_ms, self._precision_ms))
         return done_ms
 
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
-        """What the files lack; see `TimerFiles.save`. The last one of all says the time at any
-        rate."""
-        if self._is_doubtful or self._damage:
-            return  # by the old checkpoint, queue and log the rest is known
-        self._list_last()
+        """Save wheel, log and checkpoint if they have changed; see `TimerFiles.save`.
+
+        Yield a function that does the blocking part. `is_last` says that the broker stops: then a
+        checkpoint with the present time is written, if there is one. Raises OSError.
+        """
+        if self._is_doubtful or self._damage_reason:
+            return  # the old checkpoint, the queue and the log contain all that is known
+        self._index_last()
         force = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
         now_ms = self._clock.now_ms()
-        done_ms = self._done_by(now_ms)
-        if self.files.queue_offset == self._known_offset:
-            # A process that ends before it has loaded its first second, or taken in a message,
-            # knows as much as its predecessor.
-            done_ms = max(done_ms, self._done_ms)
-        if self._delivered_ms <= done_ms:
-            self._floor = self._store.written_offset
+        done_ms = self._find_done_ms(now_ms)
+        if self.files.queue_offset == self._checkpoint_offset:
+            # A process that stops before it has loaded a slot or indexed a message knows as much
+            # as the one before it.
+            done_ms = max(done_ms, self._checkpoint_done_ms)
+        if self._delivered_until_ms <= done_ms:
+            self._delivery_floor = self._store.written_offset
         is_written = False
         try:
             yield from self.files.save(
-                self.read_ms, now_ms, done_ms, self._replay_offset, self._floor, force=force
+                read_ms=self.read_ms,
+                now_ms=now_ms,
+                done_ms=done_ms,
+                replay_offset=self._replay_offset,
+                log_position=self._delivery_floor,
+                force=force,
             )
             is_written = True
         finally:
             self._has_delivered |= force and not is_written
 
-    def _list_last(self) -> None:
-        """Give the last message of the queue a unit, in a second that is over: RocketMQ goes on in
-        the queue behind the message of the last unit."""
-        entry, self._last_skipped = self._last_skipped, None
+    def _index_last(self) -> None:
+        """Give the last message of the queue a unit in a slot that is over, if it has none.
+
+        RocketMQ continues in the queue behind the message of the last unit.
+        """
+        entry, self._last_unindexed = self._last_unindexed, None
         if entry is not None and entry.record is not None:
             slot_ms = self.read_ms - self._precision_ms
-            self.files.add(
-                slot_ms, DEFAULT, self.read_ms, entry.position, entry.record.size_bytes, 0
-            )
+            size_bytes = entry.record.size_bytes
+            self.files.add_unit(slot_ms, MAGIC_DEFAULT, self.read_ms, entry.position, size_bytes, 0)
 
     def seal(self) -> None:
-        """Blocking, after the last save of an orderly stop: the next start trusts the files.
-        Raises OSError."""
-        if not self._is_doubtful and not self._damage:
+        """Mark the files as trustworthy for the next start. Blocking. Raises OSError.
+
+        It is called after the last save of an orderly shutdown.
+        """
+        if not self._is_doubtful and not self._damage_reason:
             self.files.seal()

@@ -1,1 +1,1 @@
-"""`sluice up` and the other commands that serve until they are told to end, and what they share."""
+"""The commands that serve until they are stopped, such as `sluice up`, and what they share."""

@@ -1,9 +1,8 @@
-"""The settings that the proxy of `sluice up --brokers` and `--replicas` takes from the broker's
-file.
+"""The settings that the proxy of `sluice up --brokers` and `--replicas` inherits from its parent.
 
-In one process, the proxy is served with the settings of its broker: TLS, limits of connections,
-metrics. As a process of its own it gets the same values in an environment variable, since some of
-them are secrets, and removes the variable at once.
+A proxy in the process of its broker uses the broker's settings: TLS, limits of connections,
+metrics. A proxy in its own process gets the same values in an environment variable, because some
+of them are secrets. It removes the variable at once.
 
     SLUICE_INHERITED_SETTINGS    {"metricsExporterType": "DISABLE", …}
 """
@@ -21,17 +20,24 @@ from sluicemq.config.settings import keys_of
 from sluicemq.errors import ConfigurationError
 
 VARIABLE: Final = "SLUICE_INHERITED_SETTINGS"
-_OF_EACH_SERVER: Final = {
-    "bind_address", "listen_port", "metrics_port",  # options of the command
-    "acl_enable", "acl_files", "acl_compatible",  # part of the account of the run
-    "tls_config_file",  # its values are in the other keys already
-}  # fmt: skip
+_NOT_INHERITED: Final = {
+    "bind_address",
+    "listen_port",
+    "metrics_port",  # these three are options of the command
+    "acl_enable",
+    "acl_files",
+    "acl_compatible",  # these three are passed with the account of the run
+    "tls_config_file",  # its values are already in the other settings
+}
 
 
 def inherited_environment(config: BrokerConfig) -> dict[str, str]:
-    """Return the environment variable that passes the settings of `config` which a proxy has too
-    and which differ from their defaults; none if there are no such settings."""
-    shared = {item.name for item in fields(PushedConfig)} - _OF_EACH_SERVER
+    """Return the environment variable that passes settings of a broker to its proxy.
+
+    These are the settings that a proxy has too and that differ from their defaults. If there are
+    none, return an empty dict.
+    """
+    shared = {item.name for item in fields(PushedConfig)} - _NOT_INHERITED
     values = {}
     for key in keys_of(Part.PROXY):
         if key.field in shared and getattr(config, key.field) != key.default:
@@ -40,8 +46,10 @@ def inherited_environment(config: BrokerConfig) -> dict[str, str]:
 
 
 def inherited_settings() -> Mapping[str, str]:
-    """Return the settings that the parent process passed in the environment, and remove them there.
-    Raises ConfigurationError if the variable does not hold settings."""
+    """Return the settings that the parent process passed, and remove them from the environment.
+
+    Raises ConfigurationError if the environment variable does not contain settings.
+    """
     text = os.environ.pop(VARIABLE, "")
     if not text:
         return {}
@@ -49,6 +57,6 @@ def inherited_settings() -> Mapping[str, str]:
         return {str(name): str(value) for name, value in dict(json.loads(text)).items()}
     except (ValueError, TypeError):
         raise ConfigurationError(
-            f"the environment variable {VARIABLE} does not hold settings.",
+            f"The environment variable {VARIABLE} does not contain settings.",
             fix="Remove it: `sluice up` sets it for the proxy that it starts.",
         ) from None

@@ -28,8 +28,11 @@ C = TypeVar("C", bound=ServerConfig)
 
 @dataclass(frozen=True, slots=True)
 class RunAccount:
-    """The account of one run, and the access rules that its servers share: the path of
-    plain_acl.yml ("": there is none), and sluiceAclCompatible."""
+    """The account of one run, and the access rules that its servers share.
+
+    `rules_path` is the path of plain_acl.yml, or "" if there is none. `is_compatible` is the
+    setting sluiceAclCompatible.
+    """
 
     account: InnerAccount = field(repr=False)
     rules_path: str = ""
@@ -41,31 +44,35 @@ class RunAccount:
         if not config.acl_enable:
             return None
         access_key = f"sluice-inner-{secrets.token_hex(_KEY_BYTES)}"
-        path = next((path for path in config.acl_files if os.path.exists(path)), "")  # noqa: PTH110
+        path = next((path for path in config.acl_files if os.path.exists(path)), "")  # noqa: PTH110 - paths are text in the settings
         account = InnerAccount(access_key, secrets.token_urlsafe(_SECRET_BYTES))
         return cls(account, path, config.acl_compatible)
 
     @classmethod
     def from_environment(cls) -> "RunAccount | None":
-        """Return the account that the parent process passed in the environment, and remove it
-        there; return None if there is none. Raises ConfigurationError if the variable does not hold
-        an account."""
+        """Return the account that the parent process passed, and remove it from the environment.
+
+        Return None if there is none. Raises ConfigurationError if the environment variable does
+        not contain an account.
+        """
         text = os.environ.pop(VARIABLE, "")
         if not text:
             return None
         try:
-            found = json.loads(text)
-            account = InnerAccount(str(found["accessKey"]), str(found["secretKey"]))
-            return cls(account, str(found["plainAclFile"]), bool(found["isCompatible"]))
+            values = json.loads(text)
+            account = InnerAccount(str(values["accessKey"]), str(values["secretKey"]))
+            return cls(account, str(values["plainAclFile"]), bool(values["isCompatible"]))
         except (ValueError, TypeError, KeyError):
             raise ConfigurationError(
-                f"the environment variable {VARIABLE} does not hold an account.",
+                f"The environment variable {VARIABLE} does not contain an account.",
                 fix="Remove it: `sluice up` sets it for the processes that it starts.",
             ) from None
 
     def add_to(self, config: C) -> C:
-        """Return a copy of `config` with the account, for a server that accepts it. A server that
-        has no other credentials signs its own requests with it."""
+        """Return a copy of the configuration of a server that accepts the account.
+
+        If the server has no other credentials, it signs its own requests with the account.
+        """
         return replace(config, inner_account=self.account)
 
     @property
@@ -81,14 +88,12 @@ class RunAccount:
 
     @property
     def proxy_environment(self) -> dict[str, str]:
-        """The environment variables for a proxy, which accepts the account and signs with it as a
-        client of brokers."""
+        """The environment variables for a proxy, which accepts the account and signs with it."""
         return self.environment | self.client_environment
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """The environment variables for a process that is only a client of the cluster, such as the
-        console."""
+        """The environment variables for a process that is only a client, such as the console."""
         return {
             "SLUICE_ACCESS_KEY": self.account.access_key,
             "SLUICE_SECRET_KEY": self.account.secret_key,
@@ -96,7 +101,7 @@ class RunAccount:
 
     @property
     def overrides(self) -> Mapping[str, str]:
-        """The settings by which a proxy checks its clients by the same rules."""
+        """The settings with which a proxy checks its clients by the same access rules."""
         return {
             "aclEnable": "true",
             "plainAclFile": self.rules_path,

@@ -1,12 +1,14 @@
-"""What servers log, where and in which form: options of every serving command.
+"""The log options of all server commands, and the set-up of logging.
 
-Without `--log-file` a server logs to stderr and writes no file unasked. With it, the file is
-replaced when it is full (`FILE.1` … `FILE.10`, the oldest goes), so that no disk fills up. Text is
-for people; `json` is one object a line, for collectors. RocketMQ's habit is a `logback.xml`
-(`rmq.broker.logback.xml` and so on): `--log-config` reads of it what is asked of it most, the level
-and the file with its size and count; everything else in it is without effect.
+Without `--log-file`, a server logs to stderr and writes no log file. With it, the file is rotated
+when it is full, so that the disk does not fill up: the full files are `FILE.1` … `FILE.10`, of
+which `FILE.1` is the newest, and older ones are deleted. The format `text` is for people, `json`
+(one object per line) for log collectors.
 
-Only the names that `sluice install-names` makes log to `~/logs/rocketmqlogs` by themselves.
+`--log-config` reads a `logback.xml` of RocketMQ, such as `rmq.broker.logback.xml`. Only the level
+and the file with its size and count are used; everything else in it has no effect.
+
+Only the scripts of `sluice install-names` log to a file by default (`~/logs/rocketmqlogs`).
 """
 
 import functools
@@ -30,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
 FILE_BYTES_MAX: Final = 128 * 1024 * 1024
-FILES_KEPT: Final = 10
+ROTATED_FILES: Final = 10
 _VARIABLE: Final = re.compile(r"\$\{([^}:]*)(?::-([^}]*))?\}")
 _SIZE: Final = re.compile(r"([0-9]+) *(KB|MB|GB)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
@@ -38,128 +40,156 @@ _UNITS: Final = {"": 1, "KB": 1024, "MB": 1024**2, "GB": 1024**3}
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Where a server's log goes. `path` "": to stderr."""
+    """What a server logs, in which format, and where."""
 
     level: str = "info"
+    """One of LEVELS."""
     form: str = "text"
+    """One of FORMATS."""
     path: str = ""
+    """The log file; "" means stderr."""
     bytes_max: int = FILE_BYTES_MAX
-    kept: int = FILES_KEPT
+    """The size at which the file is rotated."""
+    rotated_files: int = ROTATED_FILES
+    """The number of full files that are kept."""
 
 
 def start_log(config: LogConfig) -> None:
-    """Log from now on as `config` says. Raises ConfigurationError for a file that cannot be
-    written."""
+    """Configure logging for this process. Raise ConfigurationError if the file is not writable."""
     handler: logging.Handler
     if config.path:
-        from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - `sluice up` starts fast
+        from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - few log to a file
 
         try:
             Path(config.path).parent.mkdir(parents=True, exist_ok=True)
             handler = RotatingFileHandler(
-                config.path, maxBytes=config.bytes_max, backupCount=config.kept, encoding="utf-8"
+                config.path,
+                maxBytes=config.bytes_max,
+                backupCount=config.rotated_files,
+                encoding="utf-8",
             )
         except OSError as error:
             raise ConfigurationError(
-                f"the log cannot be written to {config.path}: {error.strerror}.",
-                fix="Name another file with --log-file, or give this user the right to write it.",
+                f"The log file {config.path} cannot be written: {error.strerror}.",
+                fix="Name another file with --log-file, or give this user permission to write it.",
             ) from error
     else:
         handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if config.form == "json" else TextLines())
     handler.addFilter(LogRateLimit())
     logging.basicConfig(level=config.level.upper(), handlers=[handler])
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # otherwise it logs each request
 
 
-def log_options_of(name: str) -> list[str]:
-    """The options for a process below this one to log as it does; a file has one writer."""
-    from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - not for one process
+def child_log_options(name: str) -> list[str]:
+    """Return the options with which the child process `name` logs as this process does.
 
-    found = ["--log-level", logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()]
-    for handler in logging.getLogger().handlers:
-        found += ["--log-format", "json" if isinstance(handler.formatter, JsonLines) else "text"]
-        if isinstance(handler, logging.FileHandler):
-            found += ["--log-file", f"{handler.baseFilename}.{name}"]
-        if isinstance(handler, RotatingFileHandler):
-            found += ["--log-size", str(handler.maxBytes), "--log-kept", str(handler.backupCount)]
-    return found
-
-
-def of_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
-    """What RocketMQ's logback.xml says of the server `name` (broker, namesrv, proxy): the level of
-    its logger (`RocketmqBroker`), else of the root; the file `NAME.log` of its appenders.
-
-    `properties`: what variables stand for (`user.home` …). Raises ConfigurationError for text that
-    is no XML, and for a variable that nothing gives a value to.
+    If this process logs to a file, the child logs to `FILE.{name}`, because a log file must have
+    only one writer.
     """
-    from xml.etree import ElementTree  # noqa: PLC0415 - rarely asked for
+    from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - with child processes only
+
+    root = logging.getLogger()
+    options = ["--log-level", logging.getLevelName(root.getEffectiveLevel()).lower()]
+    for handler in root.handlers:
+        options += ["--log-format", "json" if isinstance(handler.formatter, JsonLines) else "text"]
+        if isinstance(handler, logging.FileHandler):
+            options += ["--log-file", f"{handler.baseFilename}.{name}"]
+        if isinstance(handler, RotatingFileHandler):
+            options += ["--log-size", str(handler.maxBytes)]
+            options += ["--log-kept", str(handler.backupCount)]
+    return options
+
+
+def parse_logback(text: str, name: str, properties: Mapping[str, str]) -> LogConfig:
+    """Return the log configuration of a server in a logback.xml of RocketMQ.
+
+    `name` is broker, namesrv or proxy. The level is that of its logger (`RocketmqBroker`), else of
+    the root logger. The file is that of the appender whose file name is `NAME.log`. `properties`
+    are values of variables such as `user.home`. What the text does not contain has its default.
+    Raises ConfigurationError if the text is not XML, or if a variable has no value.
+    """
+    from xml.etree import ElementTree  # noqa: PLC0415 - with --log-config only
 
     try:
         tree = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ConfigurationError(
-            f"the log's configuration is no XML: {error}.", fix="Mend it, or leave it out."
+            f"The log configuration is not XML: {error}.",
+            fix="Correct the file, or remove --log-config.",
         ) from error
-    known = {"file.separator": "/", **properties}
-    for one in tree.iter("property"):
-        known[one.get("name", "")] = _resolved(one.get("value", ""), known)
+    variables = {"file.separator": "/", **properties}
+    for element in tree.iter("property"):
+        value = _expand_variables(element.get("value", ""), variables)
+        variables[element.get("name", "")] = value
     config = LogConfig()
-    levels = {one.get("name", "root").lower(): one.get("level", "")
-              for one in (*tree.iter("root"), *tree.iter("logger"))}  # fmt: skip
+    levels = {
+        element.get("name", "root").lower(): element.get("level", "")
+        for element in (*tree.iter("root"), *tree.iter("logger"))
+    }
     level = (levels.get(f"rocketmq{name}") or levels.get("root") or config.level).lower()
     level = {"trace": "debug", "warn": "warning", "all": "debug", "off": "error"}.get(level, level)
     if level in LEVELS:
         config = replace(config, level=level)
     for appender in tree.iter("appender"):
-        path = _resolved(appender.findtext("file", "").strip(), known)
+        path = _expand_variables(appender.findtext("file", "").strip(), variables)
         if Path(path).name != f"{name}.log":
             continue
-        size = _bytes_of(appender.findtext(".//maxFileSize", ""))
-        kept = appender.findtext(".//maxIndex", "").strip()
+        size = _parse_size(appender.findtext(".//maxFileSize", ""))
+        file_count = appender.findtext(".//maxIndex", "").strip()
         return replace(
             config,
             path=path,
             bytes_max=size or config.bytes_max,
-            kept=int(kept) if kept.isdigit() else config.kept,
+            rotated_files=int(file_count) if file_count.isdigit() else config.rotated_files,
         )
     return config
 
 
-def _resolved(text: str, known: Mapping[str, str]) -> str:
-    """With its variables replaced."""
+def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
+    """Replace `${name}` and `${name:-default}` until there are none left.
 
-    def value(found: re.Match[str]) -> str:
-        if found[1] in known:
-            return known[found[1]]
-        if found[2] is None:
+    Raises ConfigurationError for a variable that has neither a value nor a default.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
+        if name in variables:
+            return variables[name]
+        if default is None:
             raise ConfigurationError(
-                f"the log's configuration names {found[0]}, which has no value.",
-                fix=f"Give it one: ${{{found[1]}:-value}}.",
+                f"The log configuration contains {match[0]}, which has no value.",
+                fix=f"Give it a default: ${{{name}:-value}}.",
             )
-        return found[2]
+        return default
 
     while (replaced := _VARIABLE.sub(value, text)) != text:
         text = replaced
     return text
 
 
-def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+def _parse_size_option(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> int | None:
+    """Parse a size such as 64MB, as click's callback. Raises click.BadParameter."""
     if text is None:
         return None
-    if not (size := _bytes_of(text)):
+    if not (size := _parse_size(text)):
         raise click.BadParameter("write 64MB, 1GB or a number of bytes.")
     return size
 
 
-def _bytes_of(text: str) -> int:
-    """`500MB`; 0 for a text that is none."""
-    found = _SIZE.fullmatch(text.strip())
-    return int(found[1]) * _UNITS[(found[2] or "").upper()] if found else 0
+def _parse_size(text: str) -> int:
+    """Return the bytes that a text such as "500MB" means; 0 if it is not a size."""
+    match = _SIZE.fullmatch(text.strip())
+    return int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
 
 
 def log_options(name: str) -> Callable[[F], F]:
-    """The options of a server's log, which starts before the command runs."""
+    """Return a decorator that adds the log options, and starts the log before the command runs.
+
+    `name` is that of the server in a logback.xml.
+    """
 
     def with_log(function: F) -> F:
         @functools.wraps(function)
@@ -175,20 +205,23 @@ def log_options(name: str) -> Callable[[F], F]:
         ) -> Any:
             config = LogConfig()
             if log_config is not None:
-                home = os.environ | {"user.home": str(Path.home())}
-                config = of_logback(Path(log_config).read_text("utf-8"), name, home)
-            said = {
-                "level": log_level, "path": log_file, "bytes_max": log_size, "kept": log_kept,
-            }  # fmt: skip
+                variables = os.environ | {"user.home": str(Path.home())}
+                config = parse_logback(Path(log_config).read_text("utf-8"), name, variables)
+            options = {
+                "level": log_level,
+                "path": log_file,
+                "bytes_max": log_size,
+                "rotated_files": log_kept,
+            }
             given: dict[str, Any] = {
-                name: value for name, value in said.items() if value is not None
+                field: value for field, value in options.items() if value is not None
             }
             config = replace(config, form=log_format, **given)
             start_log(config)
             try:
                 return function(*arguments, **named)
             except SluiceError as error:
-                if config.path:  # stderr has it too
+                if config.path:  # the log file needs the error too, which `ending` prints to stderr
                     log.error("%s", error)
                 raise
 
@@ -201,27 +234,41 @@ def log_options(name: str) -> Callable[[F], F]:
 
 _OPTIONS: Final = (
     click.option(
-        "--log-config", type=click.Path(exists=True, dir_okay=False),
-        help="RocketMQ's logback.xml: level and file are read from it.",
+        "--log-config",
+        type=click.Path(exists=True, dir_okay=False),
+        help="File logback.xml of RocketMQ, from which the level and the log file are read.",
     ),
     click.option(
-        "--log-kept", envvar="SLUICE_LOG_KEPT", type=click.IntRange(1),
-        help="So many full files are kept beside it (10).",
+        "--log-kept",
+        envvar="SLUICE_LOG_KEPT",
+        type=click.IntRange(1),
+        help="Number of full log files to keep as FILE.1, FILE.2 and so on. Default: 10.",
     ),
     click.option(
-        "--log-size", envvar="SLUICE_LOG_SIZE", callback=_size, metavar="SIZE",
-        help="When the file is full: 64MB, 1GB (128MB).",
+        "--log-size",
+        envvar="SLUICE_LOG_SIZE",
+        callback=_parse_size_option,
+        metavar="SIZE",
+        help="Size at which the log file is rotated, such as 64MB or 1GB. Default: 128MB.",
     ),
     click.option(
-        "--log-file", envvar="SLUICE_LOG_FILE", type=click.Path(dir_okay=False),
-        help="Log to this file instead of stderr; it is replaced when it is full.",
+        "--log-file",
+        envvar="SLUICE_LOG_FILE",
+        type=click.Path(dir_okay=False),
+        help="Log to this file instead of stderr. It is rotated when it is full.",
     ),
     click.option(
-        "--log-format", envvar="SLUICE_LOG_FORMAT", type=click.Choice(FORMATS), default="text",
-        show_default=True, help="Lines for people, or a JSON object each.",
+        "--log-format",
+        envvar="SLUICE_LOG_FORMAT",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="Format of the log: lines of text, or one JSON object per line.",
     ),
     click.option(
-        "--log-level", envvar="SLUICE_LOG_LEVEL", type=click.Choice(LEVELS),
-        help="What is logged (info).",
+        "--log-level",
+        envvar="SLUICE_LOG_LEVEL",
+        type=click.Choice(LEVELS),
+        help="Lowest level that is logged. Default: info.",
     ),
-)  # fmt: skip
+)

@@ -1,10 +1,11 @@
-"""RocketMQ's own command names: `mqnamesrv`, `mqbroker`, `mqproxy`, `mqadmin`, `mqshutdown`.
+"""RocketMQ's command names: `mqnamesrv`, `mqbroker`, `mqproxy`, `mqadmin` and `mqshutdown`.
 
-`sluice install-names DIR` writes five small shell scripts, so that `nohup sh bin/mqbroker -n
-localhost:9876 &` goes on working, and units and scripts around it with it. Each runs this module
-with its name, which makes RocketMQ's flags those of `sluice`, and with the directory, by which
-`mqshutdown` tells the servers of its own scripts from those of others. Their servers log where
-RocketMQ's do: to `~/logs/rocketmqlogs`, or as `conf/rmq.NAME.logback.xml` below ROCKETMQ_HOME says.
+`sluice install-names DIR` writes five shell scripts with these names, so that existing commands
+such as `nohup sh bin/mqbroker -n localhost:9876 &`, units and scripts keep working. Each script
+runs this module with two arguments: its name, by which the module translates RocketMQ's flags to
+those of `sluice`; and its directory, by which `mqshutdown` recognises the servers that were started
+by scripts of the same directory. The servers log to the same files as RocketMQ: to
+`~/logs/rocketmqlogs`, or as `$ROCKETMQ_HOME/conf/rmq.NAME.logback.xml` configures.
 """
 
 import os
@@ -20,27 +21,36 @@ from urllib.parse import quote, unquote
 import click
 
 from sluicemq.cli import main
-from sluicemq.cli.ending import run, speaking
+from sluicemq.cli.ending import report_errors, run
 from sluicemq.config.keys import Part
 from sluicemq.errors import ConfigurationError
 
 MODULE: Final = "sluicemq.cli.servers.names"
 LOGS: Final = "~/logs/rocketmqlogs"
 LOCAL, CLUSTER = "local", "cluster"
-INSTALLATION: Final = "--installation="
+INSTALLATION_PREFIX: Final = "--installation="
 """The prefix of the argument that names the directory of the scripts. The directory is
 percent-encoded, because a process list shows arguments without quotes."""
 _MARK: Final = "# written by sluice install-names"
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
-_name_servers: Final = click.option("-n", "--namesrvAddr", "name_servers", help="Name servers.")
+_name_servers: Final = click.option(
+    "-n",
+    "--namesrvAddr",
+    "name_servers",
+    help="Addresses of the name servers, as host:port;host:port.",
+)
 _print_all: Final = click.option(
-    "-p", "--printConfigItem", "prints", is_flag=True, help="Print every setting and leave."
+    "-p", "--printConfigItem", "prints", is_flag=True, help="Print all settings, and exit."
 )
 
 
 @click.command("install-names")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--force", is_flag=True, help="Replace files of these names that are not ours.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace existing files that `sluice install-names` has not written.",
+)
 def install_names(directory: Path, force: bool) -> None:
     """Write mqnamesrv, mqbroker, mqproxy, mqadmin and mqshutdown into DIRECTORY."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -48,22 +58,22 @@ def install_names(directory: Path, force: bool) -> None:
     foreign = [path for path in paths if path.exists() and _MARK not in path.read_text("utf-8")]
     if foreign and not force:
         raise ConfigurationError(
-            f"{', '.join(map(str, foreign))} exist and are not of `sluice install-names`.",
+            f"{', '.join(map(str, foreign))} exist and were not written by `sluice install-names`.",
             fix="Name another directory, or replace them with --force.",
         )
     for path in paths:
-        installation = INSTALLATION + quote(str(directory.resolve()))
+        installation = INSTALLATION_PREFIX + quote(str(directory.resolve()))
         words = shlex.join([sys.executable, "-m", MODULE, path.name, installation])
         path.write_text(f'#!/bin/sh\n{_MARK}\nexec {words} "$@"\n')
         path.chmod(0o755)
         click.echo(path)
 
 
-# ------------------------------------------------------------------------- what the scripts run
+# ------------------------------------------------------------------- the commands of the scripts
 
 
 @click.command(context_settings=_HELP)
-@click.option("-c", "--configFile", "path", help="A namesrv.conf.")
+@click.option("-c", "--configFile", "path", help="Configuration file of the name server.")
 @_name_servers
 @_print_all
 def mqnamesrv(path: str | None, name_servers: str | None, prints: bool) -> None:
@@ -71,17 +81,17 @@ def mqnamesrv(path: str | None, name_servers: str | None, prints: bool) -> None:
     if name_servers is not None:
         _warn(f"-n {name_servers} has no effect: name servers do not know each other.")
     if prints:
-        _print_settings(Part.NAME_SERVER, path)
-    _serve("namesrv", ["nameserver", *_option("-c", path)])
+        _print_settings_and_exit(Part.NAME_SERVER, path)
+    _run_server("namesrv", ["nameserver", *_option("-c", path)])
 
 
 @click.command(context_settings=_HELP)
-@click.option("-c", "--configFile", "path", help="A broker.conf.")
+@click.option("-c", "--configFile", "path", help="Configuration file of the broker.")
 @_name_servers
 @_print_all
-@click.option("-m", "--printImportantConfig", "prints", is_flag=True, help="The same.")
-@click.option("--enable-proxy", is_flag=True, help="Serve gRPC clients too.")
-@click.option("-pc", "--proxyConfigPath", "proxy_path", help="A rmq-proxy.json.")
+@click.option("-m", "--printImportantConfig", "prints", is_flag=True, help="Same as -p.")
+@click.option("--enable-proxy", is_flag=True, help="Also serve gRPC clients.")
+@click.option("-pc", "--proxyConfigPath", "proxy_path", help="File rmq-proxy.json of the proxy.")
 def mqbroker(
     path: str | None,
     name_servers: str | None,
@@ -92,82 +102,96 @@ def mqbroker(
     """Run a broker. `-pc` needs `--enable-proxy`."""
     if proxy_path is not None and not enable_proxy:
         raise ConfigurationError(
-            f"-pc {proxy_path} is the file of a proxy, and none is started.",
-            fix="Add --enable-proxy, or leave out -pc.",
+            f"-pc {proxy_path} configures a proxy, but no proxy is started.",
+            fix="Add --enable-proxy, or remove -pc.",
         )
     if prints:
-        _print_settings(Part.BROKER, path, name_servers)
+        _print_settings_and_exit(Part.BROKER, path, name_servers)
     proxy = ["--enable-proxy", *_option("--proxy-config", proxy_path)] if enable_proxy else []
-    _serve("broker", ["broker", *_option("-c", path), *_option("-n", name_servers), *proxy])
+    _run_server("broker", ["broker", *_option("-c", path), *_option("-n", name_servers), *proxy])
 
 
 @click.command(context_settings=_HELP)
-@click.option("-bc", "--brokerConfigPath", "broker_path", help="A broker.conf, in mode local.")
-@click.option("-pc", "--proxyConfigPath", "path", help="A rmq-proxy.json.")
+@click.option(
+    "-bc",
+    "--brokerConfigPath",
+    "broker_path",
+    help="Configuration file of the broker, for mode local.",
+)
+@click.option("-pc", "--proxyConfigPath", "path", help="File rmq-proxy.json of the proxy.")
 @_name_servers
 @click.option(
-    "-pm", "--proxyMode", "mode", type=click.Choice([LOCAL, CLUSTER], case_sensitive=False),
-    default=CLUSTER, help="cluster: before brokers; local: with a broker in its process.",
-)  # fmt: skip
+    "-pm",
+    "--proxyMode",
+    "mode",
+    type=click.Choice([LOCAL, CLUSTER], case_sensitive=False),
+    default=CLUSTER,
+    help="Mode: cluster runs a proxy for existing brokers, local also runs a broker in the same "
+    "process.",
+)
 def mqproxy(broker_path: str | None, path: str | None, name_servers: str | None, mode: str) -> None:
-    """Run a proxy."""
-    named = _option("-n", name_servers)
+    """Run a proxy for gRPC clients."""
+    name_server_option = _option("-n", name_servers)
     if mode.lower() == LOCAL:
         files = [*_option("-c", broker_path), *_option("--proxy-config", path)]
-        _serve("proxy", ["broker", "--enable-proxy", *files, *named])
+        _run_server("proxy", ["broker", "--enable-proxy", *files, *name_server_option])
     if broker_path is not None:
         _warn(f"-bc {broker_path} has no effect with -pm cluster: no broker is started.")
-    _serve("proxy", ["proxy", *_option("-c", path), *named])
+    _run_server("proxy", ["proxy", *_option("-c", path), *name_server_option])
 
 
 @click.command(context_settings=_HELP)
 @click.argument("server", type=click.Choice(["broker", "namesrv", "proxy"]))
 def mqshutdown(server: str) -> None:
-    """End the servers of this user that mqbroker, mqnamesrv or mqproxy of the same directory
-    runs."""
-    listed = subprocess.run(
+    """Stop the servers of this user that were started by scripts of the same directory."""
+    process_list = subprocess.run(
         ["ps", "-x", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout
-    found = servers_in(listed, f"mq{server}")
-    own = [pid for pid, installation in found.items() if installation == _installation]
-    others = [f"{pid} ({found[pid] or 'without one'})" for pid in found if pid not in own]
-    if not own:
+    servers = find_servers(process_list, f"mq{server}")
+    same_directory = [pid for pid, directory in servers.items() if directory == _installation]
+    if not same_directory:
         click.echo(f"No mq{server} running.")
-        if others:
-            click.echo(f"Left alone, of other installations: {', '.join(others)}.")
-        raise SystemExit(255)  # as RocketMQ's script, whose -1 a shell sees like this
-    for pid in own:
+        if servers:
+            others = [f"{pid} ({directory or 'unknown'})" for pid, directory in servers.items()]
+            click.echo(f"Not stopped, from other directories: {', '.join(others)}.")
+        raise SystemExit(255)  # RocketMQ's script exits with -1, which a shell reports as 255
+    for pid in same_directory:
         click.echo(f"The mq{server}({pid}) is running...")
         os.kill(pid, signal.SIGTERM)
         click.echo(f"Send shutdown request to mq{server}({pid}) OK")
 
 
-def servers_in(listed: str, name: str) -> dict[int, str]:
-    """Return the processes that run the script `name` in a list of processes with their arguments:
-    process id -> directory of the script, "" if it was written by an older `install-names`."""
-    found = {}
-    for line in listed.splitlines():
+def find_servers(process_list: str, name: str) -> dict[int, str]:
+    """Return process id and script directory of all processes that run the script `name`.
+
+    `process_list` has a line for each process: its id and its arguments. The directory is "" for
+    scripts that an older `install-names` has written.
+    """
+    servers = {}
+    for line in process_list.splitlines():
         pid, *words = line.split()
         if MODULE not in words:
             continue
-        given = words[words.index(MODULE) + 1 :]
-        if given[:1] == [name]:
-            mark = given[1] if len(given) > 1 and given[1].startswith(INSTALLATION) else ""
-            found[int(pid)] = unquote(mark.removeprefix(INSTALLATION))
-    return found
+        arguments = words[words.index(MODULE) + 1 :]
+        if arguments[:1] == [name]:
+            has_directory = len(arguments) > 1 and arguments[1].startswith(INSTALLATION_PREFIX)
+            directory = arguments[1].removeprefix(INSTALLATION_PREFIX) if has_directory else ""
+            servers[int(pid)] = unquote(directory)
+    return servers
 
 
 def mqadmin() -> None:
-    """Administration: `sluice mqadmin`."""
+    """Run `sluice mqadmin` with the arguments of this process. Raises SystemExit."""
     main.main(["mqadmin", *sys.argv[1:]], prog_name="mqadmin")
 
 
 def _option(name: str, value: str | None) -> list[str]:
+    """Return an option with its value as arguments; none if the value is None."""
     return [] if value is None else [name, value]
 
 
-def _serve(name: str, words: list[str]) -> None:
-    """Run a server of ours that logs where RocketMQ's does. Does not return."""
+def _run_server(name: str, words: list[str]) -> None:
+    """Run `sluice WORDS` with the log file that RocketMQ's server `name` has. Raise SystemExit."""
     home = os.environ.get("ROCKETMQ_HOME")
     logback = Path(home or "/") / f"conf/rmq.{name}.logback.xml"
     if home and logback.is_file():
@@ -178,21 +202,22 @@ def _serve(name: str, words: list[str]) -> None:
 
 
 def _warn(text: str) -> None:
-    """Tell of an option that has no effect, on stderr: the log goes to a file."""
+    """Print a warning to stderr, because the server's log goes to a file."""
     click.echo(f"warning: {text}", err=True)
 
 
-def _print_settings(part: Part, path: str | None, name_servers: str | None = None) -> None:
-    """Every setting as it would be in force, `key=value`. Does not return."""
-    from sluicemq.cli.servers.serve import settings_of  # noqa: PLC0415 - not for mqadmin
+def _print_settings_and_exit(part: Part, path: str | None, name_servers: str | None = None) -> None:
+    """Print all settings as the server would use them, as `key=value`, and raise SystemExit."""
+    from sluicemq.cli.servers.settings import format_settings  # noqa: PLC0415 - not for mqadmin
 
-    click.echo(settings_of(part, path, name_servers), nl=False)
+    click.echo(format_settings(part, path, name_servers), nl=False)
     raise SystemExit(0)
 
 
-def _call(name: str) -> None:
+def _run_script(name: str) -> None:
+    """Run the command of the script `name`. Raises SystemExit."""
     command = NAMES[name]
-    with speaking(name):
+    with report_errors(name):
         if isinstance(command, click.Command):
             raise SystemExit(command.main(prog_name=name, standalone_mode=False) or 0)
         command()
@@ -207,10 +232,10 @@ NAMES: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 _installation = ""
-"""The directory of the script that runs; "" for one of an older `install-names`."""
+"""The directory of the running script; "" if an older `install-names` has written it."""
 
 if __name__ == "__main__":
-    chosen = sys.argv.pop(1)
-    if sys.argv[1:] and sys.argv[1].startswith(INSTALLATION):
-        _installation = unquote(sys.argv.pop(1).removeprefix(INSTALLATION))
-    run(lambda: _call(chosen))
+    script = sys.argv.pop(1)
+    if sys.argv[1:] and sys.argv[1].startswith(INSTALLATION_PREFIX):
+        _installation = unquote(sys.argv.pop(1).removeprefix(INSTALLATION_PREFIX))
+    run(lambda: _run_script(script))

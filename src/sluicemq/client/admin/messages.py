@@ -19,7 +19,7 @@ of the batch, which no record contains.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from sluicemq.client.admin.topics import (
@@ -41,15 +41,6 @@ from sluicemq.client.core.requests import (
     expect_success,
     parse_pull_response,
 )
-from sluicemq.client.core.tracing import (
-    ConsumeTrace,
-    DeliveryTrace,
-    RecallTrace,
-    SendTrace,
-    TraceRecord,
-    TransactionTrace,
-    decode_trace_records,
-)
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import (
     ConfigurationError,
@@ -65,6 +56,16 @@ from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
 from sluicemq.model.topic import MessageQueue
+from sluicemq.model.trace_records import (
+    ConsumeTrace,
+    DeliveryTrace,
+    RecallTrace,
+    SendTrace,
+    TraceRecord,
+    TransactionTrace,
+    decode_trace_records,
+    record_of_message,
+)
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
@@ -688,26 +689,3 @@ def _records(
             if own is not None:
                 records.append(own)
     return list(dict.fromkeys(records)), unread
-
-
-def record_of_message(
-    record: TraceRecord, message_id: str, offset_message_id: str | None
-) -> TraceRecord | None:
-    """Return the record if it is about the message, None otherwise.
-
-    The record of a Java batch is about several messages. It is returned with the ids of the one.
-    """
-    if record.message_id == message_id:
-        return record
-    if not isinstance(record, SendTrace):
-        return None
-    ids = (record.message_id or "").split(",")
-    places = (record.offset_message_id or "").split(",")
-    if message_id in ids:
-        index = ids.index(message_id)
-    elif offset_message_id in places:
-        index = places.index(offset_message_id)
-    else:
-        return None
-    own = places[index] if index < len(places) else None
-    return replace(record, message_id=message_id, offset_message_id=own)

@@ -1,15 +1,19 @@
-"""What brokers ask of a client that consumes or sends: 39, 40, 220, 221, 307, 309, 326.
+"""Answer the requests that brokers send to a client.
 
-The questions come on the keeper's thread. Who only looks (221, 307) is answered there at once, so a
-consumer whose loop is blocked by a handler can be asked what it does. Who changes or calls
-something is answered by the client's own loop:
+The requests arrive on the heartbeat thread. Those that only read state (221, 307) are answered on
+that thread at once: a consumer whose event loop is blocked by a handler can still report what it
+does. The others change something or call application code, so the client's event loop answers them:
 
-    39    how a transaction ended; 37 says it
-    40    the members of a group changed: balance now
-    220   a reset: the queues that are read here go on at other offsets, which are committed
-    309   handle this message now: the handler is called beside its other work, and nothing is
-          acknowledged by it
-    326   a reply has come
+    CHECK_TRANSACTION_STATE (39)          a producer returns how a transaction ended, by a request
+                                          END_TRANSACTION (37)
+    NOTIFY_CONSUMER_IDS_CHANGED (40)      the members of a group changed: rebalance now
+    RESET_CONSUMER_CLIENT_OFFSET (220)    an operator reset the group: continue at other offsets and
+                                          commit these
+    GET_CONSUMER_STATUS_FROM_CLIENT (221) up to which offsets everything is acknowledged
+    GET_CONSUMER_RUNNING_INFO (307)       what a consumer is doing
+    CONSUME_MESSAGE_DIRECTLY (309)        call the handler with one message that an operator chose,
+                                          beside its other work, without acknowledging anything
+    PUSH_REPLY_MESSAGE_TO_CLIENT (326)    the reply to a request
 """
 
 import asyncio
@@ -21,9 +25,10 @@ from typing import Final, Protocol
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.prefetch import PrefetchBuffer
 from sluicemq.client.aio.producer import Producer, Requester
-from sluicemq.client.aio.readers import QueueReader, Reading
-from sluicemq.client.aio.received import Feed, ReceivedMessage
+from sluicemq.client.aio.queue_reader import QueueReader, ReaderContext
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core.consuming import UNDECODABLE_NOTE, ConsumeOptions
 from sluicemq.client.core.replies import accept_pushed_reply
 from sluicemq.client.core.transactions import parse_check_request
@@ -46,13 +51,19 @@ from sluicemq.wire.headers import (
 )
 
 _log = logging.getLogger("sluicemq.client")
-REMARK_MAX: Final = 2000
-OUT_SHOWN_MAX: Final = 20
-Work = Callable[[Command, str], Awaitable[Command | None]]
+REMARK_CHARACTERS_MAX: Final = 2000
+"""The maximum length of an error text in a response."""
+HANDED_OUT_SHOWN_MAX: Final = 20
+"""The number of messages that the running information lists as handed out."""
+LoopHandler = Callable[[Command, str], Awaitable[Command | None]]
+"""A coroutine function (request, broker address) that runs on the client's event loop.
+
+It returns the response, or None for none.
+"""
 
 
-class Owner(Protocol):
-    """What this needs of a `Sluice`."""
+class Client(Protocol):
+    """The parts of a `Sluice` that answering requests needs."""
 
     client_id: str
     cluster: Cluster
@@ -68,150 +79,184 @@ class Owner(Protocol):
 
 
 class BrokerRequests:
-    """Answers the brokers of one client."""
+    """Answers the requests that brokers send to one client."""
 
     def __init__(
         self,
-        owner: Owner,
+        client: Client,
         tasks: Tasks,
         requester: Requester,
-        keeper: HeartbeatThread,
+        heartbeat_thread: HeartbeatThread,
         started_ms: int,
     ) -> None:
-        self._owner = owner
-        self._keeper = keeper
+        """Prepare the handlers.
+
+        `started_ms` is when the client was created, in milliseconds since 1970.
+        """
+        self._client = client
+        self._heartbeat_thread = heartbeat_thread
         self._tasks = tasks
         self._requester = requester
         self._started_ms = started_ms
-        self._here: dict[int, Callable[[Command], Command]] = {
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+        self._thread_handlers: dict[int, Callable[[Command], Command]] = {
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.get_consumer_status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.get_running_info,
         }
-        self._on_loop: dict[int, Work] = {
-            RequestCode.CHECK_TRANSACTION_STATE: self.check,
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.members_changed,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset,
+        self._loop_handlers: dict[int, LoopHandler] = {
+            RequestCode.CHECK_TRANSACTION_STATE: self.check_transaction,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.rebalance,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_offsets,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.accept_reply,
         }
 
-    def take(self, command: Command, address: str, answer: Respond) -> bool:
-        """Called on the keeper's thread; False when it is not one of these questions."""
-        here = self._here.get(command.code)
-        if here is not None:
+    def handle(self, command: Command, address: str, respond: Respond) -> bool:
+        """Answer a request of the broker at `address` by calling `respond`, now or later.
+
+        Called on the heartbeat thread. Return False if this client does not support the request, or
+        has no running event loop that could answer it.
+        """
+        thread_handler = self._thread_handlers.get(command.code)
+        if thread_handler is not None:
             try:
-                answer(here(command))
-            except Exception as error:  # noqa: BLE001 -- whatever it is, the broker hears of it
-                answer(_failed(error))
+                respond(thread_handler(command))
+            except Exception as error:  # noqa: BLE001 - reported to the broker
+                respond(_error_response(error))
             return True
-        work = self._on_loop.get(command.code)
-        loop = self._owner.loop
-        if work is None or loop is None or loop.is_closed():
+
+        loop_handler = self._loop_handlers.get(command.code)
+        loop = self._client.loop
+        if loop_handler is None or loop is None or loop.is_closed():
             return False
 
         async def run() -> None:
             try:
-                found = await work(command, address)
-            except Exception as error:  # noqa: BLE001
-                _log.warning(
-                    "a question of the broker %s could not be answered: %s", address, error
-                )
-                found = _failed(error)
-            if found is not None:
-                answer(found)
+                response = await loop_handler(command, address)
+            except Exception as error:  # noqa: BLE001 - logged and reported to the broker
+                _log.warning("cannot answer a request of the broker %s: %s", address, error)
+                response = _error_response(error)
+            if response is not None:
+                respond(response)
 
-        def begin() -> None:
-            with contextlib.suppress(ClosedError):  # the client closes
+        def start() -> None:
+            with contextlib.suppress(ClosedError):  # the client is being closed
                 self._tasks.spawn(run(), "sluicemq answer to a broker")
 
-        loop.call_soon_threadsafe(begin)
+        loop.call_soon_threadsafe(start)
         return True
 
-    async def check(self, command: Command, address: str) -> None:
-        """39, by the first producer of the group that knows; by nobody, and the broker asks another
-        client."""
-        question = parse_check_request(command)
-        for producer in self._owner.producers_of(question.location.group):
-            talk = producer.transactions.answer_check(question, address)
-            found = await self._owner.cluster.run(talk)
-            if found is not None:
-                self._keeper.send_oneway(address, found)
+    async def check_transaction(self, command: Command, address: str) -> None:
+        """Answer CHECK_TRANSACTION_STATE (39) with a producer of the group that knows the state.
+
+        If none knows it, nothing is sent, and the broker asks another client.
+        """
+        check = parse_check_request(command)
+        for producer in self._client.producers_of(check.location.group):
+            conversation = producer.transactions.answer_check(check, address)
+            end_request = await self._client.cluster.run(conversation)
+            if end_request is not None:
+                self._heartbeat_thread.send_oneway(address, end_request)
                 return
 
-    async def members_changed(self, command: Command, address: str) -> None:
-        """40, one-way."""
-        member = self._owner.member_of((command.fields or {}).get("consumerGroup", ""))
+    async def rebalance(self, command: Command, address: str) -> None:
+        """Rebalance the group, for NOTIFY_CONSUMER_IDS_CHANGED (40).
+
+        That request has no response.
+        """
+        member = self._client.member_of((command.fields or {}).get("consumerGroup", ""))
         if member is not None:
-            member.notice()
+            member.schedule_rebalance()
 
     # ----------------------------------------------------------------------------- offsets
 
-    async def reset(self, command: Command, address: str) -> None:
-        """220, one-way."""
-        header = decode_header(ResetOffsetRequest, command.fields)
-        member = self._owner.member_of(header.group)
-        if member is not None:
-            await member.readers.reset(bodies.decode_queue_offsets(command.body))
+    async def reset_offsets(self, command: Command, address: str) -> None:
+        """Move the readers of a group, for RESET_CONSUMER_CLIENT_OFFSET (220).
 
-    def status(self, command: Command) -> Command:
-        """221: up to where everything is acknowledged here."""
+        That request has no response.
+        """
+        header = decode_header(ResetOffsetRequest, command.fields)
+        member = self._client.member_of(header.group)
+        if member is not None:
+            await member.readers.reset_offsets(bodies.decode_queue_offsets(command.body))
+
+    def get_consumer_status(self, command: Command) -> Command:
+        """Answer GET_CONSUMER_STATUS_FROM_CLIENT (221).
+
+        The response contains, for each queue of the topic, the offset up to which everything is
+        acknowledged.
+        """
         header = decode_header(GetConsumerStatusRequest, command.fields)
-        member = self._owner.member_of(header.group)
-        readers = [] if member is None else member.readers.all()
-        own = [reader for reader in readers if reader.queue.topic == header.topic]
-        found = {reader.queue: reader.in_flight.committable for reader in own}
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_client_offsets(found))
+        member = self._client.member_of(header.group)
+        readers = [] if member is None else member.readers.all_readers()
+        offsets = {
+            reader.queue: reader.in_flight.committable
+            for reader in readers
+            if reader.queue.topic == header.topic
+        }
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_client_offsets(offsets))
 
     # ------------------------------------------------------------------------- running info
 
-    def running_info(self, command: Command) -> Command:
-        """307."""
+    def get_running_info(self, command: Command) -> Command:
+        """Answer GET_CONSUMER_RUNNING_INFO (307) with what the consumers of a group are doing.
+
+        Besides the fields of RocketMQ, its properties list the messages that are handed out (the
+        oldest first), the number of workers, and undecodable messages.
+        """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
-        member = self._owner.member_of(header.group)
+        member = self._client.member_of(header.group)
         if member is None:
             return Command(
                 ResponseCode.SYSTEM_ERROR,
-                remark=f"the client {self._owner.client_id} is not a member of {header.group}",
+                remark=f"the client {self._client.client_id} is not a member of {header.group}",
             )
-        now_s = self._owner.cluster.clock.monotonic_s()
-        # Which messages the application has now, the oldest first.
-        out = [one for reader in member.readers.all() for one in tuple(reader.out)]
-        out.sort(key=lambda message: message.since_s)
-        workers = [one for one in self._owner.consumers_of(header.group)
-                   if isinstance(one, PushConsumer) and one.is_running]  # fmt: skip
-        notes = {"messagesOut": str(len(out))}
-        if workers:
-            notes["workersLive"] = str(sum(one.live_workers for one in workers))
-            notes["workersWanted"] = str(sum(one.concurrency for one in workers))
-        for number, message in enumerate(out[:OUT_SHOWN_MAX]):
-            record = message.record
-            notes[f"out{number:02d}"] = (
-                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
-                f"{record.queue_offset}, for {now_s - message.since_s:.1f} s"
-            )
-        for topic, counts in member.readers.counts.items():
-            if counts.undecodable_count:
-                notes[f"{UNDECODABLE_NOTE}{topic}"] = (
-                    f"{counts.undecodable_count}; {counts.last_undecodable_error}"
-                )
+        now_s = self._client.cluster.clock.monotonic_s()
         info = bodies.RunningInfo(
             self._properties(member),
             tuple(member.subscriptions.values()),
             dict(self._queues(member)),
-            {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()},
-            format_stacks(self._owner.loop) if header.stack_enable else None,
-            notes,
+            {topic: stats.rates(now_s) for topic, stats in member.readers.stats.items()},
+            format_stacks(self._client.loop) if header.stack_enable else None,
+            self._notes(member, now_s),
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info))
 
+    def _notes(self, member: Member, now_s: float) -> dict[str, str]:
+        """Return SluiceMQ's own entries of the running information, at `now_s` (monotonic)."""
+        readers = member.readers.all_readers()
+        handed_out = [message for reader in readers for message in tuple(reader.handed_out)]
+        handed_out.sort(key=lambda message: message.handed_out_s)
+        notes = {"messagesOut": str(len(handed_out))}
+        consumers = [
+            one
+            for one in self._client.consumers_of(member.group)
+            if isinstance(one, PushConsumer) and one.is_running
+        ]
+        if consumers:
+            notes["workersLive"] = str(sum(one.live_workers for one in consumers))
+            notes["workersWanted"] = str(sum(one.concurrency for one in consumers))
+        for number, message in enumerate(handed_out[:HANDED_OUT_SHOWN_MAX]):
+            record = message.record
+            notes[f"out{number:02d}"] = (
+                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
+                f"{record.queue_offset}, for {now_s - message.handed_out_s:.1f} s"
+            )
+        for topic, stats in member.readers.stats.items():
+            if stats.undecodable_count:
+                notes[f"{UNDECODABLE_NOTE}{topic}"] = (
+                    f"{stats.undecodable_count}; {stats.last_undecodable_error}"
+                )
+        return notes
+
     def _properties(self, member: Member) -> dict[str, str]:
+        """Return the properties of a group's consumers, under the Java client's names."""
         options = member.options
-        consumers = list(self._owner.consumers_of(member.group))
+        consumers = list(self._client.consumers_of(member.group))
         threads = [one.concurrency for one in consumers if isinstance(one, PushConsumer)]
         return {
-            "PROP_NAMESERVER_ADDR": "".join(f"{it};" for it in self._owner.cluster.name_servers),
+            "PROP_NAMESERVER_ADDR": "".join(f"{it};" for it in self._client.cluster.name_servers),
             "PROP_CONSUME_TYPE": (
-                bodies.CONSUME_PASSIVELY if member.retry else bodies.CONSUME_ACTIVELY
+                bodies.CONSUME_PASSIVELY if member.has_retries else bodies.CONSUME_ACTIVELY
             ),
             "PROP_CLIENT_VERSION": "V5_3_3",
             "PROP_CONSUMEORDERLY": str(options.ordered).lower(),
@@ -229,81 +274,92 @@ class BrokerRequests:
         }
 
     def _queues(self, member: Member) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
-        now_s, now_ms = self._owner.cluster.clock.monotonic_s(), self._owner.cluster.clock.now_ms()
+        """Yield each queue that the member reads, with its state."""
+        clock = self._client.cluster.clock
+        now_s, now_ms = clock.monotonic_s(), clock.now_ms()
 
-        def time_ms(at_s: float) -> int:
-            return now_ms - int((now_s - at_s) * 1000) if at_s else 0
+        def time_ms(monotonic_s: float) -> int:
+            """Return monotonic seconds as milliseconds since 1970, and 0 for 0."""
+            return now_ms - int((now_s - monotonic_s) * 1000) if monotonic_s else 0
 
         for queue in sorted(member.readers.queues):
             reader = member.readers.get(queue)
             if reader is None:
                 continue
-            flight = reader.in_flight
-            first, behind = flight.committable, flight.position
+            in_flight = reader.in_flight
+            first, position = in_flight.committable, in_flight.position
             yield (
                 queue,
                 bodies.QueueState(
-                    first if reader.committed is None else reader.committed,
-                    flight.count,
-                    first if flight.count else 0,
-                    behind - 1 if flight.count else 0,
-                    flight.size_bytes >> 20,
+                    first if reader.committed_offset is None else reader.committed_offset,
+                    in_flight.count,
+                    first if in_flight.count else 0,
+                    position - 1 if in_flight.count else 0,
+                    in_flight.size_bytes >> 20,
                     locked=member.options.ordered and reader.may_commit,
-                    last_pull_ms=time_ms(reader.pulled_s),
-                    last_consume_ms=time_ms(reader.counts.last_consume_s),
+                    last_pull_ms=time_ms(reader.last_pull_s),
+                    last_consume_ms=time_ms(reader.stats.last_consume_s),
                 ),
             )
 
     # ---------------------------------------------------------------------------- one message
 
     async def consume_directly(self, command: Command, address: str) -> Command:
-        """309."""
+        """Answer CONSUME_MESSAGE_DIRECTLY (309) with how the handler processed the message."""
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
         handlers = (
             one
-            for one in self._owner.consumers_of(header.group)
+            for one in self._client.consumers_of(header.group)
             if isinstance(one, PushConsumer) and one.is_running
         )
         consumer = next(handlers, None)
         if consumer is None:
             return Command(
                 ResponseCode.SYSTEM_ERROR,
-                remark=f"the client {self._owner.client_id} has no handler for {header.group}: it "
-                "takes messages by itself, from a stream or by polling",
+                remark=f"the client {self._client.client_id} has no handler for {header.group}: it "
+                "consumes with a stream or by polling",
             )
         record = decode_record(command.body, broker=header.broker or "")
-        origin = Direct(self._owner.cluster, consumer.group, record)
-        began_s = self._owner.cluster.clock.monotonic_s()
-        kind, remark = bodies.ConsumeResult.SUCCESS, None
+        origin = DirectReader(self._client.cluster, consumer.group, record)
+        clock = self._client.cluster.clock
+        started_s = clock.monotonic_s()
+        outcome, remark = bodies.ConsumeResult.SUCCESS, None
         try:
             await consumer.call_handler(
                 ReceivedMessage(record, origin, origin.in_flight, record.queue_offset)
             )
             if origin.is_rejected:
-                kind = bodies.ConsumeResult.LATER
+                outcome = bodies.ConsumeResult.LATER
         except RetryLaterError as later:
-            kind, remark = bodies.ConsumeResult.LATER, str(later)
+            outcome, remark = bodies.ConsumeResult.LATER, str(later)
         except Exception as failure:  # noqa: BLE001 - a handler may raise anything
             error = failure.error if isinstance(failure, EscapedError) else failure
-            kind = bodies.ConsumeResult.EXCEPTION
-            remark = f"{type(error).__name__}: {error}"[:REMARK_MAX]
-        spent_ms = int((self._owner.cluster.clock.monotonic_s() - began_s) * 1000)
-        result = bodies.DirectResult(kind, remark, spent_ms, consumer.is_ordered)
+            outcome = bodies.ConsumeResult.EXCEPTION
+            remark = f"{type(error).__name__}: {error}"[:REMARK_CHARACTERS_MAX]
+        spent_ms = int((clock.monotonic_s() - started_s) * 1000)
+        result = bodies.DirectResult(outcome, remark, spent_ms, consumer.is_ordered)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result))
 
-    async def reply(self, command: Command, address: str) -> Command:
-        """326."""
-        return accept_pushed_reply(command, self._requester.awaited)
+    async def accept_reply(self, command: Command, address: str) -> Command:
+        """Answer PUSH_REPLY_MESSAGE_TO_CLIENT (326).
+
+        Complete the request that waits for the reply.
+        """
+        return accept_pushed_reply(command, self._requester.pending_replies)
 
 
-class Direct(QueueReader):
-    """The origin of a message that is handled on request: nothing follows from what becomes of
-    it."""
+class DirectReader(QueueReader):
+    """The origin of a message that is handled directly. It acknowledges and commits nothing.
+
+    `is_rejected` says whether the handler rejected the message.
+    """
 
     def __init__(self, cluster: Cluster, group: str, record: StoredMessage) -> None:
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
-        reading = Reading(cluster, group, ConsumeOptions())
-        super().__init__(reading, queue, Subscription(record.topic), Feed(), record.queue_offset)
+        context = ReaderContext(cluster, group, ConsumeOptions())
+        super().__init__(
+            context, queue, Subscription(record.topic), PrefetchBuffer(), record.queue_offset
+        )
         self.in_flight.add([(record.queue_offset, record.size_bytes)], record.queue_offset + 1)
         self.is_rejected: bool = False
 
@@ -314,7 +370,7 @@ class Direct(QueueReader):
         return True
 
 
-def _failed(error: Exception) -> Command:
-    """An answer that says what went wrong here."""
+def _error_response(error: Exception) -> Command:
+    """Return a response with the text of `error`."""
     text = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
-    return Command(ResponseCode.SYSTEM_ERROR, remark=text[:REMARK_MAX])
+    return Command(ResponseCode.SYSTEM_ERROR, remark=text[:REMARK_CHARACTERS_MAX])

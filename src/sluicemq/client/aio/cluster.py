@@ -1,7 +1,8 @@
 """The asyncio client's connections to name servers and brokers, and administration over them.
 
-One connection a server, shared by every producer and consumer of a `Sluice`; the frames of one loop
-turn travel in one write. Heartbeats have connections of their own (`client.keeper`).
+All producers and consumers of a `Sluice` share one connection to each server; the requests of one
+event loop iteration leave in one write. Heartbeats use connections of their own
+(`client.heartbeat_thread`).
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any, Final
 from sluicemq.client.admin import topics
 from sluicemq.client.admin.operations import AdminOperations
 from sluicemq.client.affinity import ClientAffinity, get_running_loop_or_none
-from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
+from sluicemq.client.aio.offsets import DEFAULT_INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.conversations import CALL_TIMEOUT_S, AsyncioShell, Call, operation
 from sluicemq.client.core.directory import Directory, RouteCache
@@ -28,17 +29,25 @@ from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import CLIENT_ID_FIELD
 
-OF_MEMBERS: Final = frozenset(
+MEMBER_REQUESTS: Final = frozenset(
     {
-        RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET,
-        RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
         RequestCode.GET_CONSUMER_LIST_BY_GROUP,
     }
-)  # fmt: skip
+)
+"""Codes of the requests that concern a member of a consumer group.
+
+They contain the client id, because the broker knows the member from another connection: the one of
+its heartbeats.
+"""
 
 
 class Cluster(AsyncioShell):
-    """Name servers, routes and data connections of one `Sluice`."""
+    """The name servers, routes and data connections of one `Sluice`."""
 
     directory: Directory
 
@@ -53,27 +62,35 @@ class Cluster(AsyncioShell):
         client_id: str = "",
         rng: Random | None = None,
     ) -> None:
-        """`rng` chooses the queue that a producer begins with."""
+        """Prepare the connections; nothing is connected yet.
+
+        `timeout_s` is the default time limit in seconds of a request. `connect` opens a connection;
+        None means TCP. `rng` chooses the queue with which each producer begins. Raises
+        ConfigurationError if `name_servers` or `credentials` are invalid.
+        """
         self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
         self.client_id = client_id
-        """Said with requests that concern a member of a group: its heartbeats go another way."""
+        """The client id that `MEMBER_REQUESTS` contain, empty for none."""
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
         self.routes: RouteCache = self.directory.routes
         self.credentials: Credentials | None = Credentials.from_value(credentials)
         self.timeout_s = timeout_s
-        self.poll_s: float = SUSPEND_TIMEOUT_MS / 1000
-        """How long a pull waits at the broker for messages."""
+        self.long_poll_s: float = SUSPEND_TIMEOUT_MS / 1000
+        """How many seconds a pull waits at the broker for messages."""
         self.clock = clock
         self._pool = ChannelPool(clock=clock, connect=connect)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.on_moved: Callable[[OffsetMoved], None] | None = None
-        """Called when a broker has sent a consumer to another place of a queue."""
-        self.offset_files: OffsetFiles = OffsetFiles(INSTANCE)
-        """Where broadcasting groups keep their offsets."""
+        """Called when a broker has moved a consumer to another offset of a queue.
+
+        None calls nothing.
+        """
+        self.offset_files: OffsetFiles = OffsetFiles(DEFAULT_INSTANCE)
+        """The files in which broadcasting groups keep their offsets."""
         self.trace: Tracing | None = None
-        """Notes what producers and consumers do, when that is wanted."""
+        """Collects the trace records of producers and consumers. None means that tracing is off."""
 
     route: Final = operation(Directory.get_route)
     write_queues: Final = operation(Directory.get_write_queues)
@@ -87,56 +104,71 @@ class Cluster(AsyncioShell):
     offset_by_time: Final = operation(topics.offset_by_time)
 
     def exclusive(self, key: str) -> asyncio.Lock:
-        """One task at a time asks for the route of a topic."""
+        """Return the lock under which one task at a time fetches the route of a topic."""
         return self._locks[key]
 
     def send_request(self, call: Call) -> Awaitable[Command]:
-        """One request, one answer, whatever its code. HOT: no coroutine where the channel is open.
-        Raises ConnectionLostError, RequestTimeoutError, now or later."""
+        """Send one request and return an awaitable of its response, whatever its code. HOT.
+
+        If the connection is open, this creates no coroutine. Raises ConfigurationError in
+        another event loop or process. Raises ConnectionLostError and RequestTimeoutError, when
+        called or when awaited.
+        """
         if get_running_loop_or_none() is not self.affinity.loop:
             self.affinity.check_loop()
         channel = self._pool.channels.get(call.address)
         if channel is None or channel.closed or call.command.flag & FLAG_ONEWAY:
             return self._exchange(call)
         timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
-        if call.command.code in OF_MEMBERS or self.credentials is not None:
-            self._complete(call.command)
+        if call.command.code in MEMBER_REQUESTS or self.credentials is not None:
+            self._add_identity(call.command)
         call.is_written = True
         return channel.start_call(call.command, timeout_s)
 
     async def _exchange(self, call: Call) -> Command:
+        """Connect if needed, send the request and return the response.
+
+        For a one-way request, return the request itself.
+        """
         channel = await self._pool.get(call.address)
         if call.command.flag & FLAG_ONEWAY:
-            self._complete(call.command)
+            self._add_identity(call.command)
             call.is_written = True
             channel.send_oneway(call.command)
             return call.command
         return await self.send_request(call)
 
-    def _complete(self, command: Command) -> None:
-        """Says who asks, where that is wanted."""
-        if self.client_id and command.code in OF_MEMBERS:
+    def _add_identity(self, command: Command) -> None:
+        """Add the client id to a request of a group's member, and sign the request."""
+        if self.client_id and command.code in MEMBER_REQUESTS:
             command.fields = {**(command.fields or {}), CLIENT_ID_FIELD: self.client_id}
         sign_request(command, self.credentials)
 
     async def sleep(self, seconds: float) -> None:
-        """Beside everything else of the loop."""
+        """Wait `seconds` seconds."""
         await asyncio.sleep(seconds)
 
     async def await_value(self, value: Awaitable[Any]) -> Any:
-        """Await what a listener of the application returned. Raises as `run_application_code`."""
+        """Await what a listener of the application returned, and return its result.
+
+        Raises as `run_application_code` does.
+        """
         return await run_application_code(value)
 
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
-        """`exchange` of a request to an address."""
+        """Send `command` to the server at `address` and return its response, whatever its code.
+
+        `timeout_s` limits the call; None means the cluster's default. Raises as `send_request`
+        does.
+        """
         return await self.send_request(Call(address, command, timeout_s))
 
-    def first_queue(self) -> int:
-        """A random number for a `QueueChooser` to begin with."""
+    def choose_first_queue(self) -> int:
+        """Return the random number with which a `QueueChooser` begins."""
         return self.rng.getrandbits(FIRST_QUEUE_BITS)
 
     async def close(self) -> None:
-        """Closes the data connections."""
+        """Close the data connections."""
         await self._pool.close()
 
     def __repr__(self) -> str:
@@ -144,7 +176,18 @@ class Cluster(AsyncioShell):
 
 
 class Admin(AdminOperations, AsyncioShell):
-    """Administration over the connections of a `Sluice`. Raises the errors of `sluicemq.errors`."""
+    """Administration of a cluster over the connections of a `Sluice`, as `Sluice.admin`.
+
+        async with Sluice("127.0.0.1:9876") as mq:
+            await mq.admin.create_topic("orders", queues=8)
+            lag = await mq.admin.lag("billing")
+
+    `AdminOperations` lists the operations, and each says its own errors. All of them raise
+    subclasses of SluiceError: NameServerUnreachableError, ConnectionLostError and
+    RequestTimeoutError if a server does not respond, RequestError if it refuses
+    (PermissionDeniedError without the permission), RouteNotFoundError if a topic does not exist,
+    and ConfigurationError if an argument is invalid.
+    """
 
     route: Final = operation(Directory.get_route)
 
@@ -153,15 +196,18 @@ class Admin(AdminOperations, AsyncioShell):
         self._cluster = cluster
 
     async def send_request(self, call: Call) -> Command:
-        """One request over the connections of the `Sluice`."""
+        """Send one request over the connections of the `Sluice`, and return its response."""
         return await self._cluster.send_request(call)
 
     async def sleep(self, seconds: float) -> None:
-        """As its `Sluice` does."""
+        """Wait `seconds` seconds."""
         await asyncio.sleep(seconds)
 
     def exclusive(self, key: str) -> asyncio.Lock:
-        """As its `Sluice` does."""
+        """Return the lock under which one task at a time fetches the route of a topic.
+
+        It is the lock of the `Sluice`.
+        """
         return self._cluster.exclusive(key)
 
     def __repr__(self) -> str:

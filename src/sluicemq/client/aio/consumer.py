@@ -1,13 +1,15 @@
-"""Consumers for applications: a stream to iterate over, and a handler that is called.
+"""The asyncio consumers that receive messages continuously: a stream, and one with a handler.
 
     async for message in mq.subscribe("flights", group="late", where="dep_delay > 60"):
         ...
         await message.ack()
 
-Both share the group's `Member`. A message is acknowledged by `ack` (stream) or by the handler's
-return (handler). `reject`, or a handler that raises, gives it back: the broker delivers it again
-later, and in the end puts it to the group's dead letters. Leaving the loop or a crash leaves it
-unacknowledged, and the lowest unacknowledged offset of each queue is what is committed.
+Both use the `Member` of their group, which they share with the group's other consumers of the same
+client. A stream acknowledges a message by `message.ack()`, a handler by returning.
+`message.reject()`, or a handler that raises, makes the broker deliver the message again later, and
+store it as a dead letter after the maximum number of retries. A message that was neither
+acknowledged nor rejected when its consumer ends, or its process crashes, is delivered again: only
+the lowest unacknowledged offset of each queue is committed.
 """
 
 import asyncio
@@ -17,12 +19,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Self
 
-from sluicemq.client.aio.members import Memberships
+from sluicemq.client.aio.memberships import Memberships
+from sluicemq.client.aio.prefetch import OrderedPrefetchBuffer, PrefetchBuffer
 from sluicemq.client.aio.readers import Readers
-from sluicemq.client.aio.received import Feed, OrderedFeed, ReceivedMessage
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core.consuming import ConsumeOptions, local_retry_delay_s, make_subscription
 from sluicemq.client.core.names import check_number
-from sluicemq.client.core.tracing import ConsumeOutcome
 from sluicemq.client.tasks import (
     CloseOnce,
     EscapedError,
@@ -35,79 +37,129 @@ from sluicemq.client.tasks import (
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
 from sluicemq.hints import with_hints
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.trace_records import ConsumeOutcome
 
 _log = logging.getLogger("sluicemq.client")
 Handler = Callable[[Any], Awaitable[Any] | Any]
-"""Gets a ReceivedMessage, or a list of them."""
+"""A function of a `ReceivedMessage`, or of a list of them, that a `PushConsumer` calls.
+
+It may be a coroutine function or a plain function. Its result is ignored.
+"""
 BATCH_MAX: Final = 1024
+"""The highest `batch_max`: the number of messages that a handler can receive in one call."""
 
 
 @with_hints
 class MessageStream:
-    """The messages of one topic for one group; made by `Sluice.subscribe`.
+    """The messages of one topic for one consumer group. `Sluice.subscribe` creates it.
 
-    Iterate over it, or call `receive` from as many tasks as there are workers. Leaving the loop
-    ends the subscription; so does leaving an `async with` block, or `close`. Fetching ahead is
-    bounded: when `prefetch_count` messages or `prefetch_bytes` bytes of a queue are
-    unacknowledged, that queue pauses.
+    Iterate over it, or call `receive` from as many tasks as there are workers. Ending the loop ends
+    the subscription, and so do leaving an `async with` block and `close`.
+
+        async with mq.subscribe("orders", group="billing") as stream:
+            while messages := await stream.receive_many(100, timeout_s=5):
+                await store(messages)
+                for message in messages:
+                    await message.ack()
+
+    The client fetches messages in advance. It stops fetching from a queue while `prefetch_count`
+    messages, or `prefetch_bytes` bytes, of that queue are unacknowledged.
     """
 
     def __init__(
         self,
-        groups: Memberships,
+        memberships: Memberships,
         options: ConsumeOptions,
         group: str,
         subscription: Subscription,
     ) -> None:
+        """Create a stream. Applications call `Sluice.subscribe` instead."""
         self.group = group
+        """The consumer group."""
         self.subscription: Subscription = subscription
-        self._groups = groups
+        """The topic and its filter."""
+        self._memberships = memberships
         self._options = options
-        self._feed: Feed | None = None
+        self._buffer: PrefetchBuffer | None = None
         self._readers: Readers | None = None
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Joins the group; iteration does it by itself. Safe to call twice.
+        """Join the group and begin to fetch messages. Safe to call twice.
 
-        Raises SubscriptionConflictError, RouteNotFoundError, GroupNotFoundError, FilterSyntaxError,
-        PermissionDeniedError, ConfigurationError, NameServerUnreachableError, ConnectionLostError.
+        The first `receive` does this by itself; call `start` to get its errors early. It returns
+        when the client has its first share of the queues. It raises:
+
+        - RouteNotFoundError if the topic does not exist, and GroupNotFoundError if the group does
+          not exist and brokers do not create it.
+        - SubscriptionConflictError if another client of this process reads the topic for this group
+          with a different filter.
+        - FilterSyntaxError if a broker does not accept the filter.
+        - PermissionDeniedError if access control refuses the topic or the group.
+        - ConfigurationError if the group is used by another kind of consumer of this client, or the
+          broker does not support SQL92 filters.
+        - NameServerUnreachableError and ConnectionLostError if no name server, or no broker of the
+          topic, can be reached.
+        - ClosedError if the client is closed.
         """
         async with self._starting:
-            if self._feed is None:
-                feed = (OrderedFeed if self._options.ordered else Feed)(is_shareable=True)
-                member = await self._groups.join(self.group, self.subscription, feed, self._options)
+            if self._buffer is None:
+                buffer = (OrderedPrefetchBuffer if self._options.ordered else PrefetchBuffer)(
+                    is_shareable=True
+                )
+                member = await self._memberships.join(
+                    self.group, self.subscription, buffer, self._options
+                )
                 self._readers = member.readers
-                self._feed = member.feeds.get(self.subscription.topic) or feed
+                self._buffer = member.buffers.get(self.subscription.topic) or buffer
 
     async def receive(self) -> ReceivedMessage:
-        """The next message; waits for one. Raises what ended the subscription."""
-        self._groups.enter()
-        if self._feed is None:
+        """Wait for the next message and return it.
+
+        Acknowledge it with `await message.ack()`. May be called from several tasks; each message
+        goes to one of them.
+
+        Raises what `start` raises if the stream was not started, ClosedError if the stream is
+        closed meanwhile, UndecodableBodyError with `on_undecodable="raise"`, and the error that
+        ended the subscription: GroupNotFoundError, PermissionDeniedError, FilterSyntaxError or
+        ProtocolError.
+        """
+        self._memberships.check_loop()
+        if self._buffer is None:
             await self.start()
-        assert self._feed is not None
-        return await self._feed.get(self)
+        assert self._buffer is not None
+        return await self._buffer.get(self)
 
     async def receive_many(
         self, count_max: int = 100, timeout_s: float | None = None
     ) -> list[ReceivedMessage]:
-        """Up to `count_max` messages: waits up to `timeout_s` (None: for ever) for the first, takes
-        what else is there; [] when none came. Raises what ended the subscription."""
+        """Wait for messages and return a list of up to `count_max` of them (100).
+
+        Wait up to `timeout_s` seconds for the first message; None (the default) waits without
+        limit. Then add the messages that were fetched already, without waiting for more. Return an
+        empty list if no message came in time.
+
+        Raises ConfigurationError if an argument is invalid, and what `receive` raises.
+        """
         check_number("count_max", count_max, 1)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, 0, whole=False)
-        if self._feed is None:
+        if self._buffer is None:
             await self.start()
         try:
             async with asyncio.timeout(timeout_s):
                 messages = [await self.receive()]
         except TimeoutError:
             return []
-        if self._feed is not None:
-            self._feed.fill(messages, count_max, self)
+        if self._buffer is not None:
+            self._buffer.fill(messages, count_max, self)
         return messages
 
     async def __aiter__(self) -> AsyncGenerator[ReceivedMessage, None]:
+        """Yield messages until the loop is left, then close the stream.
+
+        Raises what `receive` raises.
+        """
         try:
             while True:
                 yield await self.receive()
@@ -115,43 +167,52 @@ class MessageStream:
             await self.close()
 
     @property
-    def undecodable(self) -> int:
-        """How many messages had a body that could not be decoded since the group is read here."""
-        return 0 if self._readers is None else self._readers.undecodable
+    def undecodable_count(self) -> int:
+        """The number of messages with an undecodable body since this client joined the group."""
+        return 0 if self._readers is None else self._readers.undecodable_count
 
     async def change(self, *, tags: str | None = None, where: str | None = None) -> None:
-        """Other messages of the topic from now on: by tags, by SQL92 (`where`), or all.
+        """Change the filter of the topic: by tags, by a SQL92 expression (`where`), or none.
 
-        It holds for every stream of this client that reads the topic for this group, in all queues;
-        what is waiting here and does not match counts as done. The other members of the group have
-        to change as well: a group has one expression for a topic. Cancelling it does not leave it
-        half done: it raises CancelledError when the change is complete.
+        When this returns, the brokers know the new filter, and it applies in all queues. It applies
+        to every stream of this client that reads the topic for this group. Messages that were
+        fetched, do not match the new filter and cannot be fetched again count as acknowledged. The
+        other members of the group must change as well, because a group has one filter for a topic.
+
+        Raises what `start` raises; then nothing has changed. If the caller is cancelled, the change
+        is completed before CancelledError is raised.
         """
-        if self._feed is None:
+        if self._buffer is None:
             await self.start()
 
         async def change() -> None:
-            self.subscription = await self._groups.change(
+            self.subscription = await self._memberships.change_subscription(
                 self.group, self.subscription.topic, tags=tags, where=where
             )
 
         await run_to_end(change())
 
     async def close(self) -> None:
-        """Leaves; messages handed out and not acknowledged will be delivered again. Cancelling it
-        does not keep it from leaving: it raises CancelledError afterwards."""
-        if self._feed is not None:
-            self._groups.enter()
+        """Leave the group. Messages that were received and not acknowledged are delivered again.
+
+        Safe to call twice. If the caller is cancelled, the group is left before CancelledError is
+        raised. Raises ConfigurationError in another event loop or process.
+        """
+        if self._buffer is not None:
+            self._memberships.check_loop()
         await run_to_end(self._close())
 
     async def _close(self) -> None:
+        """Return the stream's messages to the buffer and leave the group."""
         async with self._starting:
-            feed, self._feed = self._feed, None
-            if feed is None or self._readers is None:
+            buffer, self._buffer = self._buffer, None
+            if buffer is None or self._readers is None:
                 return
-            feed.put_back(self._readers.out_of(self))
-            feed.expel(self, ClosedError(f"the subscription of {self.group!r} is closed."))
-            await self._groups.leave(self.group, self.subscription.topic)
+            buffer.put_back(self._readers.messages_handed_to(self))
+            buffer.fail_waiters_of(
+                self, ClosedError(f"the subscription of {self.group!r} is closed.")
+            )
+            await self._memberships.leave(self.group, self.subscription.topic)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -161,35 +222,39 @@ class MessageStream:
         await self.close()
 
     def __repr__(self) -> str:
-        state = "not running" if self._feed is None else f"{len(self._feed)} wait"
+        state = "not running" if self._buffer is None else f"{len(self._buffer)} prefetched"
         return f"<MessageStream of {self.group}: {self.subscription!r}, {state}>"
 
 
 @with_hints
 class PushConsumer:
-    """Calls a handler for each message, up to `concurrency` at a time; made by `Sluice.consumer`.
+    """Calls a handler for each message. `Sluice.consumer` creates it.
 
-    The handler may be a coroutine function (runs on the loop) or a plain function (runs on a thread
-    of its own pool, so that it may block). Its return acknowledges. When it raises, the message is
-    rejected (`ReceivedMessage.reject`); RetryLaterError says when it shall come again. Should the
-    message be stored nowhere for that, it is handled again here after 1 s, 2 s … 60 s, and stays
-    unacknowledged meanwhile.
+    Subscribe it to topics, then `await consumer.run()`, or use it as an async context manager. Up
+    to `concurrency` handlers run at the same time. A coroutine function runs on the event loop; a
+    plain function runs on a thread of the consumer's own pool, so it may block.
 
-    Everything that a handler raises counts, also what is no Exception: a CancelledError of
-    something that the handler awaits, GeneratorExit, StopIteration. Only closing the consumer
-    cancels a handler. KeyboardInterrupt and SystemExit end the program where Python lets them (a
-    coroutine function on the main thread), and its message comes again to another member; raised on
-    a thread they are failures like any other. A worker that ends unexpectedly is logged and started
-    again; `live_workers` says how many run.
+    When the handler returns, the message is acknowledged. When it raises, the message is rejected
+    (see `ReceivedMessage.reject`), so it is delivered again later. A handler that raises
+    RetryLaterError chooses the delay. If no broker can store the rejected message, it stays
+    unacknowledged, and this consumer calls the handler with it again after 1 s, 2 s, 4 s … 60 s.
 
-    With `batch_max` the handler gets a list of up to so many messages of one queue. Its return
-    acknowledges all of them, an error rejects all of them; RetryLaterError(done=n) keeps the first
-    n. Of a broadcasting group what is rejected is logged and dropped.
+    With `batch_max`, the handler is called with a list of messages of one queue. Returning
+    acknowledges all of them, and raising rejects all of them; `RetryLaterError(done=n)`
+    acknowledges the first n. A broadcasting group has no retries: a rejected message is logged and
+    dropped, unless the group is ordered.
+
+    Any exception of a handler rejects its message, even one that is not an Exception: a
+    CancelledError of something that the handler awaits, GeneratorExit, StopIteration. Only closing
+    the consumer cancels a handler. KeyboardInterrupt and SystemExit end the program if a coroutine
+    function raises them on the main thread, and the message is delivered again to another member;
+    raised on another thread, they reject the message like other exceptions. A worker task that ends
+    unexpectedly is logged and started again (`live_workers`).
     """
 
     def __init__(
         self,
-        groups: Memberships,
+        memberships: Memberships,
         options: ConsumeOptions,
         group: str,
         handler: Handler,
@@ -198,47 +263,66 @@ class PushConsumer:
         version_ms: Callable[[], int] = lambda: 0,
         batch_max: int | None = None,
     ) -> None:
-        """`batch_max` None: the handler gets single messages."""
+        """Create a consumer. Applications call `Sluice.consumer` instead.
+
+        `options`, `group`, `handler`, `concurrency` and `batch_max` are described there.
+        `version_ms()` returns the version of a new subscription, the current time in milliseconds.
+        Raises ConfigurationError if an argument is invalid.
+        """
         if not callable(handler):
             raise ConfigurationError(
-                f"the handler is {handler!r:.60}.", fix="Give a function of the message."
+                f"handler must be a function, got {handler!r:.60}.",
+                fix="Pass a function of one argument, the message.",
             )
         check_number("concurrency", concurrency, 1)
         if batch_max is not None:
             check_number("batch_max", batch_max, 1, BATCH_MAX)
         self.batch_max = batch_max
+        """The maximum number of messages in a call of the handler, None for single messages."""
         self.group = group
-        self._groups = groups
+        """The consumer group."""
+        self._memberships = memberships
         self._options = options
         self._handler = handler
 
         self._is_blocking = not inspect.iscoroutinefunction(handler)
         self._call: Callable[[Any], Awaitable[Any]] = handler
         if self._is_blocking:
-            self._call = lambda given: run_on_thread(self._pool, handler, given)
+            self._call = lambda given: run_on_thread(self._thread_pool, handler, given)
         self.concurrency = self._concurrency = concurrency
+        """How many handlers run at the same time."""
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
-        self._feed = OrderedFeed() if options.ordered else Feed()
+        self._buffer = OrderedPrefetchBuffer() if options.ordered else PrefetchBuffer()
         self._tasks = Tasks()
-        self._pool: ThreadPoolExecutor | None = None
+        self._thread_pool: ThreadPoolExecutor | None = None
         self._busy = 0
+        """The number of handlers that run now."""
         self._busy_closing = 0
-        """Handlers that wait for `close`, which does not wait for them."""
-        self._quiet = asyncio.Event()
+        """The number of running handlers that wait for `close`; `close` does not wait for them."""
+        self._idle = asyncio.Event()
+        """Set when no handler runs, apart from those that wait for `close`."""
         self._starting = asyncio.Lock()
         self.closing: CloseOnce[None] = CloseOnce()
-        self._joined: list[str] = []
-        """The topics for which this consumer is in its group."""
+        self._joined_topics: list[str] = []
+        """The topics for which this consumer has joined its group."""
         self._started = False
         self.failure: BaseException | None = None
+        """The error that ended the consumer, None if there was none."""
 
     def subscribe(self, topic: str, *, tags: str | None = None, where: str | None = None) -> Self:
-        """Adds a topic before `start`; by tags ("A||B"), by SQL92 (`where`), or all."""
+        """Add a topic before the consumer is started, and return the consumer.
+
+        `tags` ("A||B") or `where` (SQL92) selects messages; without both, all messages match. May
+        be called for several topics; a second call for a topic replaces its filter.
+
+        Raises FilterSyntaxError if the filter does not compile, and ConfigurationError if an
+        argument is invalid or the consumer was started.
+        """
         if self._started:
             raise ConfigurationError(
-                "the consumer runs already.",
-                fix="Subscribe to all topics before start(); then use `change`.",
+                "the consumer was started already.",
+                fix="Subscribe to all topics before start(). Afterwards, add them with `change`.",
             )
         self._subscriptions[topic] = make_subscription(
             topic, tags=tags, where=where, version=self._version_ms()
@@ -246,11 +330,15 @@ class PushConsumer:
         return self
 
     async def start(self) -> None:
-        """Joins the group and begins to call the handler. Raises what `MessageStream.start`
-        does."""
+        """Join the group for all topics and begin to call the handler.
+
+        If joining for one topic fails, leave the group again. Raises ConfigurationError if the
+        consumer was started before or has no topic, and what `MessageStream.start` raises.
+        """
         if self._started or not self._subscriptions:
             raise ConfigurationError(
-                "the consumer runs already, or has no topic.", fix="Subscribe, then start once."
+                "the consumer was started already, or has no topic.",
+                fix="Subscribe to a topic, then start the consumer once.",
             )
         self._started = True
         async with self._starting:
@@ -262,32 +350,39 @@ class PushConsumer:
                 self._started = False
                 raise
             if self._is_blocking:
-                self._pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
+                self._thread_pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
             for index in range(self._concurrency):
                 self._tasks.supervise(self._work, f"sluicemq handler {self.group} {index}")
 
     async def _join(self, subscription: Subscription) -> None:
-        await self._groups.join(self.group, subscription, self._feed, self._options)
-        self._joined.append(subscription.topic)
+        """Join the group for one topic."""
+        await self._memberships.join(self.group, subscription, self._buffer, self._options)
+        self._joined_topics.append(subscription.topic)
 
     async def _leave_all(self) -> None:
-        while self._joined:
-            await self._groups.leave(self.group, self._joined.pop())
+        """Leave the group for all topics."""
+        while self._joined_topics:
+            await self._memberships.leave(self.group, self._joined_topics.pop())
 
     async def change(
         self, topic: str, *, tags: str | None = None, where: str | None = None
     ) -> None:
-        """Another expression for a topic, or one more topic, while the consumer runs.
+        """Change the filter of a topic, or add a topic, while the consumer runs.
 
-        It holds in all queues when this returns: the brokers know, and what waits here and does not
-        match counts as done. The other members of the group have to change as well. Raises what
-        `start` does; then nothing has changed. Cancelling a change of expression does not leave it
-        half done: it raises CancelledError when the change is complete.
+        The filter is given as in `subscribe`. When this returns, the brokers know it, and it
+        applies in all queues. Messages that were fetched, do not match the new filter and cannot be
+        fetched again count as acknowledged. The other members of the group must change as well,
+        because a group has one filter for a topic.
+
+        Raises what `start` raises; then nothing has changed. If the caller is cancelled, the change
+        of a filter is completed before CancelledError is raised.
         """
         if topic in self._subscriptions and self._started:
 
             async def change() -> None:
-                changed = await self._groups.change(self.group, topic, tags=tags, where=where)
+                changed = await self._memberships.change_subscription(
+                    self.group, topic, tags=tags, where=where
+                )
                 self._subscriptions[topic] = changed
 
             await run_to_end(change())
@@ -298,16 +393,23 @@ class PushConsumer:
         self._subscriptions[topic] = wanted
 
     async def unsubscribe(self, topic: str) -> None:
-        """Reads a topic no more; its queues go to the other members."""
+        """Stop consuming a topic. Its queues go to the other members of the group.
+
+        Does nothing for a topic that is not subscribed to.
+        """
         self._subscriptions.pop(topic, None)
-        if topic in self._joined:
-            self._joined.remove(topic)
-            await self._groups.leave(self.group, topic)
+        if topic in self._joined_topics:
+            self._joined_topics.remove(topic)
+            await self._memberships.leave(self.group, topic)
 
     async def run(self) -> None:
-        """`start`, then waits until the consumer is closed or fails; raises what ended it. It has
-        left its group when this returns or raises. Cancelling it calls `close`, which waits for
-        handlers that run; cancelling it once more ends that waiting."""
+        """Start the consumer and wait until it is closed or fails.
+
+        The consumer has left its group when this returns or raises. Raises what `start` raises, and
+        the error that ended the consumer, such as GroupNotFoundError or UndecodableBodyError. If
+        the caller is cancelled, call `close`, which waits for running handlers; a second
+        cancellation ends that wait.
+        """
         await self.start()
         try:
             await self._tasks.wait()
@@ -317,35 +419,39 @@ class PushConsumer:
             raise self.failure
 
     async def _work(self) -> None:
+        """Call the handler for one message or batch after the other. Runs in each worker task."""
         while True:
             try:
-                message = await self._feed.get()
+                message = await self._buffer.get()
             except ClosedError:
                 return
-            except Exception as error:  # noqa: BLE001 - whatever ended the feed ends the consumer
+            except Exception as error:  # noqa: BLE001 - an error of the buffer ends the consumer
                 self._fail(error)
                 return
-            if self._is_closed:  # what waited is discarded: this one would overtake it
+            if self._is_closed:  # The buffer was discarded, so this message would be out of order.
                 return
             messages = [message]
             if self.batch_max is not None:
-                messages = self._feed.more(message, self.batch_max)
+                messages = self._buffer.take_batch(message, self.batch_max)
             current = [one for one in messages if one.is_current]
             if len(current) < len(messages):
                 for message in messages:
                     if not message.is_current:
-                        message.settle()
+                        message.ack_nowait()
             if current:
                 await self._handle(current)
 
     def _fail(self, error: Exception) -> None:
-        if self.failure is None:  # the first worker that hears of it
-            _log.error("consumer %s ends: %s", self.group, error)
+        """Record the error that ends the consumer, and log it once."""
+        if self.failure is None:  # log it for the first worker only
+            _log.error("the consumer of group %s stops: %s", self.group, error)
         self.failure = error
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
-        """Call the handler, and acknowledge or reject. HOT: `run_application_code`, without a
-        coroutine of its own."""
+        """Call the handler with `messages`, and acknowledge or reject them. HOT.
+
+        This does what `run_application_code` does, without the cost of another coroutine.
+        """
         task = asyncio.current_task()
         before = 0 if task is None else task.cancelling()
         self._busy += 1
@@ -354,62 +460,81 @@ class PushConsumer:
         except BaseException as error:
             failure = failure_of(error, task, before)
             if failure is not None:
-                await self._failed(messages, failure)
+                await self._reject_failed(messages, failure)
                 return
-            # Closing cancels a handler, and its message comes again to another member. Else the
-            # task was cancelled from outside: it has to end, and its owner starts it again.
+            # Closing the consumer cancels its handlers; their messages are delivered again. Any
+            # other cancellation comes from outside: the task ends, and `_tasks` starts it again.
             if isinstance(error, asyncio.CancelledError) and not self._tasks.is_closing:
-                await self._failed(messages, EscapedError(error))
+                await self._reject_failed(messages, EscapedError(error))
             raise
         else:
-            messages[0].origin.done(messages)
+            messages[0].origin.ack_many(messages)
         finally:
             self._busy -= 1
-            self._look_whether_quiet()
+            self._update_idle()
 
-    def _look_whether_quiet(self) -> None:
+    def _update_idle(self) -> None:
+        """Set `_idle` if no handler runs that `close` has to wait for."""
         if self._busy <= self._busy_closing:
-            self._quiet.set()
+            self._idle.set()
 
-    async def _failed(self, messages: list[ReceivedMessage], error: Exception) -> None:
-        """Give the messages back: they come again by way of the broker, or else here."""
+    async def _reject_failed(self, messages: list[ReceivedMessage], error: Exception) -> None:
+        """Reject messages whose handler raised `error`.
+
+        If no broker can store a message, put it back into this consumer's buffer for a later
+        attempt.
+        """
         level, suspend_s, done = None, None, 0
         if isinstance(error, RetryLaterError):
             level, suspend_s, done = error.delay_level, error.suspend_s, max(0, error.done)
         else:
             self._log_failure(messages, error.error if isinstance(error, EscapedError) else error)
         for message in messages[:done]:
-            message.settle()
+            message.ack_nowait()
         outcome = (
             ConsumeOutcome.FAILED
             if isinstance(error, RetryLaterError)
             else ConsumeOutcome.EXCEPTION
         )
         for message in messages[done:]:
-            message.finished(outcome)
+            message.record_outcome(outcome)
         for message in messages[done:]:
             try:
                 await message.reject(level, suspend_s=suspend_s)
             except SluiceError as failure:
                 delay_s = local_retry_delay_s(message.attempt)
-                self._groups.directory.log_failure(
-                    failure, message.queue, f"sending back for {self.group}",
-                    "group %s: %s could not be sent back, it is handled again here in %g s: %s",
-                    self.group, message, delay_s, failure,
-                )  # fmt: skip
+                self._memberships.directory.log_failure(
+                    failure,
+                    message.queue,
+                    f"sending back for {self.group}",
+                    "group %s: %s could not be sent back; its handler is called again in %g s: %s",
+                    self.group,
+                    message,
+                    delay_s,
+                    failure,
+                )
                 message.attempt += 1
-                self._feed.suspend(message, delay_s)
+                self._buffer.put_back_later(message, delay_s)
 
     def _log_failure(self, messages: list[ReceivedMessage], error: BaseException) -> None:
+        """Log the exception of a handler, with its traceback at the 1st, 2nd, 4th, 8th … attempt.
+
+        A message of an ordered group that always fails does so every second, so a traceback for
+        each attempt would fill the log.
+        """
         message = messages[0]
-        # One that fails for ever in its queue's order does so each second: 1, 2, 4, 8 … whole.
-        is_whole = not message.attempt & (message.attempt - 1)
+        has_traceback = not message.attempt & (message.attempt - 1)  # a power of two
         _log.warning(
-            "handler of %s failed on %s%s (retry %d, attempt %d): %s: %s",
-            self.group, message, f" and {len(messages) - 1} more" if messages[1:] else "",
-            message.reconsume_times, message.attempt, type(error).__name__, error,
-            exc_info=error if is_whole else None,
-        )  # fmt: skip
+            "handler of group %s failed on %s%s (retry %d, attempt %d): %s: %s",
+            self.group,
+            message,
+            f" and {len(messages) - 1} more" if messages[1:] else "",
+            message.reconsume_times,
+            message.attempt,
+            type(error).__name__,
+            error,
+            exc_info=error if has_traceback else None,
+        )
 
     def __repr__(self) -> str:
         state = "not running"
@@ -421,72 +546,85 @@ class PushConsumer:
         return f"<PushConsumer of {self.group}: {topics}, {state}>"
 
     @property
-    def undecodable(self) -> int:
-        """How many messages had a body that could not be decoded since the group is read here."""
-        member = self._groups.get(self.group)
-        return 0 if member is None else member.readers.undecodable
+    def undecodable_count(self) -> int:
+        """The number of messages with an undecodable body since this client joined the group."""
+        member = self._memberships.get(self.group)
+        return 0 if member is None else member.readers.undecodable_count
 
     @property
     def is_ordered(self) -> bool:
-        """Whether it consumes one message of a queue at a time."""
+        """Whether it processes one message of a queue at a time."""
         return self._options.ordered
 
     @property
     def is_running(self) -> bool:
-        """Whether it is started and not closed."""
+        """Whether it was started and not closed."""
         return self._started and not self._is_closed
 
     @property
     def live_workers(self) -> int:
-        """The number of workers that run: `concurrency` while the consumer runs. Fewer for a moment
-        after a worker ended unexpectedly, which is logged; 0 before start and after close."""
+        """The number of worker tasks that run.
+
+        It is `concurrency` while the consumer runs, and smaller for a moment after a worker ended
+        unexpectedly. Before the start and after `close` it is 0.
+        """
         return self._tasks.running_count
 
     @property
     def _is_closed(self) -> bool:
+        """Whether `close` was called."""
         return self.closing.has_started
 
     async def call_handler(self, message: ReceivedMessage) -> None:
-        """Call the handler with a message that an operator has chosen (309). Raises what the
-        handler raises, as an Exception."""
+        """Call the handler with a message that an operator has chosen.
+
+        A broker asks for that with CONSUME_MESSAGE_DIRECTLY (309). Raises what the handler raises,
+        as an Exception.
+        """
         await run_application_code(self._call(message if self.batch_max is None else [message]))
 
     async def close(self, timeout_s: float = 30.0) -> None:
-        """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves.
+        """Stop taking messages, wait for running handlers, commit the offsets and leave the group.
 
-        Cancelling it ends the waiting for handlers: they are cancelled, and it raises
-        CancelledError when the group is left. A second call waits for the first one.
+        Wait up to `timeout_s` seconds (30) for the handlers; then coroutines are cancelled, and the
+        messages of all unfinished handlers are delivered again. May be called by a handler, which
+        `close` does not wait for. A second call waits for the first one.
+
+        If the caller is cancelled, stop waiting for handlers, cancel them, and raise CancelledError
+        when the group is left. Raises ConfigurationError in another event loop or process.
         """
         if not self._started:
             return
-        self._groups.enter()
-        is_own = asyncio.current_task() in self._tasks  # A handler would wait for itself.
+        self._memberships.check_loop()
+        is_own = asyncio.current_task() in self._tasks  # else a handler would wait for itself
         self._busy_closing += is_own
-        self._look_whether_quiet()
+        self._update_idle()
         try:
             await self.closing.run(lambda: self._close(timeout_s))
         finally:
             self._busy_closing -= is_own
 
     async def _close(self, timeout_s: float) -> None:
-        self._feed.discard(lambda _: True)
-        self._feed.fail(ClosedError("this consumer is closed."))
-        async with self._starting:  # A start that runs would enter the group after we left it.
+        """Close the consumer; `close` calls it once."""
+        self._buffer.discard(lambda _: True)
+        self._buffer.fail(ClosedError("this consumer is closed."))
+        async with self._starting:  # A running start() would join the group after it was left.
             pass
         if self._busy > self._busy_closing:
-            self._quiet.clear()
-            if not await self.closing.wait_unless_hurried(self._quiet, timeout_s):
+            self._idle.clear()
+            if not await self.closing.wait_unless_hurried(self._idle, timeout_s):
                 _log.warning(
-                    "consumer %s closes while %d handlers run; their messages come again",
+                    "the consumer of group %s closes while %d handlers run; their messages are "
+                    "delivered again",
                     self.group,
                     self._busy,
                 )
         await self._tasks.close()
-        if self._pool is None:  # no handler runs any more: its message is free
-            self._feed.expel(None, ClosedError("this consumer is closed."))
+        if self._thread_pool is None:  # No handler runs, so its message may be handed out again.
+            self._buffer.fail_waiters_of(None, ClosedError("this consumer is closed."))
         await self._leave_all()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._thread_pool is not None:
+            self._thread_pool.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -1,40 +1,37 @@
-"""One consumer group in this process: membership, balance, subscriptions.
+"""The membership of this client in a consumer group: heartbeats, rebalances, subscriptions.
 
-A member tells every broker of its topics what it subscribes to (heartbeats, on the keeper's
-thread), shares the queues of each topic with the other members by the average allocation, and
-reads its share. It balances when the broker says that members changed (40), every 20 s, and every
-second while it does not see itself in the list of members. With `retry`, the group's %RETRY% topic
-belongs to every subscription, as in the Java client: messages that members sent back arrive under
-their own topic's feed. An ordered group locks each queue before it reads it (`ordered`). Members of
-a broadcasting group share nothing: each reads all queues and has no retries.
+A `Member` sends its subscriptions to every broker of its topics, in the heartbeats of the heartbeat
+thread. It distributes the queues of each topic over the members of the group by the allocation
+strategy, and reads its own share. It rebalances when a broker reports changed members
+(NOTIFY_CONSUMER_IDS_CHANGED, 40), every 20 seconds, and every second while a broker does not list
+this client as a member.
 
-A group of one client is one `Member`, however many consumers use it; it lives from the first
-consumer that enters to the last that leaves. A table of the whole process sees to it that two
-clients in one program do not read a topic for one group with two expressions, but where all its
-brokers say in their answer to a heartbeat that they serve that (design/0009).
+A group with retries also subscribes to its retry topic, %RETRY%group, as the Java client does. Its
+messages go to the buffers of the topics that they were first sent to. An ordered group locks each
+queue before it reads it (`ordered`). The members of a broadcasting group do not share queues: each
+reads all of them, and has no retries.
+
+A client has one `Member` for a group, however many of its consumers belong to the group
+(`memberships`).
 """
 
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.ordered import OrderedReaders
-from sluicemq.client.aio.readers import Readers, Reading, SendBack
-from sluicemq.client.aio.received import Feed, RetrySink
+from sluicemq.client.aio.prefetch import PrefetchBuffer, RetryRouter
+from sluicemq.client.aio.queue_reader import MessageBuffer, ReaderContext, RetrySender
+from sluicemq.client.aio.readers import Readers
 from sluicemq.client.core import requests
 from sluicemq.client.core.balance import allocate
 from sluicemq.client.core.consuming import (
     DEAD_LETTER,
     ConsumeOptions,
-    SubscriptionRegistry,
-    make_subscription,
 )
-from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import (
     GROUP_NOT_EXIST,
     SUBSCRIPTION_PARSE_FAILED,
@@ -54,7 +51,6 @@ from sluicemq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
     SluiceError,
-    SubscriptionConflictError,
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute, read_queues
@@ -64,208 +60,238 @@ from sluicemq.wire.bodies import (
     CONSUME_ACTIVELY,
     CONSUME_PASSIVELY,
     ConsumerData,
-    Heartbeat,
     decode_consumer_list,
 )
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import HeartbeatResponse
 
 _log = logging.getLogger("sluicemq.client")
 UNBALANCED_PERIOD_S = 1.0
+"""The interval in seconds between rebalances while the last one was incomplete."""
 
 
 class Member:
-    """This process' membership in one consumer group."""
+    """The membership of this client in one consumer group."""
 
     def __init__(
         self,
         cluster: Cluster,
-        keeper: HeartbeatThread,
+        heartbeat_thread: HeartbeatThread,
         group: str,
         options: ConsumeOptions,
         *,
-        retry: bool = True,
+        has_retries: bool = True,
     ) -> None:
+        """Create a member; it joins the group with its first subscription.
+
+        `has_retries` is False for a consumer that is polled: it has no retry topic, and its pulls
+        contain the filter.
+        """
         self.group = group
         self.options = options
         self._cluster = cluster
-        self._keeper = keeper
-        self.retry = retry
-        self._has_retry_topic = retry and not options.broadcast
-        self.on_share: list[Callable[[str, list[MessageQueue], list[MessageQueue]], None]] = []
-        """Called with a topic, all of its queues and those of this member when these change."""
-        self._changed = asyncio.Event()
-        self._balancing = asyncio.Lock()
+        self._heartbeat_thread = heartbeat_thread
+        self.has_retries = has_retries
+        self._has_retry_topic = has_retries and not options.broadcast
+        self.assignment_listeners: list[
+            Callable[[str, list[MessageQueue], list[MessageQueue]], None]
+        ] = []
+        """Called with (topic, all queues, queues of this member) after a rebalance.
+
+        Only changes of the queues of this member are reported.
+        """
+        self._rebalance_due = asyncio.Event()
+        self._rebalance_lock = asyncio.Lock()
         self._tasks = Tasks()
         self.subscriptions: dict[str, Subscription] = {}
-        """By topic, also that of the retry topic."""
-        self.feeds: dict[str, Feed] = {}
-        """Where messages of a topic go."""
-        self._seen: dict[str, set[MessageQueue]] = {}
-        self._waits: set[str] = set()
-        """Topics whose last balance found that this client is no member."""
-        send_back = SendBack(cluster, group, options.retry.retries_max)
-        reading = Reading(
+        """Maps a topic, or the retry topic, to its subscription."""
+        self.buffers: dict[str, PrefetchBuffer] = {}
+        """Maps a topic to the buffer that receives its messages."""
+        self._known_queues: dict[str, set[MessageQueue]] = {}
+        """Maps a topic to the queues that were seen in its routes.
+
+        A queue that is not among them is new.
+        """
+        self._excluded_topics: set[str] = set()
+        """The topics for which the last rebalance did not find this client among the members."""
+        retry_sender = RetrySender(cluster, group, options.retry.retries_max)
+        context = ReaderContext(
             cluster,
             group,
             options,
-            self._beat_soon,
-            filtered_here=not retry,
-            send_back=send_back if self._has_retry_topic else None,
-            dead_letters=send_back if options.on_undecodable == DEAD_LETTER else None,
+            self._request_heartbeats,
+            is_lite_pull=not has_retries,
+            retry_sender=retry_sender if self._has_retry_topic else None,
+            dead_letter_sender=retry_sender if options.on_undecodable == DEAD_LETTER else None,
         )
         self.readers: Readers = (
-            OrderedReaders(reading, keeper.client_id, self.notice)
-            if retry and options.ordered
-            else Readers(reading)
+            OrderedReaders(context, heartbeat_thread.client_id, self.schedule_rebalance)
+            if has_retries and options.ordered
+            else Readers(context)
         )
-        self.readers.on_recreated = self._recreated
+        self.readers.on_recreated = self._on_recreated
         self._started = False
-        self._asked: Future[dict[str, SluiceError | None]] | None = None
+        self._requested_heartbeats: Future[dict[str, SluiceError | None]] | None = None
+        """The heartbeats that `_request_heartbeats` has requested last."""
 
     @property
     def topics(self) -> list[str]:
-        """The topics subscribed to, without the retry topic."""
+        """The topics that are subscribed to, without the retry topic."""
         return [topic for topic in self.subscriptions if topic != self._retry_topic]
 
     @property
     def _retry_topic(self) -> str:
+        """The name of the group's retry topic."""
         return RETRY_PREFIX + self.group
 
-    def _recreated(self, topic: str) -> None:
-        """The topic was deleted and created again, so every queue of it is new to the group: those
-        that this member takes from now on are read from their first message."""
-        self._seen[topic] = set()
-        self.notice()
+    def _on_recreated(self, topic: str) -> None:
+        """Treat all queues of a topic as new, because the topic was deleted and created again.
 
-    def notice(self) -> None:
-        """The broker says that the members changed: balance now. Loop thread only."""
-        self._changed.set()
-
-    async def add(self, subscription: Subscription, feed: Feed) -> None:
-        """Subscribe to a topic and return when the first balance is done. If it raises, or is
-        cancelled, the caller has to `remove` the topic.
-
-        Raises RouteNotFoundError (unknown topic), GroupNotFoundError (the group is missing and is
-        not created automatically), FilterSyntaxError or ConfigurationError (the broker cannot serve
-        the expression), RequestError (the group is strict and has another one), ConnectionLostError
-        (no broker of the topic is reachable); of a group that broadcasts ConfigurationError and
-        StoreDamagedError for its offsets file. PermissionDeniedError if access control refuses the
-        topic or the group.
+        This member reads queues that it receives from now on from their first message.
         """
-        with self._explained(subscription.topic):
-            await self._add(subscription, feed)
+        self._known_queues[topic] = set()
+        self.schedule_rebalance()
 
-    async def _add(self, subscription: Subscription, feed: Feed) -> None:
+    def schedule_rebalance(self) -> None:
+        """Rebalance as soon as possible. Call it on the event loop of the client."""
+        self._rebalance_due.set()
+
+    async def add_subscription(self, subscription: Subscription, buffer: PrefetchBuffer) -> None:
+        """Subscribe to a topic, and return after the first rebalance.
+
+        `buffer` receives its messages. If this raises or is cancelled, the caller must call
+        `remove_subscription`. It raises:
+
+        - RouteNotFoundError if the topic does not exist, NameServerUnreachableError.
+        - GroupNotFoundError if the group does not exist and is not created automatically.
+        - FilterSyntaxError or ConfigurationError if a broker cannot evaluate the filter.
+        - RequestError if the group is strict and its contract has another filter.
+        - PermissionDeniedError if access control refuses the topic or the group.
+        - ConnectionLostError if no broker of the topic can be reached.
+        - ConfigurationError and StoreDamagedError for the offsets file of a broadcasting group.
+        """
+        with self._explain_access_errors(subscription.topic):
+            await self._add_subscription(subscription, buffer)
+
+    async def _add_subscription(self, subscription: Subscription, buffer: PrefetchBuffer) -> None:
+        """Subscribe to a topic; see `add_subscription`."""
         topic = subscription.topic
         route = await self._cluster.route(topic)
-        await self._check(subscription, route)
+        await self._check_subscription(subscription, route)
         self.subscriptions[topic] = subscription
-        self.feeds[topic] = feed
+        self.buffers[topic] = buffer
         if self._has_retry_topic and self._retry_topic not in self.subscriptions:
             self.subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
             )
         queues = read_queues(topic, route)
         if self.options.broadcast and queues:
-            # An offsets file that is not ours says so.
-            await self.readers.start_offset(queues[0])
-        self._keeper.update_addresses(_addresses(route))
-        await self._beat(must_reach=_addresses(route))
-        await self._check_group(topic, route)
-        if not await self.balance():
-            self.notice()  # in a second, not in twenty
+            # This raises an error if another consumer uses the offsets file.
+            await self.readers.find_start_offset(queues[0])
+        self._heartbeat_thread.update_addresses(_addresses(route))
+        await self._send_heartbeats(must_reach=_addresses(route))
+        await self._check_group_exists(topic, route)
+        if not await self.rebalance():
+            self.schedule_rebalance()  # a rebalance that was incomplete is repeated soon
         if not self._started:
             self._started = True
-            self._tasks.supervise(self._balance_forever, f"sluicemq balance {self.group}")
+            self._tasks.supervise(self._rebalance_forever, f"sluicemq balance {self.group}")
             if self.options.auto_commit:
                 self._tasks.supervise(self.readers.commit_forever, f"sluicemq commit {self.group}")
 
-    async def change(self, subscription: Subscription) -> None:
-        """A topic of this member is read with another expression from now on, in all its queues.
+    async def change_subscription(self, subscription: Subscription) -> None:
+        """Read a topic with another filter from now on, in all its queues.
 
-        The brokers hear of it at once: what they filtered by the old one is asked for again. Where
-        members want different things it may have other queues now: it balances before it reads on.
-        Raises what `add` does; then the old expression stays.
+        Send the new filter to the brokers at once, and pull messages again that were filtered by
+        the old one. If members with different filters have lanes, this member may have other queues
+        afterwards, so it rebalances before it reads on. Raises what `add_subscription` raises; then
+        the old filter stays.
         """
-        with self._explained(subscription.topic):
-            await self._change(subscription)
+        with self._explain_access_errors(subscription.topic):
+            await self._change_subscription(subscription)
 
-    async def _change(self, subscription: Subscription) -> None:
+    async def _change_subscription(self, subscription: Subscription) -> None:
+        """Change the filter of a topic; see `change_subscription`."""
         topic = subscription.topic
         route = await self._cluster.route(topic)
-        await self._check(subscription, route)
+        await self._check_subscription(subscription, route)
         old, self.subscriptions[topic] = self.subscriptions[topic], subscription
-        with self.readers.held(topic):
+        with self.readers.pulls_blocked(topic):
             try:
-                await self._beat(must_reach=_addresses(route))
+                await self._send_heartbeats(must_reach=_addresses(route))
             except BaseException:
                 self.subscriptions[topic] = old
-                self.readers.change(old)  # of a queue that was taken meanwhile
-                self._keeper.set_consumer_group(self._describe())
-                self._keeper.send_heartbeats()  # some brokers may have heard of the new one
+                # A rebalance may have added queues with the new subscription meanwhile.
+                self.readers.change_subscription(old)
+                self._heartbeat_thread.set_consumer_group(self._describe())
+                # Some brokers may have received the new subscription.
+                self._heartbeat_thread.send_heartbeats()
                 raise
-            self.readers.change(subscription)
-            if not await self.balance():
-                self._changed.set()
+            self.readers.change_subscription(subscription)
+            if not await self.rebalance():
+                self._rebalance_due.set()
 
-    async def remove(self, topic: str) -> None:
-        """End a subscription: its queues go to other members, and the brokers hear of it. Safe to
-        call for a topic that is not subscribed to."""
-        await self._forget(topic)
+    async def remove_subscription(self, topic: str) -> None:
+        """Unsubscribe from a topic. Its queues go to other members.
+
+        Do nothing for a topic that is not subscribed to.
+        """
+        await self._drop_subscription(topic)
         if self.topics:
             with contextlib.suppress(SluiceError):
-                await self._beat()
+                await self._send_heartbeats()
 
-    async def _forget(self, topic: str) -> None:
-        async with self._balancing:  # A balance that runs still needs the tables.
-            for queue in self.readers.of_topic(topic):
-                await self.readers.drop(queue)
+    async def _drop_subscription(self, topic: str) -> None:
+        """Stop reading a topic and remove it from all tables."""
+        async with self._rebalance_lock:  # A running rebalance still needs the tables.
+            for queue in self.readers.queues_of_topic(topic):
+                await self.readers.remove(queue)
             self.subscriptions.pop(topic, None)
-            self.feeds.pop(topic, None)
-            self._seen.pop(topic, None)
+            self.buffers.pop(topic, None)
+            self._known_queues.pop(topic, None)
 
     async def close(self) -> None:
-        """Commit, leave the group at every broker, stop. Safe to call twice; what of it fails does
-        not keep the rest from being done."""
+        """Commit the offsets, leave the group at every broker and stop. Safe to call twice.
+
+        All steps are done even if one of them fails.
+        """
         try:
             await self._tasks.close()
-            async with self._balancing:
+            async with self._rebalance_lock:
                 await self.readers.close()
         finally:
             self.subscriptions.clear()
             await run_to_end(self._leave_group())
 
     async def _leave_group(self) -> None:
+        """Unregister the group at every broker. Errors are only logged, at level DEBUG."""
         try:
-            await asyncio.wrap_future(self._keeper.remove_group(consumer=self.group))
+            await asyncio.wrap_future(self._heartbeat_thread.remove_group(consumer=self.group))
         except SluiceError as error:
             _log.debug("leaving %s: %s", self.group, error)
 
     # -------------------------------------------------------------------- membership
 
     def _describe(self) -> ConsumerData:
+        """Return the group with its subscriptions as heartbeats contain it."""
         return ConsumerData(
             self.group,
-            CONSUME_PASSIVELY if self.retry else CONSUME_ACTIVELY,
+            CONSUME_PASSIVELY if self.has_retries else CONSUME_ACTIVELY,
             BROADCASTING if self.options.broadcast else CLUSTERING,
             self.options.consume_from,
             tuple(self.subscriptions.values()),
         )
 
     @contextlib.contextmanager
-    def _explained(self, topic: str) -> Iterator[None]:
-        """Let an error of access control in the block say which account may not do what, and what
-        the account needs."""
+    def _explain_access_errors(self, topic: str) -> Iterator[None]:
+        """Let an access control error of the `with` block name the account and what it needs."""
         try:
             yield
         except PermissionDeniedError as error:
             if not is_access_denied_remark(error.remark):
                 raise
             credentials = self._cluster.credentials
-            account = "no account, as it has no credentials"
+            account = "no account, because the client has no credentials"
             advice = "Give the client credentials (access key, secret key) of an account with"
             if credentials is not None:
                 account = f"account {credentials.access_key!r}"
@@ -276,13 +302,18 @@ class Member:
                 f"uses {account}.",
                 address=error.address,
                 fix=f"{advice} topicPerms {topic}=SUB and groupPerms {self.group}=SUB in "
-                "plain_acl.yml of the server; sluice acl check says which rule decides.",
+                "plain_acl.yml of the server; sluice acl check shows which rule decides.",
             ) from error
 
-    async def _beat(self, must_reach: Sequence[str] = ()) -> None:
-        self._keeper.set_consumer_group(self._describe())
-        outcome = await asyncio.wrap_future(self._keeper.send_heartbeats())
-        refusal = self._keeper.find_access_error(self.group, must_reach)
+    async def _send_heartbeats(self, must_reach: Sequence[str] = ()) -> None:
+        """Send heartbeats with the current subscriptions, and wait for the outcome.
+
+        Raises PermissionDeniedError if one of the brokers `must_reach` refuses the group, and
+        ConnectionLostError if all of them fail.
+        """
+        self._heartbeat_thread.set_consumer_group(self._describe())
+        outcome = await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
+        refusal = self._heartbeat_thread.find_access_error(self.group, must_reach)
         if refusal is not None:
             raise refusal
         errors = [outcome.get(address) for address in must_reach]
@@ -290,49 +321,58 @@ class Member:
         if first is not None and all(errors):
             raise ConnectionLostError(
                 f"no broker of the group {self.group!r} can be reached [{first.fact}].",
-                fix="See sluice cluster list, and whether this machine reaches those addresses.",
+                fix="Check sluice cluster list, and that this machine can reach the addresses.",
             ) from first
 
-    def _beat_soon(self) -> None:
-        """A broker does not know our subscription yet."""
-        if self._asked is None or self._asked.done():
-            self._keeper.set_consumer_group(self._describe())
-            self._asked = self._keeper.send_heartbeats()
+    def _request_heartbeats(self) -> None:
+        """Send heartbeats without waiting, because a broker does not know the subscription yet."""
+        if self._requested_heartbeats is None or self._requested_heartbeats.done():
+            self._heartbeat_thread.set_consumer_group(self._describe())
+            self._requested_heartbeats = self._heartbeat_thread.send_heartbeats()
 
-    async def _check(self, subscription: Subscription, route: TopicRoute) -> None:
-        """Asks the brokers openly: of a heartbeat that they refuse only the log would tell."""
-        command = requests.check_subscription(self._keeper.client_id, self.group, subscription)
+    async def _check_subscription(self, subscription: Subscription, route: TopicRoute) -> None:
+        """Ask each master whether it accepts the subscription, and raise its refusal.
+
+        A refusal of a heartbeat would only be visible in the log.
+        """
+        command = requests.check_subscription(
+            self._heartbeat_thread.client_id, self.group, subscription
+        )
         for address in _addresses(route, masters_only=True):
-            answer = await self._ask(address, command)
-            if answer is None:
+            response = await self._call_if_reachable(address, command)
+            if response is None:
                 continue
-            if is_access_denied(answer):
-                raise request_error(answer, address)
+            if is_access_denied(response):
+                raise request_error(response, address)
             if subscription.kind != SQL92:
-                if answer.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
-                    raise request_error(answer, address)
+                if response.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
+                    raise request_error(response, address)
                 continue
-            if answer.code == SUBSCRIPTION_PARSE_FAILED:
+            if response.code == SUBSCRIPTION_PARSE_FAILED:
                 raise FilterSyntaxError(
-                    f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
-                    fix="Check it: sluice filter check 'EXPRESSION'.",
+                    f"{address} refused the filter {subscription.expression!r}: {response.remark}",
+                    fix="Check the filter with: sluice filter check 'EXPRESSION'.",
                 )
-            if answer.code == SYSTEM_ERROR:
+            if response.code == SYSTEM_ERROR:
                 raise ConfigurationError(
-                    f"{address} does not filter by SQL92: {answer.remark}",
+                    f"{address} does not support SQL92 filters: {response.remark}",
                     fix="Set enablePropertyFilter=true in its broker.conf, or use tags.",
                 )
-            if answer.code != SUCCESS:
-                raise request_error(answer, address)
+            if response.code != SUCCESS:
+                raise request_error(response, address)
 
-    async def _check_group(self, topic: str, route: TopicRoute) -> None:
-        """A broker silently skips a group it does not know (spec/remoting.md §15): ask openly."""
+    async def _check_group_exists(self, topic: str, route: TopicRoute) -> None:
+        """Raise GroupNotFoundError if a master does not know the group, or PermissionDeniedError.
+
+        A broker silently ignores an unknown group in a heartbeat (spec/remoting.md §15), so this
+        pulls once if the broker does not list this client as a member.
+        """
         for data in route.brokers:
             address = data.addresses.get(MASTER_ID)
             if address is None:
                 continue
-            members = await self._members_at(address)
-            if members is None or self._keeper.client_id in members:
+            members = await self._fetch_members_from(address)
+            if members is None or self._heartbeat_thread.client_id in members:
                 continue
             probe = requests.pull(
                 self.group,
@@ -342,142 +382,206 @@ class Member:
                 bytes_max=1,
                 subscription=Subscription(topic),
             )
-            answer = await self._ask(address, probe)
-            if answer is not None and (answer.code == GROUP_NOT_EXIST or is_access_denied(answer)):
-                raise request_error(answer, address)
+            response = await self._call_if_reachable(address, probe)
+            if response is not None and (
+                response.code == GROUP_NOT_EXIST or is_access_denied(response)
+            ):
+                raise request_error(response, address)
 
-    async def _ask(self, address: str, command: Command) -> Command | None:
-        """None when that broker is away: the others are enough to begin with."""
+    async def _call_if_reachable(self, address: str, command: Command) -> Command | None:
+        """Return the response of a broker, or None if it cannot be reached or does not respond."""
         try:
             return await self._cluster.call(address, command)
         except (ConnectionLostError, RequestTimeoutError) as error:
             _log.debug("group %s: %s", self.group, error)
             return None
 
-    async def _members_at(self, address: str) -> tuple[str, ...] | None:
-        """None when that broker is away."""
-        answer = await self._ask(address, requests.consumer_list(group=self.group))
-        if answer is None:
+    async def _fetch_members_from(self, address: str) -> tuple[str, ...] | None:
+        """Return the client ids of the members that one broker knows.
+
+        Return None if the broker does not respond, and () if it responds with an error.
+        """
+        response = await self._call_if_reachable(address, requests.consumer_list(group=self.group))
+        if response is None:
             return None
-        return tuple(decode_consumer_list(answer.body)) if answer.code == SUCCESS else ()
+        return tuple(decode_consumer_list(response.body)) if response.code == SUCCESS else ()
 
-    # ----------------------------------------------------------------------- balance
+    # --------------------------------------------------------------------- rebalance
 
-    async def _balance_forever(self) -> None:
+    async def _rebalance_forever(self) -> None:
+        """Rebalance periodically, and when it is scheduled, until the task is cancelled."""
         balanced = True
         while True:
             period_s = self.options.balance_period_s if balanced else UNBALANCED_PERIOD_S
-            # Not wait_for: in Python 3.11 it may swallow a cancellation that meets the event.
+            # Not asyncio.wait_for: in Python 3.11 it can lose a cancellation that comes together
+            # with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
-                    await self._changed.wait()
-            self._changed.clear()
-            balanced = await self.balance()
+                    await self._rebalance_due.wait()
+            self._rebalance_due.clear()
+            balanced = await self.rebalance()
 
-    async def balance(self) -> bool:
-        """Takes and gives up queues; False when this client is not (yet) seen as a member."""
+    async def rebalance(self) -> bool:
+        """Distribute the queues of all topics again: add queues to this member and remove others.
+
+        Return False if that is incomplete: a topic failed, or the brokers do not list this client
+        as a member yet. Errors are logged.
+        """
         complete = True
-        async with self._balancing:
+        async with self._rebalance_lock:
             for topic in list(self.subscriptions):
                 try:
-                    complete &= await self._balance_topic(topic)
+                    complete &= await self._rebalance_topic(topic)
                 except RouteNotFoundError:
                     complete &= topic == self._retry_topic
-                    if topic in self._seen:  # deleted: if it comes back, its queues are new
-                        self._seen[topic] = set()
+                    if (
+                        topic in self._known_queues
+                    ):  # The topic was deleted: its next queues are new.
+                        self._known_queues[topic] = set()
                 except SluiceError as error:
-                    self._note_outage(error, topic, "balance of %s in %s failed: %s")
+                    self._log_rebalance_failure(error, topic)
                     complete = False
                 else:
-                    self._note_success(topic)
+                    self._log_rebalance_recovery(topic)
         return complete
 
-    def _note_outage(self, error: SluiceError, topic: str, text: str) -> None:
-        own = f"the balance of {topic} in {self.group}"
-        queue = self._any_queue(topic)
-        self._cluster.directory.log_failure(error, queue, own, text, topic, self.group, error)
+    def _log_rebalance_failure(self, error: SluiceError, topic: str) -> None:
+        """Log a failed rebalance of a topic, once for each outage."""
+        self._cluster.directory.log_failure(
+            error,
+            self._queue_of_first_broker(topic),
+            self._rebalance_activity(topic),
+            "the rebalance of topic %s in group %s failed: %s",
+            topic,
+            self.group,
+            error,
+        )
 
-    def _note_success(self, topic: str) -> None:
-        queue = self._any_queue(topic)
+    def _log_rebalance_recovery(self, topic: str) -> None:
+        """Log that the rebalance of a topic works again, if it had failed."""
+        queue = self._queue_of_first_broker(topic)
         if queue is not None:
-            own = f"the balance of {topic} in {self.group}"
-            self._cluster.directory.log_recovery(queue, own)
+            self._cluster.directory.log_recovery(queue, self._rebalance_activity(topic))
 
-    def _any_queue(self, topic: str) -> MessageQueue | None:
-        """A queue of the first broker of a topic: the one that is asked first."""
+    def _rebalance_activity(self, topic: str) -> str:
+        """Return the name of the rebalance of a topic, by which its outages are logged."""
+        return f"the rebalance of {topic} in {self.group}"
+
+    def _queue_of_first_broker(self, topic: str) -> MessageQueue | None:
+        """Return a queue of the first broker of a topic, or None without a route.
+
+        Members are requested from this broker first.
+        """
         route = self._cluster.routes.routes.get(topic)
         brokers = () if route is None else route.brokers
         return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
 
-    async def _balance_topic(self, topic: str) -> bool:
+    async def _rebalance_topic(self, topic: str) -> bool:
+        """Rebalance one topic.
+
+        Return False if this client is not a member, or a queue is not available.
+
+        Raises SluiceError if a request fails.
+        """
         subscription = self.subscriptions[topic]
         route = await self._cluster.route(topic)
         queues = read_queues(topic, route)
-        members = await self._members(route)
-        if self._keeper.client_id not in members:
-            await self._left_out(topic, members)
+        members = await self._fetch_members(route)
+        if self._heartbeat_thread.client_id not in members:
+            await self._handle_exclusion(topic, members)
             return False
-        self._waits.discard(topic)
-        own = queues
+        self._excluded_topics.discard(topic)
+        assigned = queues
         if not self.options.broadcast:
             strategy = self.options.strategy
-            own = allocate(strategy, self._keeper.client_id, queues, members, self.group)
-        before = self.readers.of_topic(topic)
-        for queue in before - set(own):
-            await self.readers.drop(queue)
-        known = self._seen.get(topic)
-        self.readers.expected[topic] = len(own)
+            assigned = allocate(
+                strategy, self._heartbeat_thread.client_id, queues, members, self.group
+            )
+        before = self.readers.queues_of_topic(topic)
+        for queue in before - set(assigned):
+            await self.readers.remove(queue)
+        known = self._known_queues.get(topic)
+        self.readers.expected_queue_counts[topic] = len(assigned)
         complete = True
-        for queue in own:
+        for queue in assigned:
             if queue not in self.readers.queues:
                 is_new = known is not None and queue not in known
-                complete &= await self._take(queue, subscription, is_new=is_new)
-        self._seen[topic] = set(queues) | (known or set())
-        after = self.readers.of_topic(topic)
-        for listener in self.on_share if after != before else ():
-            notify(listener, topic, list(queues), sorted(after))
+                complete &= await self._start_reader(queue, subscription, is_new=is_new)
+        self._known_queues[topic] = set(queues) | (known or set())
+        after = self.readers.queues_of_topic(topic)
+        if after != before:
+            for listener in self.assignment_listeners:
+                notify(listener, topic, list(queues), sorted(after))
         return complete
 
-    async def _left_out(self, topic: str, members: tuple[str, ...]) -> None:
-        """The brokers do not count this client as a member. They may not have heard of it since
-        they started; when they have and others are members, it is refused, and others read its
-        queues: it gives them up, or it would go on one day from where it is now."""
-        has_beaten = self._asked is not None and self._asked.done()
-        if topic in self._waits and has_beaten and members and not self.options.broadcast:
-            for queue in self.readers.of_topic(topic):
-                await self.readers.drop(queue)
-        self._waits.add(topic)
-        self._beat_soon()
+    async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
+        """React to a list of members that does not contain this client.
 
-    async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
-        """Begins to read a queue; False when its broker is away, or another member is not done
-        with it (the next balance tries again)."""
+        The broker may have restarted and not have received a heartbeat since. So send heartbeats.
+        If the next rebalance has the same result although they were sent, the broker refuses this
+        client, and other members read its queues: stop reading them. Otherwise this client would
+        continue at its old offsets when it is accepted again.
+        """
+        requested = self._requested_heartbeats
+        has_sent_heartbeats = requested is not None and requested.done()
+        if (
+            topic in self._excluded_topics
+            and has_sent_heartbeats
+            and members
+            and not self.options.broadcast
+        ):
+            for queue in self.readers.queues_of_topic(topic):
+                await self.readers.remove(queue)
+        self._excluded_topics.add(topic)
+        self._request_heartbeats()
+
+    async def _start_reader(
+        self, queue: MessageQueue, subscription: Subscription, *, is_new: bool
+    ) -> bool:
+        """Start to read a queue.
+
+        Return False if that is not possible yet; the next rebalance tries again.
+
+        Its broker may be unreachable, or another member may still have the queue lock.
+        """
         is_retry = queue.topic == self._retry_topic
-        sink = RetrySink(self.feeds) if is_retry else self.feeds[queue.topic]
+        buffer: MessageBuffer = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]
         try:
-            has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
+            has_started = await self.readers.add(queue, subscription, buffer, is_new=is_new)
         except SluiceError as error:
             self._cluster.directory.log_failure(
-                error, queue, f"the start of {queue} in {self.group}",
-                "%s cannot read %s yet: %s", self.group, queue, error,
-            )  # fmt: skip
+                error,
+                queue,
+                f"the start of {queue} in {self.group}",
+                "group %s cannot read %s yet: %s",
+                self.group,
+                queue,
+                error,
+            )
             return False
         wanted = self.subscriptions.get(queue.topic)
-        if wanted is not None:  # it may have changed while brokers were asked
-            self.readers.change(wanted)
-        return has_begun
+        if wanted is not None:  # It may have changed while the start offset was requested.
+            self.readers.change_subscription(wanted)
+        return has_started
 
-    async def _members(self, route: TopicRoute) -> tuple[str, ...]:
-        """Asked of the first broker that answers: every consumer beats at all of them."""
+    async def _fetch_members(self, route: TopicRoute) -> tuple[str, ...]:
+        """Return the client ids of the group's members, from the first broker that responds.
+
+        One broker is enough, because every consumer sends heartbeats to all of them. Raises
+        ConnectionLostError if none responds.
+        """
         for address in _addresses(route):
-            members = await self._members_at(address)
+            members = await self._fetch_members_from(address)
             if members is not None:
                 return members
-        raise ConnectionLostError(f"no broker tells the members of {self.group!r}.")
+        raise ConnectionLostError(
+            f"no broker returned the members of group {self.group!r}.",
+            fix="Check sluice cluster list, and that this machine can reach the addresses.",
+        )
 
 
 def _addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
-    """Broker addresses of a route, masters first."""
+    """Return the addresses of the brokers of a route, masters first, without repetitions."""
     masters = [data.addresses[MASTER_ID] for data in route.brokers if MASTER_ID in data.addresses]
     if masters_only:
         return masters
@@ -486,211 +590,3 @@ def _addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
             masters + [address for data in route.brokers for address in data.addresses.values()]
         )
     )
-
-
-def check_sharing(
-    member: Member, topic: str, feed: Feed, options: ConsumeOptions, *, retry: bool
-) -> None:
-    """Only streams share a topic: a handler or a poll beside them would starve, or starve them.
-    A group consumes in order or not, and has one rule for retries.
-    Raises ConfigurationError."""
-    known = member.feeds.get(topic)
-    is_same = known is None or known is feed or (known.is_shareable and feed.is_shareable)
-    if not is_same or member.retry != retry:
-        raise ConfigurationError(
-            f"the group {member.group!r} is already read by another kind of consumer, or by "
-            "another handler, of this client.",
-            fix="Use another group, or a Sluice of its own.",
-        )
-    if member.options.broadcast != options.broadcast:
-        raise ConfigurationError(
-            f"the group {member.group!r} of this client broadcasts for one of its consumers only.",
-            fix="Give all consumers of a group the same.",
-        )
-    known_rule, rule = (
-        (one.on_undecodable, one.body_bytes_max) for one in (member.options, options)
-    )
-    if known_rule != rule:
-        raise ConfigurationError(
-            f"the group {member.group!r} is read by this client already with on_undecodable="
-            f"{known_rule[0]!r} and body_bytes_max={known_rule[1]:,}; now they are {rule[0]!r} and "
-            f"{rule[1]:,}.",
-            fix="Give all consumers of a group the same.",
-        )
-    own = (member.options.ordered, member.options.retry)
-    if own != (options.ordered, options.retry):
-        raise ConfigurationError(
-            f"the group {member.group!r} is read by this client already with ordered={own[0]} and "
-            f"{own[1]}; now it is ordered={options.ordered} and {options.retry}.",
-            fix="Give all consumers of a group the same.",
-        )
-
-
-_registry: Final = SubscriptionRegistry()
-_registry_lock: Final = threading.Lock()
-"""One for the process: two clients in one program must not contradict each other either."""
-
-
-class Memberships:
-    """The groups of one client. `on_join` is called before a consumer enters."""
-
-    def __init__(
-        self, cluster: Cluster, keeper: HeartbeatThread, on_join: Callable[[], None]
-    ) -> None:
-        self._cluster = cluster
-        self._keeper = keeper
-        self._on_join = on_join
-        self._members: dict[str, Member] = {}
-        self._users: dict[tuple[str, str], int] = {}
-        self._joining = asyncio.Lock()
-
-    @property
-    def directory(self) -> Directory:
-        """Routes and outages of the client."""
-        return self._cluster.directory
-
-    def enter(self) -> None:
-        """Raises ConfigurationError in another event loop or process than the client's."""
-        self._cluster.affinity.check_loop()
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def __getitem__(self, group: str) -> Member:
-        return self._members[group]
-
-    def get(self, group: str) -> Member | None:
-        """This client's membership in a group."""
-        return self._members.get(group)
-
-    async def join(
-        self,
-        group: str,
-        subscription: Subscription,
-        feed: Feed,
-        options: ConsumeOptions,
-        *,
-        retry: bool = True,
-    ) -> Member:
-        """A consumer enters a group. Raises what `Member.add` does, SubscriptionConflictError and
-        ConfigurationError."""
-        self._on_join()
-        try:
-            self._register(_registry.add_user, group, subscription)
-        except SubscriptionConflictError:
-            if not await self._is_shared(subscription.topic):
-                raise
-            self._register(_registry.add_user, group, subscription, shared=True)
-        key = (group, subscription.topic)
-        try:
-            async with self._joining:
-                member = self._members.get(group)
-                if member is None:
-                    member = Member(self._cluster, self._keeper, group, options, retry=retry)
-                    self._members[group] = member
-                check_sharing(member, subscription.topic, feed, options, retry=retry)
-                if key not in self._users:
-                    try:
-                        await member.add(subscription, feed)
-                    except BaseException:
-                        await run_to_end(self._take_out(member, subscription.topic))
-                        raise
-                self._users[key] = self._users.get(key, 0) + 1
-        except BaseException:
-            self._register(_registry.remove_user, group, subscription.topic)
-            raise
-        return member
-
-    async def _take_out(self, member: Member, topic: str) -> None:
-        """End a subscription of a member, and with its last one the membership."""
-        try:
-            await member.remove(topic)
-        finally:
-            if not member.topics:
-                del self._members[member.group]
-                await run_to_end(member.close())
-
-    def _register(
-        self, change: Callable[..., None], *subscription: Any, shared: bool = False
-    ) -> None:
-        """Notes a change in the table of this process."""
-        servers, client_id = self._cluster.name_servers, self._keeper.client_id
-        more = {"shared": True} if shared else {}
-        with _registry_lock:
-            change(servers, *subscription, client_id, **more)
-
-    async def _is_shared(self, topic: str) -> bool:
-        """Does every broker of a topic serve members that want different things?"""
-        command = requests.heartbeat(Heartbeat(self._keeper.client_id, (), ()), asks_lanes=True)
-        for data in (await self._cluster.route(topic)).brokers:
-            address = data.addresses.get(MASTER_ID)
-            try:
-                answer = await self._cluster.call(address, command) if address else None
-            except (ConnectionLostError, RequestTimeoutError):
-                return False
-            if answer is not None and not decode_header(HeartbeatResponse, answer.fields).lanes:
-                return False
-        return True
-
-    async def change(
-        self, group: str, topic: str, *, tags: str | None = None, where: str | None = None
-    ) -> Subscription:
-        """A group reads a topic with another expression from now on; see `Member.change`.
-
-        A caller that is cancelled gets its CancelledError when the change is complete. Raises
-        SubscriptionConflictError when another client of this process reads it too and a broker does
-        not serve both.
-        """
-        return await run_to_end(self._change(group, topic, tags=tags, where=where))
-
-    async def _change(
-        self, group: str, topic: str, *, tags: str | None, where: str | None
-    ) -> Subscription:
-        async with self._joining:
-            member = self._members.get(group)
-            known = None if member is None else member.subscriptions.get(topic)
-            if member is None or known is None:
-                raise ConfigurationError(
-                    f"the group {group!r} does not read {topic!r} here.", fix="Subscribe first."
-                )
-            version = max(known.version + 1, self._cluster.clock.now_ms())
-            wanted = make_subscription(topic, tags=tags, where=where, version=version)
-            if (wanted.kind, wanted.expression) == (known.kind, known.expression):
-                return known
-            try:
-                self._register(_registry.change_subscription, group, wanted)
-            except SubscriptionConflictError:
-                if not await self._is_shared(topic):
-                    raise
-                self._register(_registry.change_subscription, group, wanted, shared=True)
-            try:
-                await member.change(wanted)
-            except BaseException:
-                self._register(_registry.change_subscription, group, known, shared=True)
-                raise
-            return wanted
-
-    async def leave(self, group: str, topic: str) -> None:
-        """Take a consumer out of a group; the last one ends the membership. A caller that is
-        cancelled gets its CancelledError when the group is left."""
-        await run_to_end(self._leave(group, topic))
-
-    async def _leave(self, group: str, topic: str) -> None:
-        key = (group, topic)
-        async with self._joining:
-            users = self._users.pop(key, 0) - 1
-            if users > 0:
-                self._users[key] = users
-            member = self._members.get(group)
-            try:
-                if users == 0 and member is not None:
-                    await self._take_out(member, topic)
-            finally:
-                if users >= 0:
-                    self._register(_registry.remove_user, group, topic)
-
-    async def close(self) -> None:
-        """Leave what consumers that were dropped without a close have left."""
-        for group, topic in list(self._users):
-            self._users[group, topic] = 1
-            await self.leave(group, topic)

@@ -1,24 +1,25 @@
-"""Where the offsets of a group are kept: at the brokers, or in a file of this client.
+"""Where the committed offsets of a group are stored: at the brokers, or in a local file.
 
-A clustering group has one offset for each queue, at the queue's broker. Each client of a
-broadcasting group reads every queue and keeps its own offsets in a file, in the form of the Java
-client's:
+A clustering group has one offset for each queue, at the queue's broker. A broadcasting group has
+none there: each of its clients reads every queue and keeps its own offsets in a file. That file has
+the format of the Java client, which keeps the previous version in `offsets.json.bak`:
 
-    <directory>/<client>/<group>/offsets.json      and the edition before it in offsets.json.bak
+    <directory>/<client>/<group>/offsets.json
     {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
 
-The directory is ~/.rocketmq_offsets, the client `<address>@DEFAULT`: no process number in it, so
-that a program that starts again finds its offsets, and a Java program's file is taken over.
+The default directory is ~/.rocketmq_offsets, and `<client>` is `<address>@DEFAULT`. It contains no
+process id, so that a restarted program finds its offsets, and a Python program can continue with
+the file of a Java program.
 
-Beside it lies `anchors.json`, in a form of our own, which Java's client does not read. For each
-queue it holds a message that was read there (`core.identity`), so that a program that starts again
-notices a topic that was deleted and created meanwhile:
+The file `anchors.json` beside it is SluiceMQ's own; the Java client ignores it. It contains one
+message of each queue that was read there (`core.identity`), so that a restarted program notices a
+topic that was deleted and created again meanwhile:
 
     [{"brokerName":"b","queueId":0,"topic":"T","offset":4,"storeTime":1795363635210,"position":81}]
 
-The files are read at the first use, written by `flush` every few seconds and at close, and belong
-to one consumer in the meantime: two with one file would take turns in forgetting what the other has
-read. A crash repeats what was not written.
+The files are read at first use, and written by `flush` every few seconds and by `close`. In
+between, a lock file reserves them for one consumer; two consumers with one file would overwrite
+each other's offsets. After a crash, messages whose offsets were not written are read again.
 """
 
 import asyncio
@@ -39,37 +40,49 @@ from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire import fastjson
 
-FILE_NAME: Final = "offsets.json"
-ANCHORS_NAME: Final = "anchors.json"
-LOCK_NAME: Final = "offsets.lock"
+_log = logging.getLogger("sluicemq.client")
+T = TypeVar("T")
+
+OFFSETS_FILE_NAME: Final = "offsets.json"
+ANCHORS_FILE_NAME: Final = "anchors.json"
+LOCK_FILE_NAME: Final = "offsets.lock"
 DIRECTORY_NAME: Final = ".rocketmq_offsets"
-INSTANCE: Final = "DEFAULT"
+"""The default directory of the files, below the home directory of the user."""
+DEFAULT_INSTANCE: Final = "DEFAULT"
+"""The default of the second part of a client's name, after its address."""
 
 
 def encode_local_offsets(offsets: Mapping[MessageQueue, int]) -> str:
-    """The file's text, with tabs and breaks where Java's fastjson has them."""
+    """Return the text of an offsets file.
+
+    It has tabs and line breaks where Java's fastjson writes them.
+    """
     entries = ",".join(
-        f'{{\n\t\t\t"brokerName":{_quoted(queue.broker)},'
+        f'{{\n\t\t\t"brokerName":{_quote(queue.broker)},'
         f'\n\t\t\t"queueId":{queue.queue_id},'
-        f'\n\t\t\t"topic":{_quoted(queue.topic)}\n\t\t}}:{offset}'
+        f'\n\t\t\t"topic":{_quote(queue.topic)}\n\t\t}}:{offset}'
         for queue, offset in sorted(offsets.items())
     )
     return f'{{\n\t"offsetTable":{{{entries}\n\t}}\n}}'
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
+    """Return `text` as a JSON string."""
     return fastjson.dumps(text).decode()
 
 
 def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
-    """Raises ValueError when it is another thing, as `files.load_text` wants it."""
+    """Return the offsets in the text of an offsets file.
+
+    Raises ValueError for any other text, as `files.load_text` requires.
+    """
     try:
         value = fastjson.loads(text)
     except ProtocolError as error:
         raise ValueError(error.fact) from error
     table = value.get("offsetTable") if isinstance(value, dict) else None
     if not isinstance(table, dict):
-        raise ValueError("it has no offsetTable")  # noqa: TRY004 - what load_text wants
+        raise ValueError("it has no offsetTable")  # noqa: TRY004 - load_text requires it
     found: dict[MessageQueue, int] = {}
     for key, offset in table.items():
         try:
@@ -77,24 +90,32 @@ def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
             queue = MessageQueue(parts["topic"], parts["brokerName"], int(parts["queueId"]))
             found[queue] = int(offset)
         except (TypeError, ValueError, KeyError):
-            raise ValueError(f"it has the strange entry {key!r}: {offset!r}") from None
+            raise ValueError(f"it has the invalid entry {key!r}: {offset!r}") from None
     return found
 
 
 def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
-    """Render the file of anchors, sorted by queue."""
-    return fastjson.dumps([
+    """Return the text of an anchors file, sorted by queue."""
+    items = [
         {
-            "brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic,
-            "offset": anchor.offset, "storeTime": anchor.stored_ms, "position": anchor.position,
+            "brokerName": queue.broker,
+            "queueId": queue.queue_id,
+            "topic": queue.topic,
+            "offset": anchor.offset,
+            "storeTime": anchor.stored_ms,
+            "position": anchor.position,
         }
         for queue, anchor in sorted(anchors.items())
-    ]).decode()  # fmt: skip
+    ]
+    return fastjson.dumps(items).decode()
 
 
 def decode_anchors(text: str) -> dict[MessageQueue, Anchor]:
-    """Read the file of anchors, in which a null is left out. Raises ValueError, KeyError, TypeError
-    or ProtocolError for another thing, as `files.load_text` wants it."""
+    """Return the anchors in the text of an anchors file.
+
+    A missing "storeTime" or "position" becomes None. Raises ValueError, KeyError, TypeError or
+    ProtocolError for any other text, as `files.load_text` requires.
+    """
     return {
         MessageQueue(item["topic"], item["brokerName"], int(item["queueId"])): Anchor(
             int(item["offset"]), item.get("storeTime"), item.get("position")
@@ -103,160 +124,202 @@ def decode_anchors(text: str) -> dict[MessageQueue, Anchor]:
     }
 
 
-_log = logging.getLogger("sluicemq.client")
-T = TypeVar("T")
-
-
 class BrokerOffsets:
-    """Reads and writes the offsets of one group, at the brokers of the queues."""
+    """The offsets of one group at the brokers of the queues."""
 
     def __init__(self, shell: AsyncioShell, group: str) -> None:
         self._shell = shell
         self._group = group
 
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
-        """None when there is none. Raises SluiceError."""
+        """Return the committed offset of a queue, or None if there is none.
+
+        With `zero_if_young`, the broker may return 0 for a queue that has lost no message yet,
+        although the group has no offset. Raises SluiceError if the request fails.
+        """
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
         address = await self._shell.run(directory.get_read_address(queue))
-        answer = await self._shell.send_request(Call(address, command))
-        if answer.code == QUERY_NOT_FOUND:
+        response = await self._shell.send_request(Call(address, command))
+        if response.code == QUERY_NOT_FOUND:
             return None
-        offset = int_field(expect_success(answer, address), "offset")
+        offset = int_field(expect_success(response, address), "offset")
         return offset if offset >= 0 else None
 
-    def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
-        """None: a broker keeps an offset and nothing else."""
+    def anchors_of(self, queue: MessageQueue) -> tuple[Anchor, ...]:
+        """Return no anchors: a broker only stores an offset."""
         return ()
 
     async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
-        """Raises SluiceError."""
+        """Commit the offset of a queue.
+
+        `anchor` is ignored. Raises SluiceError if the request fails.
+        """
         command = requests.commit_offset(self._group, queue, offset)
         await self._shell.run(self._shell.directory.call(queue, command))
 
     async def flush(self) -> None:
-        """What was written is safe now: a broker has what it has answered."""
+        """Do nothing: the brokers have stored what they have confirmed."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there are no open files."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetFiles:
-    """Where broadcasting groups of one client have their files. `client` is a name that stays when
-    the program starts again; `in_thread`: writing blocks a thread of its own, not the loop."""
+    """Where the broadcasting groups of one client keep their offsets.
+
+    - `client`: the name of the client's subdirectory. It stays the same when the program restarts.
+    - `directory`: the directory of all clients; None means `DIRECTORY_NAME` in the home directory.
+    - `files`: the file system.
+    - `uses_thread`: read and write on a thread, so that the event loop is not blocked.
+    """
 
     client: str
     directory: str | None = None
     files: Files = SYSTEM_FILES
-    in_thread: bool = True
+    uses_thread: bool = True
 
-    def of(self, group: str) -> "LocalOffsets":
-        """The offsets of one group."""
+    def for_group(self, group: str) -> "LocalOffsets":
+        """Return the offsets of one group. No file is opened yet."""
         root = self.directory or str(Path.home() / DIRECTORY_NAME)
-        return LocalOffsets(self.files, f"{root}/{self.client}/{group}", in_thread=self.in_thread)
+        return LocalOffsets(
+            self.files, f"{root}/{self.client}/{group}", uses_thread=self.uses_thread
+        )
 
 
 class LocalOffsets:
-    """In a file that only this consumer has, from the first use until `close`."""
+    """The offsets of one broadcasting group in the files of one directory.
 
-    def __init__(self, files: Files, directory: str, *, in_thread: bool = True) -> None:
+    This consumer has the files for itself from the first use until `close`.
+    """
+
+    def __init__(self, files: Files, directory: str, *, uses_thread: bool = True) -> None:
         self._files = files
         self._directory = directory
-        self._in_thread = in_thread
+        self._uses_thread = uses_thread
         self._table: dict[MessageQueue, int] | None = None
         self._anchors: dict[MessageQueue, Anchor] = {}
-        self._changed = False
-        self._busy = asyncio.Lock()
-        self._unlock: Callable[[], None] = lambda: None
+        self._is_dirty = False
+        self._lock = asyncio.Lock()
+        self._release_lock: Callable[[], None] = lambda: None
 
     async def _open(self) -> dict[MessageQueue, int]:
-        async with self._busy:
+        """Read the files at the first call, and return the offsets by queue.
+
+        Raises as `_load` does.
+        """
+        async with self._lock:
             if self._table is None:
-                await self._run(self._load)
+                await self._run_blocking(self._load)
             assert self._table is not None
             return self._table
 
     def _load(self) -> None:
-        """Raises ConfigurationError when another consumer has the file, StoreDamagedError."""
+        """Lock the directory and read its files.
+
+        Raises ConfigurationError if another consumer uses the directory, and StoreDamagedError if
+        the offsets file is damaged.
+        """
         self._files.make_directory(self._directory)
         try:
-            self._unlock = self._files.lock(f"{self._directory}/{LOCK_NAME}")
+            self._release_lock = self._files.lock(f"{self._directory}/{LOCK_FILE_NAME}")
         except StoreLockedError as error:
             raise ConfigurationError(
                 f"another broadcasting consumer keeps its offsets in {self._directory} "
                 f"[{error.fact}]",
-                fix="Give this client a name of its own: Sluice(..., instance='second').",
+                fix="Use a different name for this client: Sluice(..., instance='second').",
             ) from error
         try:
             self._anchors = self._load_anchors()
-            path = f"{self._directory}/{FILE_NAME}"
+            path = f"{self._directory}/{OFFSETS_FILE_NAME}"
             self._table = load_text(self._files, path, decode_local_offsets) or {}
         except BaseException:
-            self._unlock()
+            self._release_lock()
             raise
 
     def _load_anchors(self) -> dict[MessageQueue, Anchor]:
-        """Anchors help to notice what is rare: a damaged file of them is no reason not to read."""
+        """Return the anchors from their file.
+
+        Ignore a damaged file: the offsets are valid without them.
+        """
         try:
-            path = f"{self._directory}/{ANCHORS_NAME}"
+            path = f"{self._directory}/{ANCHORS_FILE_NAME}"
             return load_text(self._files, path, decode_anchors) or {}
         except StoreDamagedError as error:
-            _log.warning("%s is ignored: %s", ANCHORS_NAME, error.fact)
+            _log.warning("ignoring the damaged file %s: %s", ANCHORS_FILE_NAME, error.fact)
             return {}
 
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
-        del zero_if_young  # a broker's rule
+        """Return the offset of a queue, or None if there is none. `zero_if_young` is ignored.
+
+        Raises ConfigurationError if another consumer uses the directory, and StoreDamagedError if
+        the offsets file is damaged.
+        """
+        del zero_if_young  # only brokers have that rule
         return (await self._open()).get(queue)
 
-    def anchors(self, queue: MessageQueue) -> tuple[Anchor, ...]:
-        """The message of the queue that was noted with its offset, once `read` has returned."""
+    def anchors_of(self, queue: MessageQueue) -> tuple[Anchor, ...]:
+        """Return the anchor that was stored with the offset of a queue, as a tuple of at most one.
+
+        Call `read` first, which loads the file.
+        """
         anchor = self._anchors.get(queue)
         return () if anchor is None else (anchor,)
 
     async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
-        """Note the offset, and a message of the queue by which it is known again."""
+        """Remember the offset of a queue and a message by which the queue is recognised.
+
+        `flush` writes them to the files. Raises as `read` does.
+        """
         (await self._open())[queue] = offset
         self._anchors.pop(queue, None)
         if anchor is not None:
             self._anchors[queue] = anchor
-        self._changed = True
+        self._is_dirty = True
 
     async def flush(self) -> None:
-        async with self._busy:
-            if self._table is None or not self._changed:
+        """Write the files if an offset has changed. Log an OSError; the next call tries again."""
+        async with self._lock:
+            if self._table is None or not self._is_dirty:
                 return
-            self._changed = False
+            self._is_dirty = False
             text, anchors = encode_local_offsets(self._table), encode_anchors(self._anchors)
             try:
-                await self._run(lambda: self._write(text, anchors))
+                await self._run_blocking(lambda: self._write_files(text, anchors))
             except OSError as error:
                 _log.warning(
-                    "offsets cannot be written to %s, will try again: %s", self._directory, error
+                    "cannot write offsets to %s: %s. Retrying; free disk space or fix permissions.",
+                    self._directory,
+                    error,
                 )
 
-    def _write(self, offsets: str, anchors: str) -> None:
-        """Write both files. Raises OSError, and then the next flush writes them again."""
+    def _write_files(self, offsets: str, anchors: str) -> None:
+        """Write both files. If that raises OSError, the next `flush` writes them again."""
         try:
-            replace_text(self._files, f"{self._directory}/{FILE_NAME}", offsets)
-            replace_text(self._files, f"{self._directory}/{ANCHORS_NAME}", anchors)
+            replace_text(self._files, f"{self._directory}/{OFFSETS_FILE_NAME}", offsets)
+            replace_text(self._files, f"{self._directory}/{ANCHORS_FILE_NAME}", anchors)
         except OSError:
-            self._changed = True
+            self._is_dirty = True
             raise
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        """Run `work`, which a thread cannot be kept from ending: a caller that is cancelled waits
-        for it."""
-        return await run_to_end(asyncio.to_thread(work)) if self._in_thread else work()
+    async def _run_blocking(self, work: Callable[[], T]) -> T:
+        """Run `work` and return its result, on a thread if `uses_thread` was given.
+
+        A thread cannot be stopped, so a caller that is cancelled waits until `work` has ended.
+        """
+        return await run_to_end(asyncio.to_thread(work)) if self._uses_thread else work()
 
     async def close(self) -> None:
+        """Write the files and release their lock."""
         try:
             await self.flush()
         finally:
-            unlock, self._unlock = self._unlock, lambda: None
+            unlock, self._release_lock = self._release_lock, lambda: None
             self._table = None
             with contextlib.suppress(OSError):
                 unlock()
 
 
 GroupOffsets = BrokerOffsets | LocalOffsets
+"""The offsets of one group, at the brokers or in local files."""

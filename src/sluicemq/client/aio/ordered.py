@@ -1,18 +1,22 @@
-"""Consuming in order: one message of a queue at a time, by the one client that has its lease.
+"""Consume in order: one message of a queue at a time, by the one client that has its queue lock.
 
-    broker  --41-->  Leases           who may read a queue
-                     OrderedReaders   lock, then look where the group stands, then read; on the way
-                                      out: finish, commit, unlock
-                     OrderedFeed      a lane a queue: its next message leaves when the last one is
-                                      acknowledged, or comes first again after a rest
+    broker  --LOCK_BATCH_MQ (41)-->  QueueLocks
+                                     which queues this client may read
+                                     OrderedReaders
+                                     lock a queue, find its start offset, read it; at the end
+                                     wait for its handler, commit, unlock
 
-A broker gives a queue of a group to one client for 60 s. We ask again every 20 s, and hand nothing
-out when the last confirmation was asked for more than 30 s ago: another client cannot have the
-queue before its 60 s are over, by whichever clock. A broker that says no means that the queue is
-lost; one that does not answer is asked again every second.
+`OrderedPrefetchBuffer` hands out one message of each queue at a time. A message whose handler fails
+is the next one of its queue again, after a pause.
 
-A lease that is lost stops its lane at once: nothing more is handed out or committed. The handler
-that still runs is waited for before this process reads the queue again.
+A broker gives a queue of a group to one client for a lease of 60 seconds. This client renews its
+leases every 20 seconds. It hands out no messages of a queue if it requested the last confirmed
+lease more than 30 seconds ago, so whichever clock is used, no other client can have the queue
+before this one has stopped. If the broker refuses a lease, the queue is lost. If the broker does
+not respond, the client asks again every second.
+
+When a lease is lost, its queue stops at once: no more messages are handed out and no offset is
+committed. This client reads the queue again only after the running handler has ended.
 """
 
 import asyncio
@@ -23,7 +27,8 @@ from functools import partial
 from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.readers import QueueReader, Readers, Reading, Sink
+from sluicemq.client.aio.queue_reader import MessageBuffer, QueueReader, ReaderContext
+from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
@@ -38,20 +43,24 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import decode_locked_queues
 
 _log = logging.getLogger("sluicemq.client")
-FINISH_S: Final = 5.0
-"""How long closing waits for a handler that still runs."""
+HANDLER_WAIT_S: Final = 5.0
+"""How many seconds closing waits for handlers that still run."""
 LEASE_S: Final = 60.0
-"""How long a broker keeps a queue for its client (spec/remoting.md §15)."""
+"""How many seconds a broker keeps a queue for its client (spec/remoting.md §15)."""
 TRUSTED_S: Final = 30.0
-RENEW_S: Final = 20.0
-RENEW_AGAIN_S: Final = 1.0
+"""How many seconds after its request a lease is trusted."""
+RENEW_PERIOD_S: Final = 20.0
+"""The interval in seconds at which leases are renewed."""
+RENEW_RETRY_S: Final = 1.0
+"""The interval in seconds at which leases are renewed while a broker does not respond."""
 
 
-class Leases:
-    """The leases of one group in this process.
+class QueueLocks:
+    """The queue locks of one group in this client.
 
-    `on_lost(queue)` is called when another client has it, or may have had it; `on_held(queue)` when
-    a lease that was not trusted any more is confirmed again.
+    `on_lost(queue)` is called when another client has the queue, or may have had it.
+    `on_confirmed(queue)` is called when the broker confirms a lease that had not been trusted any
+    more.
     """
 
     def __init__(
@@ -61,253 +70,317 @@ class Leases:
         group: str,
         *,
         on_lost: Callable[[MessageQueue], None],
-        on_held: Callable[[MessageQueue], None],
+        on_confirmed: Callable[[MessageQueue], None],
     ) -> None:
         self._cluster = cluster
         self._client_id = client_id
         self._group = group
         self._on_lost = on_lost
-        self._on_held = on_held
-        self._asked_s: dict[MessageQueue, float] = {}
+        self._on_confirmed = on_confirmed
+        self._requested_s: dict[MessageQueue, float] = {}
+        """Maps a locked queue to when its last confirmed lease was requested, in monotonic seconds.
+        """
 
     def is_held(self, queue: MessageQueue) -> bool:
-        """May messages of the queue be handed out now?"""
-        asked_s = self._asked_s.get(queue)
-        return asked_s is not None and self._now_s() - asked_s < TRUSTED_S
+        """Return whether messages of the queue may be handed out now."""
+        requested_s = self._requested_s.get(queue)
+        return requested_s is not None and self._now_s() - requested_s < TRUSTED_S
 
     def _now_s(self) -> float:
         return self._cluster.clock.monotonic_s()
 
     async def acquire(self, queue: MessageQueue) -> bool:
-        """Takes a queue; False when another client has it. Raises SluiceError."""
-        asked_s = self._now_s()
+        """Lock a queue.
+
+        Return False if another client has it. Raises SluiceError if the request fails.
+        """
+        requested_s = self._now_s()
         try:
             held = await self._lock([queue])
         except asyncio.CancelledError:
-            await run_to_end(self._unlock(queue))  # the broker may have given it
+            await run_to_end(self._unlock(queue))  # the broker may have granted it
             raise
         if queue not in held:
             return False
-        self._asked_s[queue] = asked_s
+        self._requested_s[queue] = requested_s
         return True
 
     async def _lock(self, queues: list[MessageQueue]) -> tuple[MessageQueue, ...]:
-        """Queues of one broker -> those of them that we hold now."""
+        """Request leases of queues of one broker, and return those queues that were granted."""
         command = requests.lock_queues(self._group, self._client_id, queues)
         return decode_locked_queues((await self._cluster.ask_master(queues[0], command)).body)
 
     async def release(self, queue: MessageQueue) -> None:
-        """Give a queue back, so that another member can have it. A broker that is away forgets the
-        lease by itself."""
-        if self._asked_s.pop(queue, None) is not None:
+        """Unlock a queue, so that another member can have it.
+
+        If the broker does not respond, the lease expires by itself.
+        """
+        if self._requested_s.pop(queue, None) is not None:
             await self._unlock(queue)
 
     async def _unlock(self, queue: MessageQueue) -> None:
+        """Send the request to unlock a queue, and ignore errors."""
         with contextlib.suppress(SluiceError):
             command = requests.unlock_queues(self._group, self._client_id, [queue])
             await self._cluster.ask_master(queue, command)
 
     async def renew(self) -> bool:
-        """Asks for all of them again; False when a broker did not answer."""
+        """Renew all leases. Return False if a broker did not respond."""
         by_broker: dict[str, list[MessageQueue]] = {}
-        for queue in self._asked_s:
+        for queue in self._requested_s:
             by_broker.setdefault(queue.broker, []).append(queue)
         outcomes = await asyncio.gather(*map(self._renew, by_broker.items()))
         return all(outcomes)
 
     async def _renew(self, item: tuple[str, Iterable[MessageQueue]]) -> bool:
+        """Renew the leases of one broker, given as (broker, queues). Return False if that fails."""
         broker, queues = item[0], sorted(item[1])
-        asked_s = self._now_s()
+        requested_s = self._now_s()
         try:
             held = set(await self._lock(queues))
         except SluiceError as error:
-            _log.debug("leases of %s at %s are not renewed: %s", self._group, broker, error)
+            _log.debug(
+                "the leases of group %s at %s were not renewed: %s", self._group, broker, error
+            )
             return False
-        for queue in held - self._asked_s.keys():
-            await self._unlock(queue)  # it was given back meanwhile, and locked again by us
+        for queue in held - self._requested_s.keys():
+            await self._unlock(queue)  # it was released meanwhile, and this request locked it again
         lost = []
-        for queue in [queue for queue in queues if queue in self._asked_s]:
-            age_s = asked_s - self._asked_s[queue]
+        for queue in [queue for queue in queues if queue in self._requested_s]:
+            age_s = requested_s - self._requested_s[queue]
             if queue in held and age_s < LEASE_S:
-                was_held = self.is_held(queue)  # just before the answer, not when it was asked for
-                self._asked_s[queue] = asked_s
+                was_held = self.is_held(queue)  # as of now, not as of the request
+                self._requested_s[queue] = requested_s
                 if not was_held:
-                    self._on_held(queue)
-            else:  # not ours, or ours again after a time in which another one may have had it
-                del self._asked_s[queue]
+                    self._on_confirmed(queue)
+            else:  # refused, or granted after a gap in which another client may have had it
+                del self._requested_s[queue]
                 lost.append(queue)
         if lost:
             _log.warning(
                 "group %s: the lock of %s%s is lost; its messages go to another member",
-                self._group, lost[0], f" and of {len(lost) - 1} more queues" if lost[1:] else "",
-            )  # fmt: skip
+                self._group,
+                lost[0],
+                f" and of {len(lost) - 1} more queues" if lost[1:] else "",
+            )
         for queue in lost:
             self._on_lost(queue)
         return True
 
     async def renew_forever(self) -> None:
-        """Every 20 s; every second while a broker does not answer."""
-        is_done = True
+        """Renew all leases periodically until the task is cancelled."""
+        is_renewed = True
         while True:
-            await asyncio.sleep(RENEW_S if is_done else RENEW_AGAIN_S)
-            is_done = await self.renew()
+            await asyncio.sleep(RENEW_PERIOD_S if is_renewed else RENEW_RETRY_S)
+            is_renewed = await self.renew()
 
 
 class OrderedReader(QueueReader):
-    """Reads one queue under its lease; `leases` None: nobody is kept out (broadcasting)."""
+    """Reads one queue under its queue lock.
 
-    def __init__(self, *reader: Any, leases: Leases | None) -> None:
-        super().__init__(*reader)
+    `locks` None means that other clients read the queue as well (a broadcasting group).
+    `is_retiring` says that the reader hands out no more messages.
+    """
+
+    def __init__(self, *arguments: Any, locks: QueueLocks | None) -> None:
+        super().__init__(*arguments)
         self.is_retiring: bool = False
-        self._leases = leases
-        self._quiet = asyncio.Event()
+        self._locks = locks
+        self._all_returned = asyncio.Event()
+        """Set when no message of the queue is handed out."""
 
     @property
     def may_commit(self) -> bool:
-        return self._leases is None or self._leases.is_held(self.queue)
+        """Whether acknowledgements may be committed now: this client holds the queue lock."""
+        return self._locks is None or self._locks.is_held(self.queue)
 
     @property
     def may_hand_out(self) -> bool:
+        """Whether messages may be handed out now.
+
+        That requires the queue lock, and a reader that is not retiring.
+        """
         return not self.is_retiring and self.may_commit
 
-    def done(self, messages: list[ReceivedMessage]) -> int:
-        counted = super().done(messages)
-        self._released()
+    def ack_many(self, messages: list[ReceivedMessage]) -> int:
+        counted = super().ack_many(messages)
+        self._offer_next()
         return counted
 
-    def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
-        super().returned(message, failed=failed)
-        self._released()
+    def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
+        super().mark_returned(message, failed=failed)
+        self._offer_next()
 
-    def _released(self) -> None:
-        """The next message may leave when nothing is out."""
-        if not self.out:
-            self._quiet.set()
-        self.feed.resume(self)
+    def _offer_next(self) -> None:
+        """Let a consumer take the next message of the queue, if no other one is handed out."""
+        if not self.handed_out:
+            self._all_returned.set()
+        self.buffer.offer_next(self)
 
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
-        """It comes again before any other of its queue; when there were enough retries (or
-        `delay_level` is -1) it becomes a dead letter. Never raises: what cannot be stored as a dead
-        letter comes again here."""
+        """Make the message the next one of its queue again, after `suspend_s` seconds.
+
+        If it was retried the maximum number of times, or `delay_level` is -1, store it as a dead
+        letter instead. `suspend_s` and `delay_level` of None mean those of the group's options.
+        Return False if the message no longer counts. Never raises: a message that cannot be stored
+        as a dead letter is retried like others.
+        """
         if not message.is_current:
-            self.returned(message)
+            self.mark_returned(message)
             return False
         rules = self._options.retry
         level = rules.delay_level if delay_level is None else delay_level
-        times = retry_count(message.record) + message.attempt - 1
-        times_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
-        if level <= DEAD_LETTER_LEVEL or times >= times_max:
-            if self._reading.send_back is None:
+        retries = retry_count(message.record) + message.attempt - 1
+        retries_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
+        if level <= DEAD_LETTER_LEVEL or retries >= retries_max:
+            if self._context.retry_sender is None:
                 _log.warning("%s is dropped: this consumer has no dead letters", message)
                 return self.ack(message)
             try:
-                await self._reading.send_back.send_copy(message.record, times, level)
+                await self._context.retry_sender.send_retry_message(message.record, retries, level)
             except SluiceError as error:
                 self._cluster.directory.log_failure(
-                    error, self.queue, f"dead letters of {self.group}",
-                    "group %s: %s could not be stored as a dead letter, its queue waits: %s",
-                    self.group, message, error,
-                )  # fmt: skip
+                    error,
+                    self.queue,
+                    f"dead letters of {self.group}",
+                    "group %s: %s could not be stored as a dead letter and blocks its queue: %s",
+                    self.group,
+                    message,
+                    error,
+                )
             else:
                 return self.ack(message)
         message.attempt += 1
-        self.feed.suspend(message, rules.suspend_s if suspend_s is None else suspend_s)
-        self.returned(message, failed=True)
+        self.buffer.put_back_later(message, rules.suspend_s if suspend_s is None else suspend_s)
+        self.mark_returned(message, failed=True)
         return True
 
-    async def finish(self) -> None:
-        """Hands nothing out any more; returns when nothing is out."""
+    async def wait_until_returned(self) -> None:
+        """Hand out no more messages, and wait until none is handed out."""
         self.is_retiring = True
-        while self.out:
-            self._quiet.clear()
-            await self._quiet.wait()
+        while self.handed_out:
+            self._all_returned.clear()
+            await self._all_returned.wait()
 
 
 class OrderedReaders(Readers):
     """The readers of a group that consumes in order."""
 
-    def __init__(self, reading: Reading, client_id: str, on_change: Callable[[], None]) -> None:
-        super().__init__(reading)
+    def __init__(
+        self, context: ReaderContext, client_id: str, on_change: Callable[[], None]
+    ) -> None:
+        """Create the readers.
+
+        `on_change()` is called when this client has lost or finished a queue.
+        """
+        super().__init__(context)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
-        self._renewing: SupervisedTask | None = None
-        self.leases: Leases | None = None
+        """Maps a queue that is not read any more to (its reader, the task that finishes it)."""
+        self._renewal: SupervisedTask | None = None
+        self.locks: QueueLocks | None = None
+        """The queue locks, None in a broadcasting group."""
 
-        def resume(queue: MessageQueue) -> None:
+        def offer_next(queue: MessageQueue) -> None:
+            """Let a consumer take the next message of a queue."""
             if queue in self._readers:
-                self._readers[queue].feed.resume(self._readers[queue])
+                self._readers[queue].buffer.offer_next(self._readers[queue])
 
-        def lose(queue: MessageQueue) -> None:
-            """Another client has the queue: neither hand out nor commit."""
+        def stop_lost(queue: MessageQueue) -> None:
+            """Stop reading a queue whose lock is lost.
+
+            Nothing of it is handed out or committed any more.
+            """
             if queue in self._readers:
-                reader = self._stop(queue)
-                reader.drop(reader.in_flight.committable)
-                self._retire(queue, reader, is_ours=False)
+                reader = self._stop_reader(queue)
+                reader.discard_pulled(reader.in_flight.committable)
+                self._retire(queue, reader, owns_lock=False)
                 self._on_change()
 
-        if not reading.options.broadcast:
-            self.leases = Leases(
-                reading.cluster,
+        if not context.options.broadcast:
+            self.locks = QueueLocks(
+                context.cluster,
                 client_id,
-                reading.group,
-                on_lost=lose,
-                on_held=resume,
+                context.group,
+                on_lost=stop_lost,
+                on_confirmed=offer_next,
             )
-        self._kind = partial(OrderedReader, leases=self.leases)
+        self._make_reader = partial(OrderedReader, locks=self.locks)
 
     async def add(
-        self, queue: MessageQueue, subscription: Subscription, feed: Sink, *, is_new: bool = False
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        buffer: MessageBuffer,
+        *,
+        is_new: bool = False,
     ) -> bool:
-        """Locks the queue, then starts where the group stands: whoever had it has committed."""
-        leases = self.leases
+        """Lock a queue and start to read it. Return False if another client has the lock.
+
+        Find the start offset after locking: the previous owner commits before it unlocks the queue.
+        Also return False while this client finishes an earlier reader of the queue. Raises
+        SluiceError if a request fails.
+        """
+        locks = self.locks
         if queue in self._retiring:
             return False
-        if leases is None:
-            return await super().add(queue, subscription, feed, is_new=is_new)
-        if not await leases.acquire(queue):
+        if locks is None:
+            return await super().add(queue, subscription, buffer, is_new=is_new)
+        if not await locks.acquire(queue):
             return False
-        if self._renewing is None:
-            self._renewing = self._tasks.supervise(
-                leases.renew_forever, f"sluicemq leases {self._group}"
+        if self._renewal is None:
+            self._renewal = self._tasks.supervise(
+                locks.renew_forever, f"sluicemq leases {self._group}"
             )
         try:
-            return await super().add(queue, subscription, feed, is_new=is_new)
+            return await super().add(queue, subscription, buffer, is_new=is_new)
         except BaseException:
-            await run_to_end(leases.release(queue))
+            await run_to_end(locks.release(queue))
             raise
 
-    def _stop(self, queue: MessageQueue) -> OrderedReader:
-        reader, task = self._readers.pop(queue), self._running.pop(queue)
+    def _stop_reader(self, queue: MessageQueue) -> OrderedReader:
+        """Stop pulling from a queue and return its reader."""
+        reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
         task.cancel()
-        self._known[queue] = reader.identity, self._recreations[queue.topic]
+        self._past_identities[queue] = reader.identity, self._recreation_counts[queue.topic]
         assert isinstance(reader, OrderedReader)
         return reader
 
-    async def drop(self, queue: MessageQueue) -> None:
-        """Stops reading; the lock goes when the message that is out is done and committed."""
-        self._retire(queue, self._stop(queue), is_ours=True)
+    async def remove(self, queue: MessageQueue) -> None:
+        """Stop reading a queue.
+
+        Unlock it when its running handler has ended and the offset is committed.
+        """
+        self._retire(queue, self._stop_reader(queue), owns_lock=True)
         await asyncio.sleep(0)
 
-    def all(self) -> list[QueueReader]:
-        """Also those that finish their last message: they commit afterwards."""
-        return [*super().all(), *(reader for reader, _ in self._retiring.values())]
+    def all_readers(self) -> list[QueueReader]:
+        """Return every reader that may still commit offsets.
 
-    def _retire(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
+        That includes readers of removed queues whose handler still runs.
+        """
+        return [*super().all_readers(), *(reader for reader, _ in self._retiring.values())]
+
+    def _retire(self, queue: MessageQueue, reader: OrderedReader, *, owns_lock: bool) -> None:
+        """Finish a reader in a task of its own, after its running handler has ended.
+
+        With `owns_lock`, commit its offset and unlock the queue.
+        """
         reader.is_retiring = True
 
         async def finish() -> None:
-            await reader.finish()
+            await reader.wait_until_returned()
             offset = reader.in_flight.committable
-            reader.drop(offset)
-            reader.feed.forget(reader)
-            if is_ours:
+            reader.discard_pulled(offset)
+            reader.buffer.remove_origin(reader)
+            if owns_lock:
                 if self.options.auto_commit:
                     await self._commit(reader, offset)
                     await self._offsets.flush()
-                if self.leases is not None:
-                    await self.leases.release(queue)
+                if self.locks is not None:
+                    await self.locks.release(queue)
                 self._on_change()
 
         task = self._tasks.spawn(finish(), f"sluicemq finish {queue}")
@@ -315,13 +388,18 @@ class OrderedReaders(Readers):
         task.add_done_callback(lambda _: self._retiring.pop(queue, None))
 
     async def close(self) -> None:
-        """Finishes every queue. One whose handler does not end in time is committed as it is and
-        keeps its lock until that expires, so that nobody reads beside the handler."""
+        """Finish all queues, and wait up to `HANDLER_WAIT_S` seconds for their handlers.
+
+        The offset of a queue whose handler still runs then is committed as it is. Its lock stays
+        until the lease expires, so that no other client processes messages beside that handler.
+        """
         for queue in list(self._readers):
-            self._retire(queue, self._stop(queue), is_ours=True)
+            self._retire(queue, self._stop_reader(queue), owns_lock=True)
         try:
             if self._retiring:
-                await asyncio.wait([task for _, task in self._retiring.values()], timeout=FINISH_S)
+                await asyncio.wait(
+                    [task for _, task in self._retiring.values()], timeout=HANDLER_WAIT_S
+                )
             for reader, _ in tuple(self._retiring.values()):
                 if self.options.auto_commit:
                     await self._commit(reader, reader.in_flight.committable)

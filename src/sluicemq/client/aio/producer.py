@@ -1,8 +1,12 @@
 """The asyncio producer.
 
-Every `await send()` is independent: ten thousand of them may wait at once, they share one
-connection a broker, and the frames of one loop turn leave in one write. What decides (checks, queue
-choice, retries, deadline, the words of an error) is `core.sending`; here is only the waiting.
+Each `await producer.send(...)` is independent of the others. Thousands of them may wait at the same
+time: they share one connection to each broker, and the requests of one event loop iteration leave
+in one write. `core.sending` makes the decisions (checks, choice of the queue, retries, time limits,
+error texts); this module only waits for I/O.
+
+It also contains the two helpers of a `Sluice` that send messages: `Requester` for request-reply,
+and `TraceWriter` for trace records.
 """
 
 import asyncio
@@ -60,14 +64,24 @@ _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
 OnDone = Callable[[SendResult | None, SluiceError | None], None]
+"""A function (result, error) that `send_soon` calls when the send has ended.
+
+Exactly one of the two arguments is None.
+"""
 TRACE_CLOSE_S: Final = 3.0
+"""How many seconds `TraceWriter.close` waits for the remaining trace records to be sent."""
 TRACE_PAUSE_S: Final = 5.0
+"""The pause in seconds after trace records could not be sent."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CloseReport:
-    """What `close` found: sends that were settled while it waited, and ids of messages of which
-    nobody knows whether they are stored."""
+    """The result of closing a producer or a client.
+
+    - `settled`: the number of sends that were in progress and ended while `close` waited.
+    - `unknown`: the ids of messages that may or may not be stored, because no broker confirmed
+      them. Look them up with `sluice message show ID` before you send them again.
+    """
 
     settled: int
     unknown: tuple[str, ...]
@@ -78,8 +92,8 @@ class CloseReport:
         return f"<CloseReport: {self.settled} settled, {count}{ids}>"
 
 
-class Sends(Protocol):
-    """Who has methods that are talks of a `Sender`: a `Producer`, a `Sluice`."""
+class HasSender(Protocol):
+    """An object whose methods can be made by `sender_method`: a `Producer` or a `Sluice`."""
 
     cluster: Cluster
 
@@ -87,30 +101,45 @@ class Sends(Protocol):
     def sender(self) -> Sender: ...
 
 
-def of_sender(
-    talk: Callable[Concatenate[Sender, P], Conversation[T]],
+def sender_method(
+    function: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """A talk of the core as a method, with its parameters and docstring."""
+    """Make an asyncio method from a method of `Sender` that returns a conversation.
 
-    @functools.wraps(talk)
-    def call(self: Sends, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+    The new method has the parameters (except `self`) and the docstring of `function`. Calling it
+    returns a coroutine that runs the conversation. A TypeError for wrong arguments gets a hint of
+    the method's parameters.
+    """
+
+    @functools.wraps(function)
+    def call(self: HasSender, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
         try:
-            begun = talk(self.sender, *arguments, **named)
+            conversation = function(self.sender, *arguments, **named)
         except TypeError as error:
             improve_type_error(error, call, named)
             raise
-        return self.cluster.run(begun)
+        return self.cluster.run(conversation)
 
     return call
 
 
 @with_hints
 class Producer:
-    """Sends messages of one producer group.
+    """Sends messages for one producer group. `Sluice.producer` creates it.
 
-    Errors of every send: ConfigurationError (the message breaks a rule, nothing was sent),
-    RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it), SendError
-    (not stored) and its child SendUnknownError (it may be stored; never resent by itself).
+        producer = mq.producer("order-service", retries=5)
+        result = await producer.send("orders", b"17 apples", tag="new", keys="order-4711")
+
+    Every method that sends raises these errors:
+
+    - ConfigurationError: an argument or the message is invalid. Nothing was sent.
+    - RouteNotFoundError: the topic does not exist, and no broker creates it automatically.
+    - NameServerUnreachableError: no name server responded.
+    - RequestError: the broker refused the message. PermissionDeniedError is a subclass.
+    - SendError: the message is not stored. Sending it again is safe.
+    - SendUnknownError, a subclass of SendError: the message may be stored, because a response is
+      missing. The client never sends it again by itself; doing so may store it twice.
+    - ClosedError: the producer or its client is closed.
     """
 
     def __init__(
@@ -125,10 +154,20 @@ class Producer:
         compress_from_bytes: int = COMPRESS_FROM_BYTES,
         delay_level_max: int = DELAY_LEVEL_MAX,
         listener: TransactionListener | None = None,
-        on_first: Callable[[str, str], None] = lambda group, topic: None,
+        on_first_send: Callable[[str, str], None] = lambda group, topic: None,
         trace: Tracing | None = None,
         requester: "Requester | None" = None,
     ) -> None:
+        """Create a producer. Applications call `Sluice.producer` instead.
+
+        - `group` to `listener` are the options of `ProducerOptions`, which says their defaults.
+        - `on_first_send(group, topic)` is called before the first send to a topic.
+        - `trace` records the messages that are sent; None records nothing.
+        - `requester` sends requests that expect a reply. Without it, `request` raises
+          ConfigurationError.
+
+        Raises ConfigurationError if an option is invalid.
+        """
         self.cluster = cluster
         self.sender: Sender = Sender(
             cluster.directory,
@@ -140,22 +179,26 @@ class Producer:
             compress_from_bytes=compress_from_bytes,
             delay_level_max=delay_level_max,
             trace=trace,
-            first_queue=cluster.first_queue,
+            first_queue=cluster.choose_first_queue,
         )
-        self.sender.on_first_send = on_first
+        """Makes the requests of this producer and decides about retries. For internal use."""
+        self.sender.on_first_send = on_first_send
         self.group: str = self.sender.group
+        """The producer group."""
         self.transactions: Transactions = Transactions(
             cluster.directory, self.group, listener, trace
         )
+        """The transactions of this producer that are running or have ended. For internal use."""
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
+        """The tasks of `send_soon`. Without this reference, they could be garbage-collected."""
         self._requester = requester
         self.closing: CloseOnce[CloseReport] = CloseOnce()
 
-    send: Final = of_sender(Sender.send_message)
-    send_oneway: Final = of_sender(Sender.send_oneway)
-    send_batch: Final = of_sender(Sender.send_batch)
-    recall: Final = of_sender(Sender.recall)
+    send: Final = sender_method(Sender.send_message)
+    send_oneway: Final = sender_method(Sender.send_oneway)
+    send_batch: Final = sender_method(Sender.send_batch)
+    recall: Final = sender_method(Sender.recall)
 
     def send_soon(
         self,
@@ -167,17 +210,24 @@ class Producer:
         timeout_ms: int | None = None,
         **options: Unpack[MessageOptions],
     ) -> None:
-        """RocketMQ's asynchronous send: returns at once, calls `on_done(result, error)` later, one
-        of the two None. The options are those of `send`.
+        """Start to send one message, return at once, and call `on_done(result, error)` later.
 
-        One attempt only (`retries_async`), as RocketMQ counts it. What breaks a rule raises
-        ConfigurationError here; other errors of `send` are handed to `on_done`. What `on_done`
-        raises is logged.
+        This is RocketMQ's asynchronous send. `on_done` is called on the event loop: after a success
+        with the `SendResult` and None, after a failure with None and the SluiceError that `send`
+        would raise. What `on_done` raises is logged. The other arguments are those of `send`,
+        except `selector`.
+
+        Like RocketMQ, it makes one attempt only, unless the producer was created with
+        `retries_async`.
+
+        Raises ConfigurationError if an argument is invalid, and ClosedError after `close`;
+        `on_done` is not called then.
         """
         self.cluster.affinity.check_loop()
         if not callable(on_done):
             raise ConfigurationError(
-                f"on_done is {on_done!r:.60}.", fix="Give a function: (result, error) -> None."
+                f"on_done must be a function (result, error), got {on_done!r:.60}.",
+                fix="Pass a function that accepts a result and an error.",
             )
         outgoing = self.sender.assign_id(make_draft(topic, body, **options))
         check_destination(outgoing.topic, queue, timeout_ms)
@@ -188,7 +238,7 @@ class Producer:
                 result = await self.cluster.run(send)
             except SluiceError as error:
                 call_listener(on_done, None, error)
-            except Exception as error:  # noqa: BLE001 - the callback has to hear of it
+            except Exception as error:  # noqa: BLE001 - the callback must always be called
                 _log.exception("send_soon of %s failed", outgoing.message_id)
                 unknown = SendUnknownError(
                     f"sending message {outgoing.message_id} failed unexpectedly [{error!r}]: it "
@@ -211,16 +261,25 @@ class Producer:
         timeout_s: float = REPLY_TIMEOUT_S,
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
-        """Sends a message and waits for the reply of whoever consumes it (`message.reply`).
+        """Send a message and wait for the reply of the consumer that processes it.
 
-        `timeout_s`: how long it waits for the reply. `options` are those of `send`. Raises what
-        `send` does, and RequestTimeoutError without a reply: it says whether the request is stored.
-        A late reply is dropped. ConfigurationError for a producer that was not made by a `Sluice`.
+        The consumer replies with `message.reply`:
+
+            reply = await producer.request("prices", b"apples", timeout_s=3)
+            print(reply.body)
+
+        `timeout_s` is the time limit in seconds for sending the request and receiving the reply
+        (10). `options` are those of `MessageOptions`, as in `send`. Return the reply as a
+        `StoredMessage`; its offsets are -1.
+
+        Raises RequestTimeoutError if no reply came in time. Its text says whether the request is
+        stored: if so, a consumer may still process it, and a late reply is dropped. Raises
+        ConfigurationError if the producer was not created by a `Sluice`, and what `send` raises.
         """
         check_number("timeout_s", timeout_s, 0.001, whole=False)
         if self._requester is None:
             raise ConfigurationError(
-                "this producer takes no replies.", fix="Make it with `Sluice.producer`."
+                "this producer cannot receive replies.", fix="Create it with `Sluice.producer`."
             )
         outgoing = self.sender.assign_id(make_message(topic, body, **options))
         return await self._requester.request(self.sender, outgoing, timeout_s)
@@ -235,19 +294,27 @@ class Producer:
         check_after_s: int | None = None,
         **options: Unpack[MessageOptions],
     ) -> "Transaction":
-        """A message that becomes visible when the block commits: see `Transaction`.
+        """Return a context manager that sends a message in a transaction. See `Transaction`.
 
-        `check_after_s`: ask this group not before so many seconds how it ended (the broker's
-        transactionTimeOut without it); a commit that comes later may be refused. The others are
-        those of `send`; delays are refused. Raises ConfigurationError here.
+            async with producer.transaction("orders", b"17 apples") as tx:
+                await database.execute("INSERT ...", tx.transaction_id)
+
+        The message becomes visible to consumers when the block commits. `check_after_s` is how many
+        seconds the broker waits at least before it checks a transaction that was not ended; None
+        (the default) means the broker's own transactionTimeOut. A commit after the first check may
+        be refused. The other arguments are those of `send`, except delays and timed delivery, which
+        are refused.
+
+        Raises ConfigurationError if an argument is invalid, and ClosedError after `close`. Nothing
+        is sent before the block is entered.
         """
         if queue is not None or timeout_ms is not None:
             check_destination(
                 topic.topic if isinstance(topic, Message) else topic, queue, timeout_ms
             )
 
-        def send(half: OutgoingMessage) -> Conversation[SendResult]:
-            return self.sender.send_outgoing(half, queue, timeout_ms)
+        def send(prepared: OutgoingMessage) -> Conversation[SendResult]:
+            return self.sender.send_outgoing(prepared, queue, timeout_ms)
 
         outgoing = self.sender.assign_id(make_message(topic, body, **options))
         return Transaction(self.cluster, self.transactions, outgoing, send, check_after_s)
@@ -255,9 +322,15 @@ class Producer:
     async def send_in_transaction(
         self, message: Message, argument: Any = None, *, check_after_s: int | None = None
     ) -> TransactionResult:
-        """RocketMQ's form: stores the half message, lets the listener execute the local
-        transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
-        without a listener."""
+        """Send a message in a transaction whose local part the producer's listener runs.
+
+        This is RocketMQ's interface. It stores the prepared message, calls `execute_local(message,
+        transaction_id, argument)` of the `TransactionListener`, and ends the transaction as the
+        listener returned. `check_after_s` is that of `transaction`. Return a `TransactionResult`.
+
+        Raises ConfigurationError if the producer has no listener or `message` is not one `Message`,
+        what `send` raises, and RequestError if the broker refuses to end the transaction.
+        """
         self.transactions.expect_listener()
         outgoing = self.sender.assign_id(
             expect_one_message(message, Message, "send_in_transaction")
@@ -269,9 +342,14 @@ class Producer:
         )
 
     async def answer_checks(self, *topics: str) -> None:
-        """Makes this producer known to the brokers of the topics before it sends there: they may
-        ask its listener about transactions that other processes of the group have left. Without
-        topics: to the brokers that create topics. Raises RouteNotFoundError.
+        """Let brokers check transactions with this producer before it sends to `topics`.
+
+        Brokers then ask the producer's listener about transactions that other processes of the
+        group have left undecided. Without `topics`, the producer registers at the brokers that
+        create topics automatically.
+
+        Raises ConfigurationError without a listener, RouteNotFoundError if a topic does not exist,
+        and NameServerUnreachableError.
         """
         self.transactions.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
@@ -279,23 +357,31 @@ class Producer:
             self.sender.on_first_send(self.group, topic)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
+        """Return the queues of `topic` that messages can be sent to.
+
+        Pass one of them as `queue` to `send`. Raises RouteNotFoundError if the topic does not
+        exist, and NameServerUnreachableError.
+        """
         return list(await self.cluster.write_queues(topic))
 
     async def close(self, timeout_s: float | None = None) -> CloseReport:
-        """Refuses new sends, waits until the open ones are settled, reports what stays unknown.
+        """Refuse new messages and wait for the sends in progress.
 
-        Waits `timeout_s`, by default as long as sends may take (each has its own deadline). Callers
-        of sends that got no answer receive SendUnknownError; their ids stand in the report, as do
-        the ids of those that are still open when the wait ends. Cancelling it ends the waiting: it
-        raises CancelledError, and a second call returns the report.
+        Wait up to `timeout_s` seconds. None (the default) means the producer's time limit of a send
+        (`timeout_ms`) plus one second. Return a `CloseReport` with the ids of messages that may or
+        may not be stored: sends without a response, whose callers get SendUnknownError, and sends
+        that are still in progress after `timeout_s`.
+
+        If the caller is cancelled, stop waiting and raise CancelledError; call `close` again for
+        the report. Raises ConfigurationError in another event loop or process.
         """
         self.cluster.affinity.check_loop()
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
+        """Close the producer; `close` calls it once."""
         if self._callbacks:
-            await asyncio.sleep(0)  # Those that were asked for just now have begun then.
+            await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
         sender, settled = self.sender, asyncio.Event()
         open_at_start, sender.on_drained = len(sender.open_ids), settled.set
         sender.close()
@@ -305,9 +391,12 @@ class Producer:
         unknown = (*sender.unknown_ids, *sender.open_ids)
         if unknown:
             _log.warning(
-                "producer %s closed while %d messages were unanswered; they may be stored: %s",
-                self.group, len(unknown), ", ".join(unknown[:20]),
-            )  # fmt: skip
+                "the producer of group %s closed while %d messages had no response; they may be "
+                "stored: %s",
+                self.group,
+                len(unknown),
+                ", ".join(unknown[:20]),
+            )
         return CloseReport(open_at_start - len(sender.open_ids), unknown)
 
     def __repr__(self) -> str:
@@ -316,15 +405,21 @@ class Producer:
 
 
 class Transaction(TransactionBlock):
-    """One message with its local transaction: what `producer.transaction` returns.
+    """One message and its local transaction, as an asynchronous context manager.
 
-    Entering sends the half message and raises as a send does; then nothing has begun. Leaving
-    normally commits, an exception (which goes on) rolls back. Leaving raises RequestError when the
-    broker refuses the end; when the broker cannot be reached it does not: the broker asks later.
+    `Producer.transaction` creates it. Entering the block stores the prepared message, which
+    consumers do not see. Leaving it normally commits the message; an exception rolls it back and
+    propagates. Within the block, `rollback()` and `unknown()` make leaving the block end the
+    transaction differently.
+
+    Entering raises what `send` raises; the transaction has not begun then. Leaving raises
+    RequestError if the broker refuses to end the transaction. If the broker cannot be reached,
+    leaving raises nothing: `is_acknowledged` is False, and the broker checks the transaction later.
     """
 
-    def __init__(self, cluster: Cluster, *block: Any) -> None:
-        super().__init__(*block)
+    def __init__(self, cluster: Cluster, *arguments: Any) -> None:
+        """Create the block; `arguments` are those of `TransactionBlock`."""
+        super().__init__(*arguments)
         self._cluster = cluster
 
     async def __aenter__(self) -> Self:
@@ -336,47 +431,69 @@ class Transaction(TransactionBlock):
 
 
 class Requester:
-    """Sends requests for the producers of one client. `awaited`: the replies that are waited for,
-    by correlation id."""
+    """Sends the requests of all producers of one client, and waits for their replies.
 
-    def __init__(self, cluster: Cluster, keeper: HeartbeatThread) -> None:
-        self.awaited: dict[str, ReplyFuture] = {}
+    `pending_replies` maps the correlation id of each waiting request to the future of its reply;
+    `BrokerRequests` completes the futures.
+    """
+
+    def __init__(self, cluster: Cluster, heartbeat_thread: HeartbeatThread) -> None:
+        self.pending_replies: dict[str, ReplyFuture] = {}
         self._cluster = cluster
-        self._keeper = keeper
-        self._known: set[tuple[str, str]] = set()
+        self._heartbeat_thread = heartbeat_thread
+        self._announced: set[tuple[str, str]] = set()
+        """The (producer group, topic) whose brokers have received a heartbeat."""
 
     async def request(
         self, sender: Sender, outgoing: OutgoingMessage, timeout_s: float
     ) -> StoredMessage:
-        """The reply. Raises RequestTimeoutError, and what a send raises."""
+        """Send `outgoing` as a request with `sender`, and return the reply.
+
+        Before the first request of a producer group to a topic, send heartbeats: the broker sends a
+        reply on the connection from which it has received the requester's heartbeat.
+
+        Raises RequestTimeoutError if no reply came within `timeout_s` seconds, and what a send
+        raises.
+        """
         correlation_id, topic, where = secrets.token_hex(16), outgoing.topic, ""
         ttl_ms = int(timeout_s * 1000)
-        request = make_request_message(outgoing, self._keeper.client_id, correlation_id, ttl_ms)
+        request = make_request_message(
+            outgoing, self._heartbeat_thread.client_id, correlation_id, ttl_ms
+        )
         future: asyncio.Future[StoredMessage] = asyncio.get_running_loop().create_future()
-        self.awaited[correlation_id] = future
+        self.pending_replies[correlation_id] = future
         try:
             async with asyncio.timeout(timeout_s):
                 await self._cluster.route(topic, create=True)
-                if (sender.group, topic) not in self._known:
-                    # The brokers have to know our connection before a reply comes.
-                    self._keeper.add_producer_group(sender.group)
-                    self._keeper.update_addresses(self._cluster.routes.broker_addresses([topic]))
-                    await asyncio.wrap_future(self._keeper.send_heartbeats())
-                    self._known.add((sender.group, topic))
+                if (sender.group, topic) not in self._announced:
+                    # Brokers must know the heartbeat connection before a reply is sent.
+                    self._heartbeat_thread.add_producer_group(sender.group)
+                    self._heartbeat_thread.update_addresses(
+                        self._cluster.routes.broker_addresses([topic])
+                    )
+                    await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
+                    self._announced.add((sender.group, topic))
                 result = await self._cluster.run(sender.send_outgoing(request))
                 where = f"queue {result.queue.queue_id} of {result.queue.broker}"
                 return await future
         except TimeoutError as error:
             raise reply_timeout_error(topic, request.message_id, where, timeout_s) from error
         finally:
-            del self.awaited[correlation_id]
+            del self.pending_replies[correlation_id]
 
 
 class TraceWriter:
-    """Writes what one `Sluice` has noted: a task that begins with the first note, sends about once
-    a second, and never lets an error reach whom it tells of. Use it in the loop that made it."""
+    """Sends the trace records of one `Sluice` in a background task.
+
+    The task starts with the first record and sends about once a second. It never raises an error
+    into the code that records. Use it in the event loop in which it was created.
+    """
 
     def __init__(self, cluster: Cluster, tracing: Tracing, linger_s: float = LINGER_S) -> None:
+        """Create a writer for the records of `tracing`.
+
+        It waits up to `linger_s` seconds for further records before it sends.
+        """
         self.tracing = tracing
         self._cluster = cluster
         self._linger_s = linger_s
@@ -384,7 +501,7 @@ class TraceWriter:
             cluster.directory,
             INNER_GROUP,
             make_unique_ids(cluster.clock).make_id,
-            first_queue=cluster.first_queue,
+            first_queue=cluster.choose_first_queue,
         )
         self._work = asyncio.Event()
         self._tasks = Tasks()
@@ -392,6 +509,7 @@ class TraceWriter:
         tracing.on_note = self._wake
 
     def _wake(self) -> None:
+        """Start the task, or wake it if it has something to do. Called after each new record."""
         if not self._closed:
             if not self._tasks:
                 self._tasks.supervise(self._run, "sluicemq trace")
@@ -399,6 +517,7 @@ class TraceWriter:
                 self._work.set()
 
     async def _run(self) -> None:
+        """Send records until the task is cancelled."""
         while True:
             await self._work.wait()
             self._work.clear()
@@ -412,16 +531,22 @@ class TraceWriter:
                 self._work.set()
 
     async def flush(self) -> bool:
-        """Send all that is noted and return whether that worked. Raises nothing: an unexpected
-        error is logged, and the notes that are left are sent with the next ones."""
+        """Send all records that were made. Return False if that failed.
+
+        Raises no Exception: an unexpected error is logged, and the records that remain are sent
+        with the next ones.
+        """
         try:
             return await self._cluster.run(self._sender.write_traces(self.tracing))
-        except Exception:  # noqa: BLE001 - a trace must not disturb what it tells of
+        except Exception:  # noqa: BLE001 - tracing must not fail a client
             _log.exception("traces cannot be written")
             return False
 
     async def close(self) -> None:
-        """Writes what is left, for a few seconds at most."""
+        """Send the remaining records for up to `TRACE_CLOSE_S` seconds.
+
+        Records that are left then are dropped, which is logged as a warning.
+        """
         if self._closed:
             return
         self._closed = True

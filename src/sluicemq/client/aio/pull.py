@@ -1,14 +1,16 @@
-"""Consumers that ask: raw pulls, and polls.
+"""The asyncio consumers that the application asks for messages: `PullConsumer`, `LitePullConsumer`.
 
-`PullConsumer`: one request, one outcome, no background work and no group membership; the caller
-keeps the offsets (RocketMQ's DefaultMQPullConsumer).
+A `PullConsumer` sends one request for each call. It joins no group, does nothing in the background,
+and the application keeps the offsets (RocketMQ's DefaultMQPullConsumer).
 
-`LitePullConsumer`: the caller polls, the client fetches ahead and keeps the offsets. Either
-`subscribe` (queues are shared with the other members of the group) or `assign` (these queues, no
-sharing). `poll` hands out messages; those of earlier polls count as done at the next poll, and what
-is done is committed every 5 s, or by `commit` when automatic commit is off.
+A `LitePullConsumer` is polled by the application. The client fetches messages in advance and keeps
+the offsets. The application either calls `subscribe`, which shares the queues with the other
+members of the group, or `assign`, which reads exactly the given queues. `poll` returns messages; it
+also acknowledges those that earlier polls returned. Acknowledged offsets are committed every 5
+seconds, or by `commit` if automatic commits are off.
 
-A paused queue is neither fetched from nor handed out; what was fetched before waits in its place.
+A paused queue is not fetched from, and its messages are not returned. Messages that were fetched
+before the pause wait until the queue is resumed.
 """
 
 import asyncio
@@ -18,10 +20,13 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.members import Member, Memberships
+from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.memberships import Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
-from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
-from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
+from sluicemq.client.aio.prefetch import PausablePrefetchBuffer
+from sluicemq.client.aio.queue_reader import QueueReader, ReaderContext, RetrySender
+from sluicemq.client.aio.readers import Readers
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import (
     DEAD_LETTER,
@@ -51,12 +56,34 @@ from sluicemq.model.system_names import TOOLS_GROUP
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
 
+_log = logging.getLogger("sluicemq.client")
+POLL_TIMEOUT_S: Final = 5.0
+"""How many seconds `poll` waits for a message by default."""
+WATCH_PERIOD_S: Final = 30.0
+"""The default interval in seconds at which `watch_queues` looks for changes."""
+QueuesListener = Callable[[str, list[MessageQueue]], None]
+"""A function (topic, queues) that is called with the changed queues of a topic."""
+AssignmentListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
+"""A function (topic, all queues of the topic, queues of this consumer)."""
+_ONE_MODE_FIX: Final = (
+    "Use two consumers: one that subscribes to topics and one with assigned queues."
+)
+"""The fix of errors about a consumer that both subscribes and has assigned queues."""
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PullResult:
-    """`next_offset` is where to go on (for OFFSET_ILLEGAL: where the broker says, or the beginning
-    of the queue if the topic was deleted and created again); the queue holds `offset_min` up to,
-    not including, `offset_max`."""
+    """The result of a `PullConsumer.pull`.
+
+    - `status`: FOUND, NO_NEW_MSG (no message at or after the offset yet), NO_MATCHED_MSG (the
+      messages there do not match the filter) or OFFSET_ILLEGAL (the queue has no message at the
+      offset).
+    - `next_offset`: the offset with which to pull next. With OFFSET_ILLEGAL, the broker proposes
+      it; if the topic was deleted and created again, it is the beginning of the new queue.
+    - `offset_min`, `offset_max`: the queue has the offsets from `offset_min` up to, not including,
+      `offset_max`.
+    - `messages`: the messages in the order of their offsets, empty unless the status is FOUND.
+    """
 
     status: PullStatus
     next_offset: int
@@ -73,7 +100,22 @@ class PullResult:
 
 @with_hints
 class PullConsumer:
-    """Pulls from queues that the caller names. Made by `Sluice.pull_consumer`."""
+    """Pulls messages from queues and offsets that the application chooses.
+
+    `Sluice.pull_consumer` creates it. A loop over one queue:
+
+        consumer = mq.pull_consumer("exporter")
+        [queue, *_] = await consumer.queues("orders")
+        offset, _ = await consumer.offsets(queue)
+        while True:
+            result = await consumer.pull(queue, offset, wait_s=10)
+            for message in result.messages:
+                ...
+            offset = result.next_offset
+
+    Its methods raise RouteNotFoundError if a topic does not exist, NameServerUnreachableError,
+    ConnectionLostError, RequestTimeoutError, and RequestError if a broker refuses a request.
+    """
 
     def __init__(
         self,
@@ -83,14 +125,21 @@ class PullConsumer:
         on_undecodable: OnUndecodable = DELIVER,
         body_bytes_max: int = BODY_BYTES_MAX,
     ) -> None:
+        """Create a consumer. Applications call `Sluice.pull_consumer` instead.
+
+        Raises ConfigurationError if an argument is invalid, or if `on_undecodable` is "dead_letter"
+        for the default group, which has no dead letters.
+        """
         self.group: str = check_group(group)
+        """The group under whose name it pulls and commits."""
         check_undecodable(on_undecodable, body_bytes_max)
         if on_undecodable == DEAD_LETTER and group == TOOLS_GROUP:
             raise ConfigurationError(
-                f"on_undecodable='dead_letter' needs a group, and the group is {TOOLS_GROUP!r}.",
-                fix="Name the group that gets the dead letters: pull_consumer(group, …).",
+                f"on_undecodable='dead_letter' needs a group of its own, got {TOOLS_GROUP!r}.",
+                fix="Name the group that the dead letters belong to: pull_consumer(group, …).",
             )
         self.on_undecodable: OnUndecodable = on_undecodable
+        """What becomes of a message whose body cannot be decoded; see `OnUndecodable`."""
         self._body_bytes_max = body_bytes_max
         self._cluster = cluster
         self._subscriptions: dict[tuple[str, str | None, str | None], Subscription] = {}
@@ -106,18 +155,25 @@ class PullConsumer:
         where: str | None = None,
         wait_s: float = 0.0,
     ) -> PullResult:
-        """Messages from `offset` on; with `wait_s` the broker holds the request until some come.
+        """Pull messages of `queue` from `offset` on, and return a `PullResult`.
 
-        Raises FilterSyntaxError, RouteNotFoundError, RequestError, ConnectionLostError and
-        RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL. That is
-        also the status of the first pull after the topic was deleted and created again, whatever
-        the offset: the messages of the new topic begin at `next_offset`. If this consumer has not
-        seen any message of the queue yet, an offset behind the end counts as one of a deleted
-        topic.
+        The result has up to `count_max` messages (32). `tags` ("A||B") or `where` (SQL92) selects
+        them. If no message is there, the broker waits up to `wait_s` seconds for one; 0 (the
+        default) returns at once.
 
-        An undecodable message is treated as `on_undecodable` says. With "raise" the result ends
-        before it, and the pull that begins with it raises UndecodableBodyError. With "dead_letter"
-        it is stored as a dead letter and left out; SluiceError means that no broker took it.
+        An offset outside of the queue is not an error: the status is OFFSET_ILLEGAL and
+        `next_offset` says where to continue. The status is also OFFSET_ILLEGAL, whatever the
+        offset, in the first pull after the topic was deleted and created again. If this consumer
+        has not received a message of the queue yet, an offset behind the end counts as one of a
+        deleted topic.
+
+        With `on_undecodable="raise"`, the result ends before a message with an undecodable body,
+        and the pull that begins with that message raises UndecodableBodyError. With "dead_letter",
+        such a message is stored as a dead letter and left out.
+
+        Raises ConfigurationError if an argument is invalid, FilterSyntaxError if the filter does
+        not compile, and the errors of all methods (see the class). If a dead letter cannot be
+        stored, the SluiceError of its send is raised.
         """
         check_queue(queue)
         check_number("offset", offset, 0)
@@ -137,55 +193,69 @@ class PullConsumer:
             suspend_timeout_ms=int(wait_s * 1000),
             any_span=True,
         )
-        # The broker looks at its parked pulls every 5 s (spec/remoting.md §13): so late at most.
+        # A broker checks its parked pulls every 5 s (spec/remoting.md §13), so a response may be
+        # that late.
         timeout_s = self._cluster.timeout_s + wait_s + 5.0
         identity = self._identities.setdefault(queue, QueueIdentity())
         try:
             if wait_s and offset > 0 and not (identity.proven or identity.has_probed_start):
-                # While the broker holds the request, the topic may be created again.
+                # The topic may be created again while the broker parks the request.
                 await self._cluster.run(
                     identity.probe_start(self._cluster.directory, self.group, queue, offset)
                 )
-            pulled = await self._cluster.run(
+            response = await self._cluster.run(
                 self._cluster.directory.pull(queue, command, timeout_s)
             )
-            moved_to = await self._moved_to(queue, identity, pulled, offset)
+            new_offset = await self._find_new_offset(queue, identity, response, offset)
         except SluiceError:
             identity.is_suspect = True
             raise
-        if moved_to is not None:
+        if new_offset is not None:
             return PullResult(
-                PullStatus.OFFSET_ILLEGAL, moved_to, pulled.offset_min, pulled.offset_max, ()
+                PullStatus.OFFSET_ILLEGAL, new_offset, response.offset_min, response.offset_max, ()
             )
-        found = decode_records(
-            pulled.data, broker=queue.broker, body_bytes_max=self._body_bytes_max
+        records = decode_records(
+            response.data, broker=queue.broker, body_bytes_max=self._body_bytes_max
         )
-        if found:
-            last, now_s = found[-1], self._cluster.clock.monotonic_s()
+        if records:
+            last, now_s = records[-1], self._cluster.clock.monotonic_s()
             identity.add_anchor(make_anchor(last), last.size_bytes, now_s)
-        wanted = [record for record in found if tag_matches(subscription, record.tag)]
-        messages, next_offset = await self._screened(wanted, pulled.next_offset)
+        wanted = [record for record in records if tag_matches(subscription, record.tag)]
+        messages, next_offset = await self._handle_undecodable(wanted, response.next_offset)
         return PullResult(
-            pulled.status, next_offset, pulled.offset_min, pulled.offset_max, messages
+            response.status, next_offset, response.offset_min, response.offset_max, messages
         )
 
-    async def _moved_to(
-        self, queue: MessageQueue, identity: QueueIdentity, pulled: PullResponse, offset: int
+    async def _find_new_offset(
+        self, queue: MessageQueue, identity: QueueIdentity, response: PullResponse, offset: int
     ) -> int | None:
-        """Return where to go on instead if the answer is of another topic than the ones before, or
-        the offset is behind the end of the queue; None to go on as the broker says. Raises
-        SluiceError."""
+        """Return the offset at which to continue if `response` is not what it seems, else None.
+
+        That is the case if the topic was created again, its broker lost messages, the group was
+        reset, or the offset is behind the end of a queue of which no message is known. None means
+        to continue as the broker says. Raises SluiceError if the check of the queue fails.
+        """
         cluster, asked_s = self._cluster, self._cluster.clock.monotonic_s()
         directory = cluster.directory
-        if not identity.proven and not identity.has_probed_start and offset > 0 and not pulled.data:
+        if (
+            not identity.proven
+            and not identity.has_probed_start
+            and offset > 0
+            and not response.data
+        ):
             await cluster.run(identity.probe_start(directory, self.group, queue, offset))
-        if identity.needs_check(pulled, asked_s):
+        if identity.needs_check(response, asked_s):
             judged = await cluster.run(identity.check(directory, self.group, queue))
             if judged.verdict is QueueVerdict.RECREATED:
                 _log.warning(
-                    "the topic %s was deleted and created again: %s, which %s pulled at offset %d, "
-                    "begins at %d", queue.topic, queue, self.group, offset, judged.offset,
-                )  # fmt: skip
+                    "topic %s was deleted and created again: %s, which group %s pulled at offset "
+                    "%d, begins at %d",
+                    queue.topic,
+                    queue,
+                    self.group,
+                    offset,
+                    judged.offset,
+                )
                 identity.clear()
                 return judged.offset
             if judged.verdict is QueueVerdict.CUT:
@@ -197,24 +267,27 @@ class PullConsumer:
                 identity.record_same(asked_s)
             else:
                 identity.record_unknown(asked_s)
-        identity.update_bounds(pulled)
-        return None if identity.proven else restart_offset(pulled, offset)
+        identity.update_bounds(response)
+        return None if identity.proven else restart_offset(response, offset)
 
-    async def _screened(
-        self, found: list[StoredMessage], next_offset: int
+    async def _handle_undecodable(
+        self, records: list[StoredMessage], next_offset: int
     ) -> tuple[tuple[StoredMessage, ...], int]:
-        """Treat undecodable messages as `on_undecodable` says. Return the messages to hand out and
-        the offset where the next pull begins. Raises UndecodableBodyError and SluiceError."""
+        """Handle undecodable messages in `records` as `on_undecodable` says.
+
+        Return the messages for the application and the offset with which to pull next. Raises
+        UndecodableBodyError, and SluiceError if a dead letter cannot be stored.
+        """
         if self.on_undecodable == DELIVER:
-            return tuple(found), next_offset
+            return tuple(records), next_offset
         good: list[StoredMessage] = []
-        for record in found:
+        for record in records:
             error = record.body_error
             if error is None:
                 good.append(record)
             elif self.on_undecodable == DEAD_LETTER:
                 await self.send_back(record, DEAD_LETTER_LEVEL)
-                _log.warning("group %s: moved to the dead letters: %s", self.group, error)
+                _log.warning("group %s: stored as a dead letter: %s", self.group, error)
             elif good:
                 return tuple(good), record.queue_offset
             else:
@@ -225,320 +298,410 @@ class PullConsumer:
         return f"<PullConsumer of {self.group} at {self._cluster!r}>"
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic."""
+        """Return the queues of a topic that can be read, sorted."""
         return await self._cluster.queues(topic)
 
     async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
-        """(the first stored offset, the offset that the next message will get)."""
+        """Return (offset of the first stored message, offset of the next new message)."""
         return await self._cluster.offsets(queue)
 
     async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
-        """The first offset stored at `time_ms` (milliseconds since 1970) or later."""
+        """Return the offset of the first message stored at or after `time_ms`.
+
+        `time_ms` is in milliseconds since 1970.
+        """
         return await self._cluster.offset_by_time(queue, time_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's offset at the broker, None when there is none."""
+        """Return the offset of the queue that the group has committed, or None if there is none."""
         return await BrokerOffsets(self._cluster, self.group).read(queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Keeps an offset for the group at the broker; nothing else commits here."""
+        """Store `offset` as the committed offset of the group for the queue."""
         await BrokerOffsets(self._cluster, self.group).write(queue, offset)
 
     async def send_back(self, message: StoredMessage, delay_level: int = 0) -> None:
-        """A message shall come to the group again, by its retry topic; see
-        `ReceivedMessage.reject` for the levels. Raises SluiceError."""
-        await SendBack(self._cluster, self.group, None).send_back(message, delay_level)
+        """Make the broker deliver a message to the group again, through the group's retry topic.
 
-
-_log = logging.getLogger("sluicemq.client")
-POLL_TIMEOUT_S: Final = 5.0
-WATCH_PERIOD_S: Final = 30.0
-QueuesListener = Callable[[str, list[MessageQueue]], None]
-"""Called with a topic and its queues as they are now."""
-ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
-"""Called with a topic, all of its queues and those of this consumer."""
+        `delay_level` says when; see `ReceivedMessage.reject`. Raises SluiceError if no broker
+        stored it.
+        """
+        await RetrySender(self._cluster, self.group, None).send_back(message, delay_level)
 
 
 @with_hints
 class LitePullConsumer:
-    """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
+    """Polls messages for a consumer group. `Sluice.lite_pull` creates it. Use it from one task.
 
-    `on_share(topic, all queues, own queues)` is called when the share of this consumer changes.
+        async with mq.lite_pull("billing") as consumer:
+            await consumer.subscribe("orders", tags="paid")
+            while True:
+                for message in await consumer.poll(timeout_s=10):
+                    ...
+
+    A consumer either subscribes to topics, and shares their queues with the other members of its
+    group, or it is assigned queues. `poll` acknowledges the messages of earlier polls, so a crash
+    repeats at most what was polled since the last commit.
+
+    Methods that send requests raise RouteNotFoundError if a topic does not exist,
+    NameServerUnreachableError, ConnectionLostError, RequestTimeoutError, and RequestError if a
+    broker refuses a request. After `close`, `subscribe` and `assign` raise ClosedError.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        groups: Memberships,
+        memberships: Memberships,
         group: str,
         options: ConsumeOptions,
     ) -> None:
+        """Create a consumer. Applications call `Sluice.lite_pull` instead."""
         self.group = group
+        """The consumer group."""
         self.options = options
+        """The options of the consumer."""
         self._cluster = cluster
-        self._groups = groups
-        self._feed = PausingFeed()
+        self._memberships = memberships
+        self._buffer = PausablePrefetchBuffer()
         self._member: Member | None = None
+        """The membership in the group while topics are subscribed to, else None."""
         self._topics: list[str] = []
-        self._assigned: Readers | None = None
+        self._assigned_readers: Readers | None = None
+        """The readers of the assigned queues, None before the first `assign`."""
         self._tasks = Tasks()
         self._watched: dict[str, list[QueuesListener]] = {}
+        """Maps a topic to the listeners that `watch_queues` added."""
         self._closing: CloseOnce[None] = CloseOnce()
-        self.on_share: ShareListener | None = None
+        self.on_assignment_change: AssignmentListener | None = None
+        """Called with (topic, all queues of the topic, queues of this consumer) after a rebalance.
+
+        It is called when the queues of a subscribed topic that this consumer reads have changed,
+        and after the first subscription. None (the default) calls nothing. What it raises is
+        logged.
+        """
 
     @property
     def is_running(self) -> bool:
-        """Whether it reads something, and is not closed."""
+        """Whether it has subscribed or was assigned queues, and is not closed."""
         return not self._closing.has_started and (
-            self._member is not None or self._assigned is not None
+            self._member is not None or self._assigned_readers is not None
         )
 
     def _check_open(self) -> None:
+        """Raise ClosedError after `close`, ConfigurationError in another event loop or process."""
         self._cluster.affinity.check_loop()
         if self._closing.has_started:
-            raise ClosedError(f"the consumer of {self.group!r} is closed.", fix="Make a new one.")
+            raise ClosedError(
+                f"the consumer of group {self.group!r} is closed.", fix="Create a new consumer."
+            )
 
     async def subscribe(
         self, topic: str, *, tags: str | None = None, where: str | None = None
     ) -> None:
-        """Joins the group for a topic; once more for a topic: another expression from now on, in
-        all its queues. Raises what `MessageStream.start` does; then, and when it is cancelled, the
-        topic is not subscribed to. Cancelling a change of expression raises CancelledError when the
-        change is complete."""
+        """Join the group for a topic, or change the filter of a topic that is subscribed to.
+
+        `tags` ("A||B") or `where` (SQL92) selects messages; without both, all messages match.
+
+        Raises ConfigurationError if queues are assigned, ClosedError after `close`, and what
+        `MessageStream.start` raises. If it raises or is cancelled, a new topic is not subscribed
+        to. If the caller is cancelled during a change of the filter, the change is completed before
+        CancelledError is raised.
+        """
         self._check_open()
-        if self._assigned is not None:
-            raise ConfigurationError("queues are assigned already.", fix=_ONE_WAY)
+        if self._assigned_readers is not None:
+            raise ConfigurationError("this consumer was assigned queues.", fix=_ONE_MODE_FIX)
         if topic in self._topics:
-            await self._groups.change(self.group, topic, tags=tags, where=where)
+            await self._memberships.change_subscription(self.group, topic, tags=tags, where=where)
             return
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self._cluster.clock.now_ms()
         )
-        member = await self._groups.join(
-            self.group, subscription, self._feed, self.options, retry=False
+        member = await self._memberships.join(
+            self.group, subscription, self._buffer, self.options, has_retries=False
         )
         self._topics.append(topic)
         if self._member is None:
             self._member = member
-            member.on_share.append(self._share_changed)
+            member.assignment_listeners.append(self._notify_assignment)
             try:
                 queues = await self.queues(topic)
             except BaseException:
                 await self.unsubscribe(topic)
                 raise
-            own = [queue for queue in member.readers.queues if queue.topic == topic]
-            self._share_changed(topic, queues, sorted(own))
+            own_queues = [queue for queue in member.readers.queues if queue.topic == topic]
+            self._notify_assignment(topic, queues, sorted(own_queues))
 
-    def _share_changed(
-        self, topic: str, queues: list[MessageQueue], own: list[MessageQueue]
+    def _notify_assignment(
+        self, topic: str, queues: list[MessageQueue], own_queues: list[MessageQueue]
     ) -> None:
-        if self.on_share is not None and not self._closing.has_started:
-            call_listener(self.on_share, topic, queues, own)
+        """Call `on_assignment_change` unless the consumer is closed."""
+        if self.on_assignment_change is not None and not self._closing.has_started:
+            call_listener(self.on_assignment_change, topic, queues, own_queues)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Reads a topic no more: its queues go to the other members. What was polled of it and not
-        committed comes again to them."""
+        """Stop reading a topic. Its queues go to the other members of the group.
+
+        They also receive the messages that were polled and not committed. Does nothing for a topic
+        that is not subscribed to.
+        """
         if topic not in self._topics:
             return
         self._topics.remove(topic)
         if not self._topics:
             self._leave_member()
-        await self._groups.leave(self.group, topic)
+        await self._memberships.leave(self.group, topic)
 
     def _leave_member(self) -> None:
+        """Forget the membership in the group, because no topic is subscribed to any more."""
         member, self._member = self._member, None
         if member is not None:
-            member.on_share.remove(self._share_changed)
+            member.assignment_listeners.remove(self._notify_assignment)
 
     async def assign(
         self, queues: Iterable[MessageQueue], *, tags: str | None = None, where: str | None = None
     ) -> None:
-        """Reads exactly these queues, from the group's committed offsets; replaces the last call.
-        If it raises, or is cancelled before it has begun to read all of them, the queues of the
-        last call are read on."""
+        """Read exactly `queues`, from the group's committed offsets on.
+
+        A later call replaces the queues. `tags` or `where` selects messages, as in `subscribe`. The
+        group's other members are not considered: assign each queue to one consumer only.
+
+        Raises ConfigurationError if topics are subscribed to or an argument is invalid,
+        FilterSyntaxError, ClosedError after `close`, and the errors of all methods (see the class).
+        If it raises, or is cancelled before it reads all queues, the queues of the previous call
+        stay assigned.
+        """
         self._check_open()
         if self._member is not None:
-            raise ConfigurationError("topics are subscribed to already.", fix=_ONE_WAY)
+            raise ConfigurationError("this consumer has subscribed to topics.", fix=_ONE_MODE_FIX)
         wanted = set(queues)
         for queue in wanted:
             check_queue(queue)
-        readers = self._assigned
-        if readers is None:
-            buries = self.options.on_undecodable == DEAD_LETTER
-            readers = Readers(
-                Reading(
-                    self._cluster,
-                    self.group,
-                    self.options,
-                    filtered_here=True,
-                    dead_letters=SendBack(self._cluster, self.group, None) if buries else None,
-                )
-            )
+        readers = self._assigned_readers or self._make_readers()
         before = readers.queues
         try:
             for queue in sorted(wanted - before):
                 subscription = make_subscription(queue.topic, tags=tags, where=where)
-                await readers.add(queue, subscription, self._feed)
+                await readers.add(queue, subscription, self._buffer)
         except BaseException:
-            await run_to_end(self._drop(readers, readers.queues - before))
-            if self._assigned is None:
+            await run_to_end(self._remove_queues(readers, readers.queues - before))
+            if self._assigned_readers is None:
                 await run_to_end(readers.close())
             raise
-        if self._assigned is None:
-            self._assigned = readers
+        if self._assigned_readers is None:
+            self._assigned_readers = readers
             if self.options.auto_commit:
                 self._tasks.supervise(readers.commit_forever, f"sluicemq commit {self.group}")
         if before - wanted:
-            await run_to_end(self._drop(readers, before - wanted))
+            await run_to_end(self._remove_queues(readers, before - wanted))
 
-    async def _drop(self, readers: Readers, queues: Iterable[MessageQueue]) -> None:
+    def _make_readers(self) -> Readers:
+        """Return the readers of assigned queues. They read nothing yet."""
+        dead_letter_sender = None
+        if self.options.on_undecodable == DEAD_LETTER:
+            dead_letter_sender = RetrySender(self._cluster, self.group, None)
+        context = ReaderContext(
+            self._cluster,
+            self.group,
+            self.options,
+            is_lite_pull=True,
+            dead_letter_sender=dead_letter_sender,
+        )
+        return Readers(context)
+
+    async def _remove_queues(self, readers: Readers, queues: Iterable[MessageQueue]) -> None:
+        """Stop reading some of the assigned queues."""
         for queue in sorted(queues):
-            await readers.drop(queue)
+            await readers.remove(queue)
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues read now."""
+        """The queues that are read now, sorted.
+
+        Reading it raises ConfigurationError before `subscribe` or `assign`.
+        """
         return sorted(self._readers.queues)
 
     async def poll(
         self, timeout_s: float | None = POLL_TIMEOUT_S, *, count_max: int = 32
     ) -> list[ReceivedMessage]:
-        """Up to `count_max` messages; waits up to `timeout_s` (None: for ever) for the first, []
-        when none came. 0 takes what is there.
+        """Return new messages, and acknowledge those that earlier polls returned.
 
-        What earlier polls returned counts as done from now on. Raises what ended the reading
-        (GroupNotFoundError, PermissionDeniedError …).
+        Wait up to `timeout_s` seconds (5) for the first message; None waits without limit, and 0
+        returns only what was fetched already. Return a list of up to `count_max` messages (32),
+        empty if no message came in time.
+
+        Raises ConfigurationError if an argument is invalid, UndecodableBodyError with
+        `on_undecodable="raise"`, and the error that ended the reading, such as GroupNotFoundError
+        or PermissionDeniedError.
         """
         check_number("count_max", count_max, 1)
         if timeout_s is not None:
             check_number("timeout_s", timeout_s, 0, whole=False)
         self._cluster.affinity.check_loop()
-        self._finish()
+        self._ack_polled()
         messages: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(timeout_s):
-                messages.append(await self._feed.get(self))
+                messages.append(await self._buffer.get(self))
         except TimeoutError:
             return []
-        self._feed.fill(messages, count_max, self)
+        self._buffer.fill(messages, count_max, self)
         return messages
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
-        """Hand out these messages of the last poll again, before any other: they do not count as
-        done at the next poll."""
-        self._feed.put_back([message for message in messages if message.is_current])
+        """Let the next poll return these messages of the last poll again, before any other.
+
+        The next poll does not acknowledge them.
+        """
+        self._buffer.put_back([message for message in messages if message.is_current])
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Everything polled so far is done; commits it now and returns when it is stored.
+        """Acknowledge all polled messages and commit their offsets.
 
-        With `offsets` exactly these are committed, and nothing counts as done by that; automatic
-        commits would overwrite them. Raises SluiceError when a broker did not take one: it is tried
-        again with the next commit.
+        Return when the brokers have stored the offsets. With `offsets`, commit exactly these and
+        acknowledge nothing; a later automatic commit overwrites them. Raises SluiceError if a
+        broker did not store an offset; the next commit tries again.
         """
         if offsets is None:
-            self._finish()
+            self._ack_polled()
             await self._readers.commit(must_succeed=True)
         else:
-            await self._readers.put_offsets(offsets)
+            await self._readers.commit_offsets(offsets)
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """`commit` without waiting (Java's commitAsync): what goes wrong is logged."""
+        """Start `commit` and return at once, like Java's commitAsync. Errors are logged."""
         if offsets is None:
-            self._finish()
+            self._ack_polled()
             self._tasks.spawn(self._readers.commit(), f"sluicemq commit {self.group}")
         else:
-            self._tasks.spawn(self._readers.put_offsets(offsets), f"sluicemq commit {self.group}")
+            self._tasks.spawn(
+                self._readers.commit_offsets(offsets), f"sluicemq commit {self.group}"
+            )
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Nothing of these queues is fetched or handed out until `resume`; they stay ours."""
+        """Stop fetching from `queues` and returning their messages, until `resume`.
+
+        The queues stay assigned to this consumer.
+        """
         for queue in queues:
-            self._feed.pause(queue)
-            self._pause_reader(queue)
+            self._buffer.pause_queue(queue)
+            self._update_paused(queue)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """They go on where they stood."""
+        """Continue with paused `queues` where they were paused."""
         for queue in queues:
-            self._feed.resume_queue(queue)
-            self._pause_reader(queue)
+            self._buffer.resume_queue(queue)
+            self._update_paused(queue)
 
-    def _pause_reader(self, queue: MessageQueue) -> None:
+    def _update_paused(self, queue: MessageQueue) -> None:
+        """Tell the reader of a queue whether the queue is paused."""
         reader = self._readers.get(queue) if self.is_running else None
         if reader is not None:
-            reader.pause(is_paused=queue in self._feed.paused)
+            reader.set_paused(is_paused=queue in self._buffer.paused_queues)
 
     @property
-    def undecodable(self) -> int:
-        """How many messages had a body that could not be decoded since the group is read here."""
-        return self._readers.undecodable if self.is_running else 0
+    def undecodable_count(self) -> int:
+        """The number of messages with an undecodable body since this client joined the group."""
+        return self._readers.undecodable_count if self.is_running else 0
 
     @property
     def paused(self) -> list[MessageQueue]:
-        """The queues that are paused."""
-        return sorted(self._feed.paused)
+        """The paused queues, sorted."""
+        return sorted(self._buffer.paused_queues)
 
-    def _finish(self) -> None:
-        """What was polled counts as done."""
+    def _ack_polled(self) -> None:
+        """Acknowledge all messages that earlier polls returned."""
         if self.is_running:
-            for message in self._readers.out_of(self):
-                message.settle()
+            for message in self._readers.messages_handed_to(self):
+                message.ack_nowait()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next messages of a queue come from `offset` on. Raises ConfigurationError for a queue
-        that is not read here and for an offset outside of what is stored."""
-        self._reader(queue)
+        """Continue a queue at `offset`: the next poll returns its messages from there on.
+
+        Raises ConfigurationError if this consumer does not read the queue, or the queue does not
+        have that offset.
+        """
+        self._get_reader(queue)
         first, following = await self._cluster.offsets(queue)
         if not first <= offset <= following:
             raise ConfigurationError(
-                f"{queue} holds the offsets {first} up to {following}, not {offset}.",
-                fix="Seek within, or use seek_to_begin or seek_to_end.",
+                f"{queue} has the offsets {first} to {following}, and {offset} is outside.",
+                fix="Use an offset within them, or seek_to_begin or seek_to_end.",
             )
-        self._reader(queue).move(offset)
+        self._get_reader(queue).move_to(offset)
 
     async def _seek(
         self, queue: MessageQueue, find: Callable[[MessageQueue], Awaitable[int]]
     ) -> None:
-        self._reader(queue)  # else nobody is asked
-        offset = await find(queue)
-        self._reader(queue).move(offset)
+        """Continue a queue at the offset that `find(queue)` returns.
 
-    def _reader(self, queue: MessageQueue) -> QueueReader:
+        Raises ConfigurationError, without calling `find`, if this consumer does not read the queue.
+        """
+        self._get_reader(queue)  # checks the queue before a broker is asked
+        offset = await find(queue)
+        self._get_reader(queue).move_to(offset)
+
+    def _get_reader(self, queue: MessageQueue) -> QueueReader:
+        """Return the reader of a queue.
+
+        Raise ConfigurationError if this consumer does not read the queue.
+        """
         reader = self._readers.get(queue)
         if reader is None:
             raise ConfigurationError(
-                f"{queue} is not read by this consumer.",
-                fix="Seek in a queue of `assignment` (after subscribe, wait for the first poll).",
+                f"this consumer does not read {queue}.",
+                fix="Use a queue of `assignment` (after subscribe, wait for the first poll).",
             )
         return reader
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """The next messages of a queue are the oldest stored ones."""
+        """Continue a queue at its oldest stored message.
+
+        Raises ConfigurationError as `seek` does.
+        """
         await self._seek(queue, self._cluster.offset_min)
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """The next messages of a queue are those that come from now on."""
+        """Continue a queue with messages that are stored from now on.
+
+        Raises ConfigurationError as `seek` does.
+        """
         await self._seek(queue, self._cluster.offset_max)
 
     async def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
-        """The next messages of a queue are those stored at `time_ms` or later."""
+        """Continue a queue with the messages stored at or after `time_ms`.
+
+        `time_ms` is in milliseconds since 1970. Raises ConfigurationError as `seek` does.
+        """
         await self._seek(queue, lambda queue: self._cluster.offset_by_time(queue, time_ms))
 
     async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
-        """The first offset stored at `time_ms` (milliseconds since 1970) or later."""
+        """Return the offset of the first message stored at or after `time_ms`.
+
+        `time_ms` is in milliseconds since 1970.
+        """
         return await self._cluster.offset_by_time(queue, time_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The committed offset of the group, None when there is none."""
-        return (await self._readers.start_offset(queue))[1]
+        """Return the offset of the queue that the group has committed, or None if there is none.
+
+        Raises ConfigurationError before `subscribe` or `assign`.
+        """
+        return (await self._readers.find_start_offset(queue))[1]
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic, for `assign`."""
+        """Return the queues of a topic that can be read, sorted. Pass some of them to `assign`."""
         return await self._cluster.queues(topic)
 
-    def on_queues(
+    def watch_queues(
         self, topic: str, listener: QueuesListener, *, period_s: float = WATCH_PERIOD_S
     ) -> None:
-        """Calls `listener(topic, queues)` when the queues of a topic are others than before: for
-        programs that `assign`. Looks every `period_s`; the first look only remembers."""
+        """Call `listener(topic, queues)` when the queues of a topic have changed.
+
+        This is for programs that `assign` queues. Look every `period_s` seconds (30); the first
+        look only remembers the queues. The period of the first call for a topic applies to all its
+        listeners.
+        """
         listeners = self._watched.setdefault(topic, [])
         listeners.append(listener)
 
@@ -547,14 +710,14 @@ class LitePullConsumer:
             while True:
                 try:
                     self._cluster.routes.expire(topic)
-                    found = await self.queues(topic)
+                    queues = await self.queues(topic)
                 except SluiceError as error:
                     _log.debug("queues of %s: %s", topic, error)
                 else:
-                    has_changed = known is not None and found != known
-                    for one in tuple(listeners) if has_changed else ():
-                        notify(one, topic, list(found))
-                    known = found
+                    if known is not None and queues != known:
+                        for one in tuple(listeners):
+                            notify(one, topic, list(queues))
+                    known = queues
                 await asyncio.sleep(period_s)
 
         if len(listeners) == 1:
@@ -562,28 +725,36 @@ class LitePullConsumer:
 
     @property
     def _readers(self) -> Readers:
+        """The readers of the subscribed topics or assigned queues.
+
+        Reading it raises ConfigurationError before `subscribe` or `assign`.
+        """
         if self._member is not None:
             return self._member.readers
-        if self._assigned is not None:
-            return self._assigned
-        raise ConfigurationError("nothing is read yet.", fix="Call subscribe or assign first.")
+        if self._assigned_readers is not None:
+            return self._assigned_readers
+        raise ConfigurationError(
+            "this consumer reads no queues.", fix="Call subscribe or assign first."
+        )
 
     async def close(self) -> None:
-        """Commits what earlier polls returned (when that is automatic), leaves the group.
+        """Commit the messages of earlier polls and leave the group.
 
-        The last poll's messages are not done: nobody has said so. They come again. Cancelling it
-        does not keep it from leaving: it raises CancelledError afterwards.
+        Offsets are only committed if automatic commits are on. The messages of the last poll were
+        not acknowledged, so they are delivered again. If the caller is cancelled, the group is left
+        before CancelledError is raised. Raises ConfigurationError in another event loop or process.
         """
         self._cluster.affinity.check_loop()
         await self._closing.run(self._close)
 
     async def _close(self) -> None:
+        """Leave the group; `close` calls it once."""
         await self._tasks.close()
         self._leave_member()
         while self._topics:
-            await self._groups.leave(self.group, self._topics.pop())
-        if self._assigned is not None:
-            await self._assigned.close()
+            await self._memberships.leave(self.group, self._topics.pop())
+        if self._assigned_readers is not None:
+            await self._assigned_readers.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -594,6 +765,3 @@ class LitePullConsumer:
     def __repr__(self) -> str:
         state = f"{len(self.assignment)} queues" if self.is_running else "reads nothing"
         return f"<LitePullConsumer of {self.group}: {', '.join(self._topics) or '-'}, {state}>"
-
-
-_ONE_WAY = "A consumer either subscribes to topics or is assigned queues: use two consumers."

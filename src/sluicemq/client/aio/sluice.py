@@ -1,4 +1,4 @@
-"""`Sluice`: the one object an application makes.
+"""The `Sluice` class: the one object that an application creates to send and consume messages.
 
     async with Sluice("127.0.0.1:9876") as mq:
         await mq.send("flights", body, tag="UA", keys=["N14228"], properties={"origin": "EWR"})
@@ -6,9 +6,10 @@
             ...
             await message.ack()
 
-It owns the connections, the heartbeat thread, one producer and a `Member` for each consumer group;
-nothing is connected before it is needed. `close` settles in-flight sends, commits offsets and
-leaves the groups.
+A `Sluice` owns the connections to name servers and brokers, the heartbeat thread, the producers and
+consumers that it creates, and one `Member` for each consumer group. It connects to a server when a
+call first needs that server. `close` waits for sends in progress, commits offsets and leaves the
+consumer groups.
 """
 
 import asyncio
@@ -22,9 +23,16 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypedDict, TypeVar,
 from sluicemq.client.aio.broker_requests import BrokerRequests
 from sluicemq.client.aio.cluster import Admin, Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
-from sluicemq.client.aio.members import Member, Memberships
-from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
-from sluicemq.client.aio.producer import CloseReport, Producer, Requester, TraceWriter, of_sender
+from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.memberships import Memberships
+from sluicemq.client.aio.offsets import DEFAULT_INSTANCE, OffsetFiles
+from sluicemq.client.aio.producer import (
+    CloseReport,
+    Producer,
+    Requester,
+    TraceWriter,
+    sender_method,
+)
 from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.core.consuming import (
     DELIVER,
@@ -71,12 +79,16 @@ T = TypeVar("T")
 
 
 def default_name_servers() -> str:
-    """NAMESRV_ADDR, as RocketMQ's own clients read it, or this machine."""
+    """Return the name servers to use when none are given.
+
+    They come from the environment variable NAMESRV_ADDR, which RocketMQ's own clients read too. If
+    it is not set, return `127.0.0.1:9876`.
+    """
     return os.environ.get("NAMESRV_ADDR") or DEFAULT_NAME_SERVER
 
 
 class ClientOptions(TypedDict, total=False):
-    """What a client may be told besides where its cluster is: see `Sluice`."""
+    """Options of a `Sluice` besides its name servers. `Sluice` describes them."""
 
     credentials: Credentials | tuple[str, str] | None
     producer_group: str
@@ -90,8 +102,13 @@ class ClientOptions(TypedDict, total=False):
     files: Files
 
 
-def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A method of the default producer as one of `Sluice`, with its signature and docstring."""
+def default_producer_method(
+    method: Callable[Concatenate[Producer, P], T],
+) -> Callable[Concatenate[Any, P], T]:
+    """Make a method of `Sluice` that calls `method` on its default producer.
+
+    The new method has the signature and the docstring of `method`.
+    """
 
     @functools.wraps(method)
     def call(self: "Sluice", /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -102,17 +119,18 @@ def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concat
 
 @with_hints
 class Sluice:
-    """A client of a RocketMQ-compatible cluster, for asyncio. It belongs to the event loop that
-    uses it first and to the process that made it; used in another loop, or after a fork, it raises
-    ConfigurationError.
+    """A client of a RocketMQ-compatible cluster, for asyncio.
 
-    `name_servers` is `host:port;host:port` or a list; None: the variable NAMESRV_ADDR, or
-    127.0.0.1:9876. `credentials`: a pair (access key, secret key). `producer_group` and
-    `send_timeout_ms` (for all attempts of one send) are those of `send`. `on_moved` is called when
-    a consumer has to go on at another offset, for instance because what it wanted was deleted.
-    `trace`: write what happens to messages to RMQ_SYS_TRACE_TOPIC (True) or a topic of yours, for
-    `sluice trace`. `tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says.
-    Raises ConfigurationError for what cannot be meant; nothing is connected before it is needed.
+    One `Sluice` is enough for a whole program: it sends, consumes and administers, and all its
+    producers and consumers share one connection to each server. Use it as an async context manager,
+    or call `close` at the end:
+
+        async with Sluice("127.0.0.1:9876") as mq:
+            result = await mq.send("orders", b"17 apples", keys="order-4711")
+
+    A `Sluice` belongs to the process that created it and to the event loop that uses it first. In
+    another event loop, or after a fork, its methods raise ConfigurationError. After `close` it
+    cannot be used again: sending and creating producers or consumers raise ClosedError.
     """
 
     def __init__(
@@ -129,24 +147,57 @@ class Sluice:
         tls: Tls | bool | None = None,
         network: Network = SOCKET_NETWORK,
         heartbeat_thread: bool = True,
-        instance: str = INSTANCE,
+        instance: str = DEFAULT_INSTANCE,
         offsets_directory: str | None = None,
         files: Files = SYSTEM_FILES,
         rng: Random | None = None,
     ) -> None:
-        """Broadcasting consumers keep offsets in `offsets_directory` (~/.rocketmq_offsets), below
-        `client_id` if one is given, else `<address>@<instance>`. `rng` chooses the queue that each
-        producer begins with. `network` and `heartbeat_thread=False` are for clusters in one process
-        (testing): what carries the bytes, and heartbeats from the caller's own loop.
+        """Create a client. Nothing is connected before a call needs a server.
+
+        - `name_servers`: the addresses of the name servers, as `"host:port;host:port"` or a list of
+          `"host:port"`. None (the default) means the environment variable NAMESRV_ADDR, or
+          `127.0.0.1:9876` if that is not set.
+        - `credentials`: a pair (access key, secret key) or a `Credentials`. None sends unsigned
+          requests.
+        - `producer_group`: the group of the default producer, which `send` and its variants use.
+          The default is `"sluicemq-producer"`.
+        - `send_timeout_ms`: the time limit in milliseconds of one send with all its attempts
+          (10,000).
+        - `client_id`: the name by which brokers know this client. Two running clients must not
+          share one. None (the default) makes a unique one.
+        - `on_moved`: called with an `OffsetMoved` when a consumer must continue at another offset,
+          for example because retention deleted the messages that it wanted.
+        - `trace`: True writes trace records about sent and consumed messages to the topic
+          RMQ_SYS_TRACE_TOPIC; a string names another topic. `sluice trace` shows them. The default
+          is False.
+        - `tls`: True, or a `Tls` with certificate files. None (the default) follows the environment
+          variable SLUICE_TLS; False means no TLS.
+        - `offsets_directory`: where broadcasting consumers keep their offsets. None means
+          `~/.rocketmq_offsets`. Each client has a subdirectory, named `client_id` if that is given,
+          else `<address>@<instance>`.
+        - `instance`: the last part of that name (`"DEFAULT"`). Clients on one machine that
+          broadcast for the same group need different ones.
+
+        The other parameters are for tests: `clock` tells the time, `network` carries the bytes,
+        `files` stores offsets, and `rng` chooses the queue with which each producer begins. With
+        `heartbeat_thread=False` heartbeats run on the caller's event loop instead of a thread; this
+        suits clusters in one process only, because a busy event loop then delays the heartbeats.
+
+        Raises ConfigurationError if an argument is invalid.
         """
         if client_id is not None and not isinstance(client_id, str):
-            raise ConfigurationError(f"client_id is {client_id!r:.60}.", fix="Give a text.")
+            raise ConfigurationError(
+                f"client_id must be a string, got {client_id!r:.60}.",
+                fix="Pass a string, or None for a unique id.",
+            )
         if on_moved is not None and not callable(on_moved):
             raise ConfigurationError(
-                f"on_moved is {on_moved!r:.60}.", fix="Give a function of an OffsetMoved."
+                f"on_moved must be a function, got {on_moved!r:.60}.",
+                fix="Pass a function of one argument, an OffsetMoved.",
             )
         network = with_tls(network, Tls.resolve(tls))
         self.client_id: str = client_id or make_client_id(clock)
+        """The name by which brokers know this client."""
         self.cluster: Cluster = Cluster(
             name_servers or default_name_servers(),
             credentials=credentials,
@@ -155,20 +206,22 @@ class Sluice:
             client_id=self.client_id,
             rng=rng,
         )
-        self._keeper = HeartbeatThread(
+        """The connections and routes of this client. For internal use."""
+        self._heartbeat_thread = HeartbeatThread(
             self.client_id,
             credentials=self.cluster.credentials,
-            on_request=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
+            # A lambda, because `_broker_requests` does not exist yet.
+            on_request=lambda *request: self._broker_requests.handle(*request),  # noqa: PLW0108 - see above
             connect=network.dial,
             has_thread=heartbeat_thread,
             outages=self.cluster.directory.outages,
         )
         self._tasks = Tasks()
-        self._requester = Requester(self.cluster, self._keeper)
-        self._brokers_ask = BrokerRequests(
-            self, self._tasks, self._requester, self._keeper, clock.now_ms()
+        self._requester = Requester(self.cluster, self._heartbeat_thread)
+        self._broker_requests = BrokerRequests(
+            self, self._tasks, self._requester, self._heartbeat_thread, clock.now_ms()
         )
-        self._members = Memberships(self.cluster, self._keeper, self._on_join)
+        self._members = Memberships(self.cluster, self._heartbeat_thread, self._on_join)
         self._producers: list[Producer] = []
         self._consumers: weakref.WeakSet[PushConsumer | LitePullConsumer | MessageStream] = (
             weakref.WeakSet()
@@ -179,11 +232,12 @@ class Sluice:
             client_id or f"{local_address()}@{instance}",
             offsets_directory,
             files,
-            in_thread=heartbeat_thread,
+            uses_thread=heartbeat_thread,
         )
-        self.cluster.directory.on_route_change = self._on_route
+        self.cluster.directory.on_route_change = self._on_route_change
         self.cluster.on_moved = on_moved
         self.admin: Admin = Admin(self.cluster)
+        """Administration of the cluster: topics, groups, offsets, messages."""
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
         self._trace_writer: TraceWriter | None = None
@@ -195,60 +249,71 @@ class Sluice:
 
     @functools.cached_property
     def default_producer(self) -> Producer:
-        """The producer behind `send`."""
+        """The producer that `send` and its variants use. It is created on first use."""
         return self.producer(self._producer_group, timeout_ms=self._send_timeout_ms)
 
     @functools.cached_property
     def sender(self) -> Sender:
-        """What sends for `default_producer`."""
+        """The `Sender` of the default producer."""
         return self.default_producer.sender
 
     def producer(
         self, group: str = DEFAULT_PRODUCER_GROUP, **options: Unpack[ProducerOptions]
     ) -> Producer:
-        """A producer of its own group and settings (`ProducerOptions`): timeout_ms, retries,
-        retries_async, retry_unsafe, compress_from_bytes, delay_level_max, listener. Raises
-        ConfigurationError."""
+        """Create a producer with a group and settings of its own.
+
+        `options` are those of `ProducerOptions`: timeout_ms, retries, retries_async, retry_unsafe,
+        compress_from_bytes, delay_level_max and listener. The client closes the producer with
+        itself.
+
+        Raises ConfigurationError if an option is invalid, and ClosedError after `close`.
+        """
         self._check_open()
         producer = Producer(
             self.cluster,
             group=group,
-            on_first=self._introduce,
-            trace=self._tracing(),
+            on_first_send=self._announce_producer,
+            trace=self._get_tracing(),
             requester=self._requester,
             **options,
         )
         self._producers.append(producer)
         return producer
 
-    def _tracing(self) -> Tracing | None:
-        """None when traces are off; their writer needs the loop, so it is made here."""
+    def _get_tracing(self) -> Tracing | None:
+        """Return the client's `Tracing`, or None if tracing is off. Start its writer on first use.
+
+        The writer is not created with the client, because it needs a running event loop.
+        """
         trace = self.cluster.trace
         if trace is not None and self._trace_writer is None:
             self._trace_writer = TraceWriter(self.cluster, trace)
         return trace
 
-    def _on_route(self, topic: str) -> None:
-        """A broker that is new in a route hears of our groups too."""
+    def _on_route_change(self, topic: str) -> None:
+        """Send heartbeats to the brokers of a topic whose route was fetched again.
+
+        A broker that has joined the topic learns the client's groups that way.
+        """
         if self._members or self._producers:
             routes = self.cluster.routes
-            self._keeper.update_addresses(
+            self._heartbeat_thread.update_addresses(
                 routes.broker_addresses([topic]), routes.broker_addresses(routes.routes)
             )
 
-    def _introduce(self, group: str, topic: str) -> None:
-        """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
-        self._keeper.add_producer_group(group)
-        self._keeper.update_addresses(self.cluster.routes.broker_addresses([topic]))
-        self._keeper.send_heartbeats()
+    def _announce_producer(self, group: str, topic: str) -> None:
+        """Send heartbeats now, so that the brokers of `topic` know the producer group."""
+        self._heartbeat_thread.add_producer_group(group)
+        self._heartbeat_thread.update_addresses(self.cluster.routes.broker_addresses([topic]))
+        self._heartbeat_thread.send_heartbeats()
 
-    send: Final = of_sender(Sender.send_message)
-    send_oneway: Final = of_sender(Sender.send_oneway)
-    send_batch: Final = of_sender(Sender.send_batch)
-    recall: Final = of_sender(Sender.recall)
-    send_soon: Final = of_default(Producer.send_soon)
-    request: Final = of_default(Producer.request)
-    transaction: Final = of_default(Producer.transaction)
+    send: Final = sender_method(Sender.send_message)
+    send_oneway: Final = sender_method(Sender.send_oneway)
+    send_batch: Final = sender_method(Sender.send_batch)
+    recall: Final = sender_method(Sender.recall)
+    send_soon: Final = default_producer_method(Producer.send_soon)
+    request: Final = default_producer_method(Producer.request)
+    transaction: Final = default_producer_method(Producer.transaction)
 
     # ----------------------------------------------------------------------- consuming
 
@@ -268,25 +333,50 @@ class Sluice:
         suspend_s: float = 1.0,
         **limits: Unpack[ConsumeLimits],
     ) -> MessageStream:
-        """The messages of a topic for a group, filtered by tags ("A||B") or SQL92 (`where`).
+        """Return a stream of the messages of `topic` for the consumer group `group`.
 
-        `start`: where a group without a committed offset begins: "first", "last", a datetime or
-        milliseconds since 1970. `prefetch_count` messages and `prefetch_bytes` bytes of a queue may
-        be unacknowledged before it pauses. `ordered`: one message of a queue at a time, and the
-        next one when it is acknowledged. The next three say what `message.reject()` does
-        (`RetryRules`); `suspend_s` are seconds. `limits` are those of `ConsumeLimits`: broadcast,
-        allocate, span_max ….
+            async for message in mq.subscribe("orders", group="billing", tags="paid||refunded"):
+                ...
+                await message.ack()
 
-        The network is first used when the stream is iterated. Raises FilterSyntaxError and
-        ConfigurationError for what is wrong without asking anybody; see `MessageStream.start` for
-        the rest.
+        Nothing is sent to a server until the stream is iterated or started. The members of a group
+        share the messages of a topic and must have the same filter.
+
+        - `tags`: a tag, or several joined by `||`. `where`: a SQL92 expression over properties,
+          such as `"price > 3"`. At most one of them can be given; without both, all messages match.
+        - `start`: where a group without a committed offset begins: `"first"` (all stored messages,
+          the default), `"last"` (only new ones), or a time as a datetime or in milliseconds since
+          1970.
+        - `prefetch_count` (1,000) and `prefetch_bytes` (64 MiB): the number and size of the
+          unacknowledged messages of one queue from which on the client stops fetching from that
+          queue.
+        - `ordered`: deliver one message of a queue at a time, in the order of offsets, and the next
+          one after it was acknowledged. One member at a time locks a queue for that.
+        - `max_reconsume_times`: the number of redeliveries before a rejected message becomes a dead
+          letter. None (the default) leaves that to the group's configuration at the broker (16);
+          for an ordered group it means no limit.
+        - `retry_delay_level`: when a rejected message is delivered again. 0 (the default) means
+          increasing delays (10 s, 30 s … 2 h), 1 to 18 a delay level of the broker, -1 a dead
+          letter at once. Ordered groups only distinguish -1.
+        - `suspend_s`: how many seconds the queue of an ordered group pauses after a rejected
+          message (1.0).
+        - `limits`: the other options, such as `broadcast` and `commit_period_s`; `ConsumeLimits`
+          describes them with their defaults.
+
+        Raises FilterSyntaxError if the filter does not compile, ConfigurationError if an argument
+        is invalid, and ClosedError after `close`. Errors of the server are raised later, by
+        `MessageStream.start` or the first message.
         """
         self._check_open()
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
         options = ConsumeOptions(
-            start=start, count_max=prefetch_count, bytes_max=prefetch_bytes, ordered=ordered,
-            retry=rules, **limits,
-        )  # fmt: skip
+            start=start,
+            count_max=prefetch_count,
+            bytes_max=prefetch_bytes,
+            ordered=ordered,
+            retry=rules,
+            **limits,
+        )
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
         )
@@ -310,22 +400,47 @@ class Sluice:
         batch_max: int | None = None,
         **limits: Unpack[ConsumeLimits],
     ) -> PushConsumer:
-        """A consumer that calls `handler(message)`; subscribe it to topics, then start it.
+        """Return a consumer that calls `handler` for each message.
 
-        `ordered`: one message of a queue at a time, in its order; one that fails holds its queue
-        and comes again after `suspend_s`. Else a failed message comes again by way of the broker
-        after `retry_delay_level` (0: 10 s, 30 s … 2 h). After `max_reconsume_times` (None: 16, or
-        what the group says; ordered: no end) it goes to the dead letters. With `batch_max` the
-        handler gets a list of up to so many messages of one queue. `concurrency`: handlers that
-        run at once. `start` and the prefetch limits are those of `subscribe`, `limits` those of
-        `ConsumeLimits`. Raises ConfigurationError.
+        Subscribe it to topics, then run it:
+
+            async def handle(message: ReceivedMessage) -> None:
+                ...
+
+            consumer = mq.consumer("billing", handle).subscribe("orders", tags="paid")
+            await consumer.run()
+
+        - `group`: the consumer group. Its members share the messages of a topic.
+        - `handler`: a function of one `ReceivedMessage`. A coroutine function runs on the event
+          loop, a plain function on a thread. Returning acknowledges the message; `PushConsumer`
+          describes what an exception does.
+        - `concurrency`: how many handlers run at the same time (20).
+        - `batch_max`: None (the default) calls the handler with one message. A number from 1 to
+          1,024 calls it with a list of up to that many messages of one queue.
+        - `ordered`: process one message of a queue at a time, in the order of offsets. A message
+          whose handler fails blocks its queue and is processed again after `suspend_s` seconds
+          (1.0).
+        - `retry_delay_level`: when a failed message of a group that is not ordered is delivered
+          again. 0 (the default) means increasing delays (10 s, 30 s … 2 h), 1 to 18 a delay level
+          of the broker, -1 a dead letter at once.
+        - `max_reconsume_times`: the number of redeliveries before a failed message becomes a dead
+          letter. None (the default) leaves that to the group's configuration at the broker (16);
+          for an ordered group it means no limit.
+
+        `start`, `prefetch_count`, `prefetch_bytes` and `limits` are the options of `subscribe`.
+
+        Raises ConfigurationError if an argument is invalid, and ClosedError after `close`.
         """
         self._check_open()
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
         options = ConsumeOptions(
-            start=start, count_max=prefetch_count, bytes_max=prefetch_bytes, ordered=ordered,
-            retry=rules, **limits,
-        )  # fmt: skip
+            start=start,
+            count_max=prefetch_count,
+            bytes_max=prefetch_bytes,
+            ordered=ordered,
+            retry=rules,
+            **limits,
+        )
         consumer = PushConsumer(
             self._members,
             options,
@@ -346,11 +461,24 @@ class Sluice:
         auto_commit: bool = True,
         **limits: Unpack[LitePullLimits],
     ) -> LitePullConsumer:
-        """A consumer that is polled: subscribe or assign, then `poll`.
+        """Return a consumer that the application polls.
 
-        `start` is that of `subscribe`. `auto_commit`: what earlier polls returned is committed
-        every few seconds; without it by `commit`. `limits`: `count_max` and `bytes_max` (fetched
-        ahead of a queue) and those of `ConsumeLimits`. Raises ConfigurationError."""
+        Subscribe it to topics or assign queues to it, then call `poll`:
+
+            async with mq.lite_pull("billing") as consumer:
+                await consumer.subscribe("orders")
+                while True:
+                    for message in await consumer.poll():
+                        ...
+
+        - `start`: where a group without a committed offset begins, as in `subscribe`.
+        - `auto_commit`: commit the messages of earlier polls every few seconds (`commit_period_s`,
+          5 s) and at close. With False, only `commit` commits.
+        - `limits`: `count_max` and `bytes_max`, the prefetch limits of one queue, and the options
+          of `ConsumeLimits`.
+
+        Raises ConfigurationError if an argument is invalid, and ClosedError after `close`.
+        """
         self._check_open()
         settings = ConsumeOptions(start=start, auto_commit=auto_commit, **limits)
         consumer = LitePullConsumer(
@@ -366,65 +494,82 @@ class Sluice:
         on_undecodable: OnUndecodable = DELIVER,
         body_bytes_max: int = BODY_BYTES_MAX,
     ) -> PullConsumer:
-        """Raw pulls: the caller keeps the offsets. `on_undecodable` and `body_bytes_max` are those
-        of `ConsumeLimits`. Raises ConfigurationError."""
+        """Return a consumer that pulls from queues and offsets that the caller chooses.
+
+        It joins no group, fetches nothing in advance and commits only when `commit` is called.
+        `group` is the name under which it pulls and commits; the default is `"TOOLS_CONSUMER"`.
+        `on_undecodable` and `body_bytes_max` are options of `ConsumeLimits`.
+
+        Raises ConfigurationError if an argument is invalid, and ClosedError after `close`.
+        """
         self._check_open()
         return PullConsumer(
             self.cluster, group, on_undecodable=on_undecodable, body_bytes_max=body_bytes_max
         )
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic, sorted."""
+        """Return the queues of a topic that can be read, sorted.
+
+        Raises RouteNotFoundError if the topic does not exist, and NameServerUnreachableError.
+        """
         return await self.admin.queues(topic)
 
     # ---------------------------------------------------------------------- membership
 
     def _on_join(self) -> None:
-        """Before a consumer enters a group."""
+        """Check that a consumer may join a group now, and start the trace writer if tracing is on.
+
+        Raises ConfigurationError in another event loop or process, and ClosedError after `close`.
+        """
         self.cluster.affinity.check_loop()
         self._check_open()
-        self._tracing()
+        self._get_tracing()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop that uses this client; None before its first use."""
+        """The event loop that uses this client, or None before its first use."""
         return self.cluster.affinity.loop
 
     def member_of(self, group: str) -> Member | None:
-        """This client's membership in a group. For this package."""
+        """Return this client's membership in a consumer group, or None. For internal use."""
         return self._members.get(group)
 
     def consumers_of(self, group: str) -> list[Any]:
-        """The consumers of a group that were made here. For this package."""
+        """Return the consumers of a group that this client created. For internal use."""
         return [consumer for consumer in tuple(self._consumers) if consumer.group == group]
 
     def producers_of(self, group: str) -> list[Producer]:
-        """The producers of a group that were made here. For this package."""
+        """Return the producers of a group that this client created. For internal use."""
         return [producer for producer in self._producers if producer.group == group]
 
     # ---------------------------------------------------------------------- life cycle
 
     def _check_open(self) -> None:
+        """Raise ClosedError after `close`."""
         if self._closed:
-            raise ClosedError("this client is closed.", fix="Make a new one.")
+            raise ClosedError("this client is closed.", fix="Create a new client.")
 
     async def close(self) -> CloseReport:
-        """Leaves the groups (committing offsets), settles in-flight sends, closes connections.
+        """Leave the consumer groups, finish the sends in progress and close all connections.
 
-        The report names the messages of which nobody knows whether they are stored. Cancelling it
-        ends the waiting for handlers and sends: it raises CancelledError when everything is closed.
-        A second call returns the same report.
+        Running handlers get up to 30 seconds to finish, then offsets are committed; sends get their
+        own time limits. Return a `CloseReport`, which lists the messages that may or may not be
+        stored. A second call returns the same report.
+
+        If the caller is cancelled, `close` stops waiting for handlers and sends, closes everything,
+        and then raises CancelledError. Raises ConfigurationError in another event loop or process.
         """
         self.cluster.affinity.check_loop()
         return await self._closing.run(self._close)
 
     def _hurry(self) -> None:
-        """A caller of close() was cancelled: nothing that it closes waits for others any more."""
+        """Stop waiting for handlers and sends: a caller of `close` was cancelled."""
         for one in (*self._consumers, *self._producers):
             if isinstance(one, PushConsumer | Producer):
                 one.closing.hurry()
 
     async def _close(self) -> CloseReport:
+        """Close everything in order; `close` calls it once."""
         reports: list[CloseReport] = []
 
         async def close_producer(producer: Producer) -> None:
@@ -445,7 +590,7 @@ class Sluice:
                 ),
                 self._tasks.close,
                 *([] if writer is None else [writer.close]),
-                self._keeper.aclose,
+                self._heartbeat_thread.aclose,
                 self.cluster.close,
             ]
         )
@@ -457,6 +602,7 @@ class Sluice:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        """Close the client."""
         await self.close()
 
     def __repr__(self) -> str:

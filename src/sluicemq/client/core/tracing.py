@@ -1,18 +1,4 @@
-"""Record the way of messages, and encode and decode the trace messages of RocketMQ's clients.
-
-The body of a trace message is a sequence of records. Each ends with U+0002, its fields are
-separated by U+0001 (spec/remoting.md §21). There are five kinds of records about a message:
-
-    Pub             its producer has sent it                     SendTrace
-    EndTransaction  its producer has ended its transaction       TransactionTrace
-    Recall          its producer has recalled it                 RecallTrace
-    SubBefore       a consumer has received it                   DeliveryTrace
-    SubAfter        that consumer has processed it; same         ConsumeTrace
-                    request id
-
-None is written as "null", because Java's decoder loses empty fields at the end. "null" and an empty
-field are read as None. Unknown and damaged records are counted, not raised: one faulty client must
-not hide the records of the others.
+"""Collect trace records about one client's messages, to be sent as RocketMQ's trace messages.
 
 `Tracing` collects the records of one client, and a writer sends them as messages:
 
@@ -29,13 +15,10 @@ keys. The Java client writes one record for a whole batch; this client writes on
 of it.
 """
 
-import dataclasses
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.requests import SendResult, header_fields
@@ -54,220 +37,22 @@ from sluicemq.model.message import (
     StoredMessage,
 )
 from sluicemq.model.system_names import TRACE_TOPIC
+from sluicemq.model.trace_records import (
+    ConsumeOutcome,
+    ConsumeTrace,
+    DeliveryTrace,
+    MessageKind,
+    RecallTrace,
+    SendTrace,
+    TraceRecord,
+    TransactionTrace,
+    encode_record,
+    search_keys,
+)
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
-FIELD_SEPARATOR: Final = "\x01"
-RECORD_SEPARATOR: Final = "\x02"
-_NULL: Final = "null"
-
-
-class MessageKind(IntEnum):
-    """The kind of a message that was sent."""
-
-    NORMAL = 0
-    HALF = 1
-    COMMITTED = 2
-    DELAYED = 3
-    ORDERED = 4
-
-
-class ConsumeOutcome(IntEnum):
-    """How a handler ended."""
-
-    SUCCESS = 0
-    TIME_OUT = 1
-    EXCEPTION = 2
-    RETURNED_NULL = 3
-    FAILED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SendTrace:
-    """A message was sent. `time_ms` is when the send began, in milliseconds since 1970.
-
-    Java writes one record for a whole batch: `message_id` and `offset_message_id` are then lists of
-    ids, separated by commas. `cost_ms` is the duration of the send.
-    """
-
-    time_ms: int
-    region: str | None
-    group: str | None
-    topic: str | None
-    message_id: str | None
-    tags: str | None
-    keys: str | None
-    store_host: str | None
-    body_length: int
-    cost_ms: int
-    kind: MessageKind
-    offset_message_id: str | None
-    success: bool
-    client_host: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryTrace:
-    """A consumer received a message. `retry_times` is how often it had been delivered before."""
-
-    time_ms: int
-    region: str | None
-    group: str | None
-    request_id: str | None
-    message_id: str | None
-    retry_times: int
-    keys: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumeTrace:
-    """A consumer processed a message. Clients of the cloud edition omit time and group."""
-
-    request_id: str | None
-    message_id: str | None
-    cost_ms: int
-    success: bool
-    keys: str | None
-    outcome: ConsumeOutcome
-    time_ms: int | None = None
-    group: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionTrace:
-    """A producer ended a transaction.
-
-    `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling). `from_check` says
-    that it answered a transaction check.
-    """
-
-    time_ms: int
-    region: str | None
-    group: str | None
-    topic: str | None
-    message_id: str | None
-    tags: str | None
-    keys: str | None
-    store_host: str | None
-    kind: MessageKind
-    transaction_id: str | None
-    state: str | None
-    from_check: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RecallTrace:
-    """A producer recalled a timed message, or tried to."""
-
-    time_ms: int
-    region: str | None
-    group: str | None
-    topic: str | None
-    message_id: str | None
-    success: bool
-
-
-TraceRecord = SendTrace | DeliveryTrace | ConsumeTrace | TransactionTrace | RecallTrace
-
-
-def encode_trace_records(records: Iterable[TraceRecord]) -> bytes:
-    """Return the body of a trace message."""
-    return "".join(map(encode_record, records)).encode()
-
-
-def encode_record(record: TraceRecord) -> str:
-    """Return one record as text, with its fields in the order of the format and its separator."""
-    fields = [getattr(record, name) for name in _FIELD_PARSERS[type(record)]]
-    if isinstance(record, SendTrace) and record.client_host is None:
-        del fields[-1]
-    if isinstance(record, ConsumeTrace) and record.time_ms is None:
-        fields[-2:] = [""]
-    return (
-        FIELD_SEPARATOR.join(map(_encode_field, [_RECORD_NAMES[type(record)], *fields]))
-        + RECORD_SEPARATOR
-    )
-
-
-def _encode_field(value: object) -> str:
-    """Return a field as text.
-
-    Separators in it are replaced by spaces, to keep the other fields intact.
-    """
-    if value is None:
-        return _NULL
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(int(value))
-    text = str(value)
-    if FIELD_SEPARATOR in text or RECORD_SEPARATOR in text:  # it would shift all later fields
-        text = text.replace(FIELD_SEPARATOR, " ").replace(RECORD_SEPARATOR, " ")
-    return text
-
-
-def decode_trace_records(body: bytes) -> tuple[list[TraceRecord], int]:
-    """Return the records of a trace message, and how many more could not be decoded."""
-    records: list[TraceRecord] = []
-    unread = 0
-    for line in body.decode("utf-8", "replace").split(RECORD_SEPARATOR):
-        if not line:
-            continue
-        name, *fields = line.split(FIELD_SEPARATOR)
-        try:
-            kind = _RECORD_CLASSES[name]
-            # Fields that older clients omit are filled in; fields that newer ones add are ignored.
-            if kind is SendTrace and len(fields) == 12:  # before there was an offset message id
-                fields.insert(11, _NULL)
-            elif kind is DeliveryTrace:
-                fields[5] = fields[5].removesuffix(_NULL) or "0"
-                fields += [_NULL] if len(fields) == 6 else []
-            elif kind is ConsumeTrace:
-                if len(fields) == 5:
-                    is_success = fields[3] == "true"
-                    fields.append(
-                        str(int(ConsumeOutcome.SUCCESS if is_success else ConsumeOutcome.FAILED))
-                    )
-                fields = fields[:8] if len(fields) >= 8 else fields[:6]
-            texts = zip(_FIELD_PARSERS[kind].values(), fields, strict=False)
-            records.append(kind(*(convert(text) for convert, text in texts)))
-        except (KeyError, ValueError, IndexError, TypeError):
-            unread += 1
-    return records, unread
-
-
-_RECORD_NAMES: Final[dict[type[TraceRecord], str]] = {
-    SendTrace: "Pub",
-    DeliveryTrace: "SubBefore",
-    ConsumeTrace: "SubAfter",
-    TransactionTrace: "EndTransaction",
-    RecallTrace: "Recall",
-}
-_RECORD_CLASSES: Final = {name: kind for kind, name in _RECORD_NAMES.items()}
-_PARSERS_BY_TYPE: Final[dict[object, Callable[[str], Any]]] = {
-    int: int,
-    int | None: int,
-    str | None: lambda text: None if text in (_NULL, "") else text,
-    bool: {"true": True, "false": False}.__getitem__,
-    MessageKind: lambda text: MessageKind(int(text)),
-    ConsumeOutcome: lambda text: ConsumeOutcome(int(text)),
-}
-_FIELD_PARSERS: Final = {
-    kind: {one.name: _PARSERS_BY_TYPE[one.type] for one in dataclasses.fields(kind)}
-    for kind in _RECORD_NAMES
-}
-"""Maps each kind of record to the parsers of its fields, in the order of the format."""
-
-
-def search_keys(record: TraceRecord) -> Iterator[str]:
-    """Yield the keys by which the trace message with this record can be found."""
-    if record.message_id is not None:
-        yield record.message_id
-    keys = None if isinstance(record, RecallTrace) else record.keys
-    if keys is not None:
-        yield from keys.split()
-
-
 INNER_GROUP: Final = "_INNER_TRACE_PRODUCER-sluicemq"
 """The producer group that sends trace messages."""
 LINGER_S: Final = 1.0

@@ -1,17 +1,20 @@
-"""Bulk reading: a range of one queue as raw records, with the next pulls already on their way.
+"""Read a range of one queue as raw records, with further pulls in progress meanwhile.
 
-For Spark and exports: what comes out is concatenated stored records (spec/remoting.md §9), which
-`record.arrow` decodes in columns; no object a message is made here.
+Spark and exports read this way. A reader yields concatenated stored records (spec/remoting.md §9),
+which `record.arrow` decodes to columns, without an object for each message.
 
-Without a filter the range is cut into stripes of as many messages as one answer holds (learnt from
-the first answer), so the start of the next pulls is known before the present one is answered, and
-`depth` pulls are in flight on one connection: the broker reads while we decode. An answer shorter
-than its stripe is completed by another pull; later answers wait meanwhile. With a filter the next
-start is only known from the answer (`nextBeginOffset`), so one pull is sent ahead: it travels while
-the caller decodes the last one.
+Without a filter, one message has one offset. So the range is divided into stripes of as many
+messages as one response holds, which the first response shows. The start of every pull is then
+known in advance, and `depth` pulls are in flight on one connection: the broker reads while the
+caller decodes. If a response is shorter than its stripe, another pull completes the stripe, and the
+responses to later pulls wait for it.
 
-A SluiceMQ broker answers up to `batch_bytes` a pull (`sluiceBulk`), a Java broker 32 messages or
-256 KiB. Bytes come out in offset order, whole records, offsets start <= offset < end.
+With a filter, only the response says where the next pull starts (`nextBeginOffset`). So a single
+pull is sent ahead, while the caller decodes the response before it.
+
+A SluiceMQ broker responds with up to `batch_bytes` to each pull (`sluiceBulk`), a Java broker with
+up to 32 messages or 256 KiB. Chunks consist of whole records in the order of their offsets, and
+contain only offsets with start <= offset < end.
 """
 
 from collections import deque
@@ -33,20 +36,31 @@ from sluicemq.net.tls import Tls
 from sluicemq.record.layout import RECORD_BEGIN
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
+"""The maximum size of a response in bytes, by default."""
 DEPTH: Final = 3
+"""The number of pulls in flight, by default."""
 _COUNT_MAX: Final = 1_000_000
+"""The maximum number of messages that one pull asks for."""
 _SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
 
 Chunk = bytes | memoryview
 
 
 class BulkReader:
-    """Iterates over chunks of records of one queue range. Use it in a `with` statement.
+    """An iterator over the records of a range of one queue, in chunks.
 
-    A chunk is valid until the next one is asked for. `position` is the offset up to which all
-    matching messages have been handed out; `bytes_read` counts body bytes off the socket; `pulls`
-    the requests answered. Raises OffsetOutOfRangeError when the range is not (or no longer) in the
-    queue, RequestError when the broker refuses, ConnectionLostError and RequestTimeoutError.
+        with BulkReader(address, "flights", 0, start, end) as reader:
+            for chunk in reader:
+                ...
+
+    Each chunk is a buffer of whole records. It is valid until the next chunk is requested.
+
+    `position` is the offset up to which all matching records have been yielded, `bytes_read` the
+    size of the response bodies so far, and `pull_count` the number of responses.
+
+    Iterating raises OffsetOutOfRangeError if the queue does not have the whole range (any more),
+    RequestError if the broker refuses, ConnectionLostError, RequestTimeoutError, and
+    ConfigurationError after a fork.
     """
 
     def __init__(
@@ -66,11 +80,19 @@ class BulkReader:
         timeout_s: float = 30.0,
         tls: Tls | bool | None = None,
     ) -> None:
+        """Prepare to read the offsets from `start` up to, not including, `end` of a queue.
+
+        `broker_address` is "host:port". `subscription` filters the records, None means all.
+        `broker` is the name of the broker, for errors. Pulls are made as `group`, and signed with
+        `credentials`, a pair (access key, secret key). `batch_bytes` limits each response, `depth`
+        the pulls in flight, and `timeout_s` the wait for each response. For `tls` see `Cluster`.
+        Nothing is connected before the first pull.
+        """
         self.queue = MessageQueue(topic, broker, queue_id)
         self.position = start
         self.end = end
         self.bytes_read = 0
-        self.pulls = 0
+        self.pull_count = 0
         self._address = broker_address
         self._filtered = subscription is not None and not subscription.is_everything
         self._subscription = subscription or Subscription(topic, ALL)
@@ -82,8 +104,8 @@ class BulkReader:
         self._tls = Tls.resolve(tls)
         self._affinity = ClientAffinity()
         self._channel: BlockingChannel | None = None
-        self._held: dict[int, PullResponse] = {}
-        self._asked: dict[int, tuple[int, int]] = {}
+        self._early_responses: dict[int, PullResponse] = {}
+        self._pulls_in_flight: dict[int, tuple[int, int]] = {}
 
     def __iter__(self) -> Iterator[Chunk]:
         if self.position >= self.end:
@@ -91,48 +113,54 @@ class BulkReader:
         return self._filtered_chunks() if self._filtered else self._striped_chunks()
 
     def _filtered_chunks(self) -> Iterator[Chunk]:
-        wanted = self._send(self.position, _COUNT_MAX)
+        """Yield the chunks of a range with a filter, with one pull ahead."""
+        opaque = self._send(self.position, _COUNT_MAX)
         while True:
-            answer = self._receive(wanted)
-            self._check(answer)
-            following = answer.next_offset
-            if following < self.end:
-                wanted = self._send(following, _COUNT_MAX)
-            if answer.status is PullStatus.FOUND:
-                yield answer.data if following <= self.end else _before(answer.data, self.end)
-            self.position = min(following, self.end)
-            if following >= self.end:
+            response = self._receive(opaque)
+            self._check_range(response)
+            next_offset = response.next_offset
+            if next_offset < self.end:
+                opaque = self._send(next_offset, _COUNT_MAX)
+            if response.status is PullStatus.FOUND:
+                is_within = next_offset <= self.end
+                yield response.data if is_within else _cut_at_offset(response.data, self.end)
+            self.position = min(next_offset, self.end)
+            if next_offset >= self.end:
                 return
 
     def _striped_chunks(self) -> Iterator[Chunk]:
-        first_start = self.position
-        first = self._receive(self._send(first_start, min(_COUNT_MAX, self.end - first_start)))
-        self._check(first)
-        # A little less than one answer held, when its bytes were the limit.
-        stripe = max(1, first.next_offset - first_start)
-        if len(first.data) * 2 >= self._batch_bytes:
+        """Yield the chunks of a range without a filter, with `depth` pulls in flight."""
+        start = self.position
+        response = self._receive(self._send(start, min(_COUNT_MAX, self.end - start)))
+        self._check_range(response)
+        stripe = max(1, response.next_offset - start)
+        # If bytes limited the first response, ask for fewer messages, so that later responses
+        # are probably whole stripes although their messages may be larger.
+        if len(response.data) * 2 >= self._batch_bytes:
             stripe = max(1, stripe * 15 // 16)
-        sent_to = min(first.next_offset, self.end)
-        pending: deque[tuple[int, int]] = deque()
-        answer, until = first, sent_to
+        sent_to = min(response.next_offset, self.end)
+        pending: deque[tuple[int, int]] = deque()  # (opaque of a pull, offset where it ends)
+        stripe_end = sent_to
         while True:
             while len(pending) < self._depth and sent_to < self.end:
                 stop = min(self.end, sent_to + stripe)
                 pending.append((self._send(sent_to, stop - sent_to), stop))
                 sent_to = stop
-            if answer.status is PullStatus.FOUND:
-                yield answer.data
-            self.position = min(answer.next_offset, self.end)
-            if self.position < until:
-                pending.appendleft((self._send(self.position, until - self.position), until))
-                stripe = max(1, min(stripe, stripe - (until - self.position)))
+            if response.status is PullStatus.FOUND:
+                yield response.data
+            self.position = min(response.next_offset, self.end)
+            missing = stripe_end - self.position
+            if missing > 0:
+                pending.appendleft((self._send(self.position, missing), stripe_end))
+                stripe = max(1, stripe - missing)
             if not pending:
                 return
-            opaque, until = pending.popleft()
-            answer = self._receive(opaque)
-            self._check(answer)
+            opaque, stripe_end = pending.popleft()
+            response = self._receive(opaque)
+            self._check_range(response)
 
     def _send(self, offset: int, count_max: int) -> int:
+        """Send a pull of up to `count_max` messages from `offset` on, and return its opaque."""
         self._affinity.check_process()
         command = requests.pull(
             self._group,
@@ -146,51 +174,60 @@ class BulkReader:
         if self._channel is None:
             self._channel = BlockingChannel(self._address, self._timeout_s, self._tls)
         self._channel.send(sign_request(command, self._credentials))
-        self._asked[command.opaque] = offset, count_max
+        self._pulls_in_flight[command.opaque] = offset, count_max
         return command.opaque
 
     def _receive(self, opaque: int) -> PullResponse:
-        """The answer to one request. A reset of the group is none: the range is given, so the
-        request is sent again, which tells the broker that the reset was heard."""
-        answer = self._next(opaque)
-        for _ in range(RESET_ATTEMPTS):
-            if answer.status is not PullStatus.OFFSET_ILLEGAL or answer.remark != OFFSET_RESET:
-                break
-            opaque = self._send(*self._asked.pop(opaque))
-            answer = self._next(opaque)
-        self._asked.pop(opaque)
-        return answer
+        """Return the response to one pull.
 
-    def _next(self, opaque: int) -> PullResponse:
-        """What was answered to one request; answers to others that come first are held, copied."""
-        held = self._held.pop(opaque, None)
-        while held is None:
+        If the offset of the group was reset meanwhile, the broker says so instead of responding
+        with messages. The range of this reader is fixed, so the pull is sent again. The broker
+        takes that as the sign that the client knows of the reset.
+        """
+        response = self._receive_once(opaque)
+        for _ in range(RESET_ATTEMPTS):
+            if response.status is not PullStatus.OFFSET_ILLEGAL or response.remark != OFFSET_RESET:
+                break
+            opaque = self._send(*self._pulls_in_flight.pop(opaque))
+            response = self._receive_once(opaque)
+        self._pulls_in_flight.pop(opaque)
+        return response
+
+    def _receive_once(self, opaque: int) -> PullResponse:
+        """Return the response to one pull, and keep responses to others that arrive before it.
+
+        The latter are copied, because the channel reuses its buffer.
+        """
+        response = self._early_responses.pop(opaque, None)
+        while response is None:
             if self._channel is None:
                 raise ConnectionLostError(f"the reader of {self.queue} is closed.")
             command = self._channel.receive()
-            answer = parse_pull_response(command, self._address)
-            self.pulls += 1
+            received = parse_pull_response(command, self._address)
+            self.pull_count += 1
             self.bytes_read += len(command.body)
             if command.opaque == opaque:
-                return answer
-            self._held[command.opaque] = replace(answer, data=bytes(answer.data))
-        return held
+                return received
+            self._early_responses[command.opaque] = replace(received, data=bytes(received.data))
+        return response
 
-    def _check(self, answer: PullResponse) -> None:
-        if answer.status is PullStatus.OFFSET_ILLEGAL or (
-            answer.status is PullStatus.NO_NEW_MSG and answer.next_offset <= self.position
+    def _check_range(self, response: PullResponse) -> None:
+        """Raise OffsetOutOfRangeError if the queue does not have the offset of a pull."""
+        if response.status is PullStatus.OFFSET_ILLEGAL or (
+            response.status is PullStatus.NO_NEW_MSG and response.next_offset <= self.position
         ):
             raise OffsetOutOfRangeError(
-                f"offsets {self.position} to {self.end} of queue {self.queue.queue_id} of "
-                f"{self.queue.topic!r} are not all there: it holds {answer.offset_min} to "
-                f"{answer.offset_max}.",
-                fix="Retention deleted them, or the queue was reset: start from what is there.",
+                f"queue {self.queue.queue_id} of {self.queue.topic!r} does not have all offsets "
+                f"from {self.position} to {self.end}: it has {response.offset_min} to "
+                f"{response.offset_max}.",
+                fix="Start from an offset that is there: retention deleted the messages, or the "
+                "queue was reset.",
             )
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection. Safe to call twice."""
         channel, self._channel = self._channel, None
-        self._held.clear()
+        self._early_responses.clear()
         if channel is not None:
             channel.close()
 
@@ -201,12 +238,12 @@ class BulkReader:
         self.close()
 
 
-def _before(data: Chunk, end: int) -> Chunk:
-    """The records whose queue offset is below `end`; only the last chunk of a range needs this."""
-    view, at = memoryview(data), 0
-    while at < len(view):
-        size, offset = _SIZE_AND_OFFSET.unpack_from(view, at)
+def _cut_at_offset(data: Chunk, end: int) -> Chunk:
+    """Return the records of a chunk whose queue offset is below `end`."""
+    view, position = memoryview(data), 0
+    while position < len(view):
+        size, offset = _SIZE_AND_OFFSET.unpack_from(view, position)
         if offset >= end:
             break
-        at += size
-    return view[:at]
+        position += size
+    return view[:position]

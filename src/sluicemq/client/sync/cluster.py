@@ -1,9 +1,10 @@
-"""Blocking access to name servers and brokers: the base of the blocking producer, admin and bulk
-reader.
+"""Blocking access to name servers and brokers: the base of the blocking producer and admin.
 
-No thread, no loop: a call takes an idle connection of its address (or opens one), sends one request
-and waits. So any number of threads may share a `Cluster`, and a forked Spark worker can make its
-own at no cost. Nothing here heartbeats; consumers, which must, live in `client.threaded`.
+There is no thread and no event loop. A call takes an idle connection to its address, or opens one,
+sends one request and waits for the response. So any number of threads may share a `Cluster`, and a
+forked Spark worker can cheaply create its own.
+
+Nothing here sends heartbeats. Consumers need them and are in `client.threaded`.
 """
 
 import threading
@@ -22,14 +23,21 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
-IDLE_CHANNELS_MAX = 8
-IDLE_S_MAX = 100.0
-"""Servers close a connection after 120 s of silence (spec/remoting.md §1): older ones are not
-reused."""
+IDLE_CHANNELS_MAX: Final = 8
+"""The maximum number of idle connections that are kept for each address."""
+IDLE_S_MAX: Final = 100.0
+"""A connection that was idle for longer is not used again.
+
+Servers close a connection after 120 s without a request (spec/remoting.md §1).
+"""
 
 
 class Cluster(BlockingShell):
-    """Name servers, routes and connections, for blocking programs. Safe to share among threads."""
+    """Name servers, routes and connections, for blocking calls. Threads may share it.
+
+    Use it in a `with` statement, or call `close`. After a fork, every call raises
+    ConfigurationError in the child process.
+    """
 
     directory: Directory
 
@@ -43,8 +51,15 @@ class Cluster(BlockingShell):
         tls: Tls | bool | None = None,
         rng: Random | None = None,
     ) -> None:
-        """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says. `rng`
-        chooses the queue that a producer begins with."""
+        """Prepare the client. Nothing is connected before the first call.
+
+        `name_servers` is "host:port;host:port" or a list. Each request is signed with
+        `credentials`, a pair (access key, secret key), if there are any. `timeout_s` limits
+        connecting, and every wait for a response. `tls` is True, or a `Tls` with its files; None
+        means what the environment variable SLUICE_TLS says. `rng` chooses the first queue to which
+        a producer sends.
+        Raises ConfigurationError for an invalid value.
+        """
         self.affinity: ClientAffinity = ClientAffinity()
         self.rng: Random = rng or Random()
         self.tls: Tls | None = Tls.resolve(tls)
@@ -65,46 +80,53 @@ class Cluster(BlockingShell):
     ask: Final = operation(Directory.call)
 
     def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
-        """One request, one answer, whatever its code.
+        """Send one request to a server, and return its response, whatever its code.
 
-        Raises ConnectionLostError or RequestTimeoutError; the connection is then given up.
+        `timeout_s` is the time limit in seconds; None means that of this client. Raises
+        ConnectionLostError and RequestTimeoutError, which close the connection, and ClosedError.
         """
         return self.send_request(Call(address, command, timeout_s))
 
     def send_request(self, call: Call) -> Command:
-        """What `call` does, for a Talk."""
-        limit = self.timeout_s if call.timeout_s is None else call.timeout_s
-        channel = self.take(call.address, limit)
-        answer = command = sign_request(call.command, self.credentials)
+        """Send the request of a `Call`, and return the response. Raises as `call` does."""
+        timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
+        channel = self.acquire_channel(call.address, timeout_s)
+        response = command = sign_request(call.command, self.credentials)
         call.is_written = True
         try:
             if command.flag & FLAG_ONEWAY:
                 channel.send(command)
             else:
-                answer = channel.call(command)
-                answer.body = bytes(answer.body)  # the channel's buffer is the next caller's
+                response = channel.call(command)
+                # The body is a view of the channel's buffer, which the next call overwrites.
+                response.body = bytes(response.body)
         except BaseException:
             channel.close()
             raise
-        self.give(call.address, channel)
-        return answer
+        self.release_channel(call.address, channel)
+        return response
 
     def first_queue(self) -> int:
-        """A random number for a `QueueChooser` to begin with."""
+        """Return a random number, from which a `QueueChooser` derives its first queue."""
         return self.rng.getrandbits(FIRST_QUEUE_BITS)
 
     def sleep(self, seconds: float) -> None:
-        """Blocks the caller's thread, but not beyond `close`."""
+        """Block the calling thread for `seconds` seconds, or until `close` is called."""
         self._closing.wait(seconds)
 
-    def take(self, address: str, timeout_s: float) -> BlockingChannel:
-        """A connection of one's own until `give`: an idle one, or a new one."""
+    def acquire_channel(self, address: str, timeout_s: float) -> BlockingChannel:
+        """Return an idle connection to `address`, or a new one.
+
+        It belongs to the caller until `release_channel`. `timeout_s` becomes its time limit.
+        Raises ConnectionLostError if a new one cannot be opened, ClosedError after `close`, and
+        ConfigurationError after a fork.
+        """
         if self.affinity.fork_count != ForkCounter.count:
             self.affinity.check_process()
         oldest_s = self.clock.monotonic_s() - IDLE_S_MAX
         with self._lock:
             if self._closing.is_set():
-                raise ClosedError("this client is closed.", fix="Make a new one.")
+                raise ClosedError("this client is closed.", fix="Create a new client.")
             while self._idle[address]:
                 channel, since_s = self._idle[address].pop()
                 if since_s >= oldest_s:
@@ -113,8 +135,11 @@ class Cluster(BlockingShell):
                 channel.close()
         return BlockingChannel(address, timeout_s, self.tls)
 
-    def give(self, address: str, channel: BlockingChannel) -> None:
-        """Hands a connection back for the next call."""
+    def release_channel(self, address: str, channel: BlockingChannel) -> None:
+        """Keep a connection for the next call.
+
+        It is closed instead if there are `IDLE_CHANNELS_MAX` others, or after `close`.
+        """
         with self._lock:
             idle = self._idle[address]
             if not self._closing.is_set() and len(idle) < IDLE_CHANNELS_MAX:
@@ -123,7 +148,7 @@ class Cluster(BlockingShell):
         channel.close()
 
     def close(self) -> None:
-        """Closes every idle connection; further calls raise ClosedError."""
+        """Close all idle connections. Further calls raise ClosedError. Safe to call twice."""
         with self._lock:
             self._closing.set()
             channels = [channel for idle in self._idle.values() for channel, _ in idle]

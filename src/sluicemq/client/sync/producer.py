@@ -1,16 +1,18 @@
-"""The blocking producer: for scripts, threads and Spark workers.
-
-The same decisions as the asyncio producer (queue choice, retries, deadline, checks) from the same
-core; every call waits for its answer. No background thread: nothing is sent that was not asked for.
+"""The blocking producer, for scripts, threads and Spark workers.
 
     with Producer("127.0.0.1:9876") as producer:
         producer.send("flights", body, tag="UA")
-        with producer.transaction("orders", body) as tx:    # half message stored
+        with producer.transaction("orders", body) as tx:    # a prepared message is stored
             database.commit()                     # leaving commits, an exception rolls back
 
-Transactions and requests are what brokers come back to: with questions (39) and replies (326), on a
-connection that heartbeats. So the first of them starts the keeper's thread; a listener's `check`
-runs on one thread more.
+Queue selection, retries, time limits and checks are those of the asyncio producer, from the same
+core. Every call runs on the caller's thread and waits for its response.
+
+For transactions and requests, a broker must be able to send requests to the client: transaction
+checks (CHECK_TRANSACTION_STATE, 39) and replies (PUSH_REPLY_MESSAGE_TO_CLIENT, 326). They arrive on
+a connection that sends heartbeats. So the first transaction or request starts the heartbeat thread;
+the checks of a listener run on another thread. A producer that uses neither, and writes no traces,
+has no thread.
 """
 
 import functools
@@ -73,33 +75,40 @@ from sluicemq.wire.frames import Command
 _log = logging.getLogger("sluicemq.client")
 P = ParamSpec("P")
 T = TypeVar("T")
-_CLOSE_S: Final = 3.0
+_TRACE_CLOSE_S: Final = 3.0
+"""The maximum time for writing the last trace records when a producer is closed."""
 
 
-def of_sender(
-    talk: Callable[Concatenate[Sender, P], Conversation[T]],
+def sender_method(
+    function: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """A talk of the core as a method of `Producer`, with its parameters and docstring."""
+    """Make a method of `Producer` from a conversation of `Sender`.
 
-    @functools.wraps(talk)
+    Its name, parameters and docstring are those of `function`.
+    """
+
+    @functools.wraps(function)
     def call(self: "Producer", /, *arguments: P.args, **named: P.kwargs) -> T:
         try:
-            begun = talk(self._sender, *arguments, **named)
+            conversation = function(self._sender, *arguments, **named)
         except TypeError as error:
             improve_type_error(error, call, named)
             raise
-        return self.run(begun)
+        return self.run(conversation)
 
     return call
 
 
 @with_hints
 class Producer(Cluster):
-    """Sends and waits. Safe to share among threads.
+    """A blocking producer of one producer group. Threads may share it.
 
-    Errors of every send: ConfigurationError (the message breaks a rule, nothing was sent),
-    RouteNotFoundError, RequestError (the broker refused it), SendError (not stored) and its child
-    SendUnknownError (it may be stored).
+    Use it in a `with` statement, or call `close`. After a fork, every call raises
+    ConfigurationError in the child process.
+
+    Every send raises ConfigurationError (the message is invalid and nothing was sent),
+    RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused the message),
+    SendError (it is not stored), its subclass SendUnknownError (it may be stored), or ClosedError.
     """
 
     def __init__(
@@ -118,6 +127,13 @@ class Producer(Cluster):
         tls: Tls | bool | None = None,
         rng: Random | None = None,
     ) -> None:
+        """Prepare the producer. Nothing is connected before the first call.
+
+        `group`, `timeout_ms`, `retries`, `retry_unsafe`, `delay_level_max` and `listener` are
+        described at `ProducerOptions`. `trace` is True to write traces to RMQ_SYS_TRACE_TOPIC, or
+        the name of another topic. The other arguments are those of `Cluster`. Raises
+        ConfigurationError for an invalid value.
+        """
         super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls, rng=rng)
         next_id = make_unique_ids(clock).make_id
         topic = parse_trace_option(trace)
@@ -135,23 +151,27 @@ class Producer(Cluster):
         )
         self.group: str = self._sender.group
         self.timeout_ms = timeout_ms
-        self.inbound: Inbound = Inbound(self, self.group, listener)
-        self.inbound.trace = self.trace
+        self.callbacks: BrokerCallbacks = BrokerCallbacks(self, self.group, listener)
+        self.callbacks.trace = self.trace
         self._trace_writer: TraceWriter | None = None
         if self.trace is not None:
             self._trace_writer = TraceWriter(self, self._sender, self.trace)
 
-    send: Final = of_sender(Sender.send_message)
-    send_oneway: Final = of_sender(Sender.send_oneway)
-    send_batch: Final = of_sender(Sender.send_batch)
-    recall: Final = of_sender(Sender.recall)
+    send: Final = sender_method(Sender.send_message)
+    send_oneway: Final = sender_method(Sender.send_oneway)
+    send_batch: Final = sender_method(Sender.send_batch)
+    recall: Final = sender_method(Sender.recall)
 
     def send_encoded(
         self, topic: str, body: bytes | memoryview, *, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Sends messages of one topic that are laid out as one batch already (`record.batch`), each
-        with its UNIQ_KEY: all of them are stored, or none. The result is that of the first one.
-        For who makes many messages at once and has checked them."""
+        """Send messages of one topic that are already encoded as one batch.
+
+        `body` is the encoded batch (`record.batch`), in which each message has its UNIQ_KEY. The
+        messages go to `queue`, or to a queue that the producer chooses. They are stored all or
+        none. Return the result of the first one. The messages are not checked; for code that makes
+        many messages at once. Raises what every send raises.
+        """
         sender, properties = self._sender, f"{WAIT}\x01true\x02"
         outgoing = OutgoingMessage(
             check_topic_cached(topic), body, properties, sender.next_id(), 0, 0, True
@@ -161,7 +181,10 @@ class Producer(Cluster):
     def send_outgoing(
         self, outgoing: OutgoingMessage, *, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Sends a message that is made ready already, with an id of the caller's choice."""
+        """Send a message that is already encoded, with the id that it has.
+
+        It goes to `queue`, or to a queue that the producer chooses. Raises what every send raises.
+        """
         return self.run(self._sender.send_outgoing(outgoing, queue))
 
     def request(
@@ -172,14 +195,16 @@ class Producer(Cluster):
         timeout_s: float = REPLY_TIMEOUT_S,
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
-        """Sends a message and waits up to `timeout_s` for the reply of whoever consumes it.
+        """Send a message, and return the reply of the consumer that receives it.
 
-        `options` are those of `send`. Raises what `send` does, and RequestTimeoutError without a
-        reply: it says whether the request is stored. A late reply is dropped.
+        The reply must arrive within `timeout_s` seconds, counted from the start of the call.
+        `options` are the options of a message, as those of `send`. Raises what every send raises,
+        and RequestTimeoutError if no reply arrives in time; its text says whether the request is
+        stored. A reply that arrives later is dropped.
         """
         check_number("timeout_s", timeout_s, 0.001, whole=False)
         outgoing = self._sender.assign_id(make_message(topic, body, **options))
-        return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
+        return self.callbacks.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
         self,
@@ -190,90 +215,117 @@ class Producer(Cluster):
         check_after_s: int | None = None,
         **options: Unpack[MessageOptions],
     ) -> "Transaction":
-        """A message that becomes visible when the `with` block commits: see `Transaction`.
+        """Return a context manager that sends a message in a transaction. See `Transaction`.
 
-        `check_after_s`: ask this group not before so many seconds how it ended (the broker's
-        transactionTimeOut without it); a commit that comes later may be refused. The others are
-        those of `send`; delays are refused. Raises ConfigurationError here.
+        The message goes to `queue`, or to a queue that the producer chooses. `check_after_s` is the
+        time in seconds after which the broker may send a transaction check; without it, the
+        broker's transactionTimeOut applies. A commit after that time may be refused. `options` are
+        the options of a message, as those of `send`, without delays. Raises ConfigurationError for
+        an invalid argument.
         """
         if queue is not None:
             check_destination(topic.topic if isinstance(topic, Message) else topic, queue)
 
-        def send(half: OutgoingMessage) -> Conversation[SendResult]:
-            return self._sender.send_outgoing(half, queue)
+        def send(prepared: OutgoingMessage) -> Conversation[SendResult]:
+            return self._sender.send_outgoing(prepared, queue)
 
         outgoing = self._sender.assign_id(make_message(topic, body, **options))
-        return Transaction(self, self.inbound, outgoing, send, check_after_s)
+        return Transaction(self, self.callbacks, outgoing, send, check_after_s)
 
     def send_in_transaction(
         self, message: Message, argument: Any = None, *, check_after_s: int | None = None
     ) -> TransactionResult:
-        """RocketMQ's form: stores the half message, lets the listener execute the local
-        transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
-        without a listener."""
-        self.inbound.expect_listener()
+        """Send a message in a transaction that the listener of this producer executes.
+
+        This is RocketMQ's form of a transaction: store the prepared message, call the listener's
+        `execute_local` with `argument`, and commit or roll back as it returns. If the broker stored
+        the message with a status other than OK, roll back without calling the listener. For
+        `check_after_s` see `transaction`. Raises what every send raises, and ConfigurationError
+        without a listener.
+        """
+        self.callbacks.expect_listener()
         outgoing = self._sender.assign_id(
             expect_one_message(message, Message, "send_in_transaction")
         )
         return self.run(
-            self.inbound.send_in_transaction(
+            self.callbacks.send_in_transaction(
                 message, outgoing, argument, check_after_s, self._sender.send_outgoing
             )
         )
 
     def answer_checks(self, *topics: str) -> None:
-        """Makes this producer known to the brokers of the topics before it sends there: they may
-        ask its listener about transactions that other processes of the group have left. Without
-        topics: to the brokers that create topics. Raises RouteNotFoundError.
+        """Register this producer with the brokers of some topics, before it sends there.
+
+        The brokers may then send it the checks of transactions that other processes of its group
+        did not end. Without topics, register with the brokers that create topics. Raises
+        RouteNotFoundError, and ConfigurationError without a listener.
         """
-        self.inbound.expect_listener()
+        self.callbacks.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
-            self.inbound.introduce(topic)
+            self.callbacks.register(topic)
 
     def close(self) -> None:
-        """Closes every connection; further calls raise ClosedError."""
-        self.inbound.close()
+        """Close the producer: wait for running checks, write the last traces, and disconnect.
+
+        Further calls raise ClosedError. Safe to call twice.
+        """
+        self.callbacks.close()
         if self._trace_writer is not None:
             self._trace_writer.close()
         super().close()
 
 
-class Inbound(Transactions):
-    """The transactions and open requests of one blocking producer. Safe to share among threads."""
+class BrokerCallbacks(Transactions):
+    """The transactions and open requests of a blocking producer, for which brokers call it back.
+
+    Brokers send it transaction checks and replies, on the connections of a heartbeat thread, which
+    the first transaction or request starts. Threads may share it.
+    """
 
     def __init__(self, cluster: Cluster, group: str, listener: TransactionListener | None) -> None:
         self._lock = threading.Lock()
         super().__init__(cluster.directory, group, listener, lock=self._lock)
         self._cluster = cluster
-        self._keeper: HeartbeatThread | None = None
-        self._checks = ThreadPoolExecutor(1, "sluicemq transaction check")
-        self._known: dict[str, Future[Any]] = {}
-        self._open: dict[str, ReplyFuture] = {}
+        self._heartbeat_thread: HeartbeatThread | None = None
+        self._check_executor = ThreadPoolExecutor(1, "sluicemq transaction check")
+        self._registrations: dict[str, Future[Any]] = {}
+        """For each topic, the future of the first heartbeats to its brokers."""
+        self._pending_replies: dict[str, ReplyFuture] = {}
+        """The futures of replies that are waited for, by correlation id."""
 
-    def introduce(self, topic: str) -> tuple[HeartbeatThread, "Future[Any]"]:
-        """Makes this producer known to the brokers of a topic; the future ends when they have heard
-        of it. Raises RouteNotFoundError."""
-        if topic not in self._known or self._keeper is None:
+    def register(self, topic: str) -> tuple[HeartbeatThread, "Future[Any]"]:
+        """Register the producer with the brokers of a topic.
+
+        If the topic does not exist, these are the brokers that create it on the first send. Return
+        the heartbeat thread, and a future that is done when the brokers have responded to the first
+        heartbeat. Raises RouteNotFoundError.
+        """
+        if topic not in self._registrations or self._heartbeat_thread is None:
             self._cluster.route(topic, create=True)
             with self._lock:
-                if self._keeper is None:
-                    self._keeper = HeartbeatThread(
+                if self._heartbeat_thread is None:
+                    self._heartbeat_thread = HeartbeatThread(
                         make_client_id(self._cluster.clock),
                         credentials=self._cluster.credentials,
                         connect=SocketNetwork(self._cluster.tls).dial,
-                        on_request=self._on_ask,
+                        on_request=self._on_broker_request,
                         outages=self._cluster.directory.outages,
                     )
-            self._keeper.add_producer_group(self.group)
-            self._keeper.update_addresses(self._cluster.routes.broker_addresses([topic]))
-            self._known[topic] = self._keeper.send_heartbeats()
-        return self._keeper, self._known[topic]
+            addresses = self._cluster.routes.broker_addresses([topic])
+            self._heartbeat_thread.add_producer_group(self.group)
+            self._heartbeat_thread.update_addresses(addresses)
+            self._registrations[topic] = self._heartbeat_thread.send_heartbeats()
+        return self._heartbeat_thread, self._registrations[topic]
 
     def send_prepared(
         self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
     ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
-        """Sends the half message, when its brokers know whom to ask."""
-        self.introduce(outgoing.topic)
+        """Register with the brokers of the topic, then send the prepared message.
+
+        A broker that has the message can send checks only to registered producers. See
+        `Transactions.send_prepared`.
+        """
+        self.register(outgoing.topic)
         return super().send_prepared(outgoing, check_after_s, send)
 
     def request(
@@ -282,72 +334,105 @@ class Inbound(Transactions):
         send: Callable[[OutgoingMessage], SendResult],
         timeout_s: float,
     ) -> StoredMessage:
-        """The reply. Raises RequestTimeoutError, and what `send` raises."""
-        began_s = self._cluster.clock.monotonic_s()
-        keeper, introduced = self.introduce(outgoing.topic)
+        """Send a request with `send`, and return its reply.
+
+        Raises RequestTimeoutError if no reply arrives within `timeout_s` seconds, and what `send`
+        raises.
+        """
+        started_s = self._cluster.clock.monotonic_s()
+        heartbeat_thread, registration = self.register(outgoing.topic)
         correlation_id = secrets.token_hex(16)
         request = make_request_message(
-            outgoing, keeper.client_id, correlation_id, int(timeout_s * 1000)
+            outgoing, heartbeat_thread.client_id, correlation_id, int(timeout_s * 1000)
         )
-        future: Future[StoredMessage] = Future()
-        self._open[correlation_id] = future
+        reply: Future[StoredMessage] = Future()
+        self._pending_replies[correlation_id] = reply
         where = ""
         try:
-            introduced.result(self._cluster.timeout_s)
+            # A broker can push a reply only if it knows the client before.
+            registration.result(self._cluster.timeout_s)
             result = send(request)
             where = f"queue {result.queue.queue_id} of {result.queue.broker}"
-            left_s = timeout_s - (self._cluster.clock.monotonic_s() - began_s)
-            return future.result(max(0.0, left_s))
+            left_s = timeout_s - (self._cluster.clock.monotonic_s() - started_s)
+            return reply.result(max(0.0, left_s))
         except TimeoutError as error:
             raise reply_timeout_error(
                 request.topic, request.message_id, where, timeout_s
             ) from error
         finally:
-            self._open.pop(correlation_id, None)
+            self._pending_replies.pop(correlation_id, None)
 
-    def _on_ask(self, command: Command, address: str, answer: Callable[[Command], None]) -> bool:
-        """Called on the keeper's thread: 39, 326."""
+    def _on_broker_request(
+        self, command: Command, address: str, respond: Callable[[Command], None]
+    ) -> bool:
+        """Handle a request of a broker. Return False if it is none of the two kinds.
+
+        Called on the heartbeat thread, so transaction checks are left to another thread.
+        """
         try:
             if command.code == RequestCode.CHECK_TRANSACTION_STATE:
-                question = parse_check_request(command)
-                if question.location.group == self.group:
-
-                    def check() -> None:
-                        try:
-                            found = self._cluster.run(self.answer_check(question, address))
-                            if found is not None and self._keeper is not None:
-                                self._keeper.send_oneway(address, found)
-                        except BaseException:  # noqa: BLE001 - its future is read by nobody
-                            _log.exception(
-                                "transaction %s could not be checked: the broker will ask again",
-                                question.location.transaction_id,
-                            )
-
-                    self._checks.submit(check)
+                self._submit_check(command, address)
                 return True
             if command.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
                 return False
-            answer(accept_pushed_reply(command, self._open))
+            respond(accept_pushed_reply(command, self._pending_replies))
         except ProtocolError as error:
-            _log.warning("a request of the broker %s cannot be understood: %s", address, error)
-            answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+            _log.warning("cannot decode a request of the broker %s: %s", address, error)
+            respond(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
         except RuntimeError:
-            _log.debug("asked about a transaction while the producer closes")
+            _log.debug("ignored a transaction check, because the producer is being closed")
         return True
 
+    def _submit_check(self, command: Command, address: str) -> None:
+        """Answer a transaction check on the check thread, unless another group is asked.
+
+        Raises ProtocolError if the request cannot be decoded, and RuntimeError after `close`.
+        """
+        transaction_check = parse_check_request(command)
+        if transaction_check.location.group != self.group:
+            return
+
+        def answer() -> None:
+            try:
+                response = self._cluster.run(self.answer_check(transaction_check, address))
+                if response is not None and self._heartbeat_thread is not None:
+                    self._heartbeat_thread.send_oneway(address, response)
+            except BaseException:  # noqa: BLE001 - the executor's future is not awaited
+                _log.exception(
+                    "transaction %s could not be checked: the broker will ask again",
+                    transaction_check.location.transaction_id,
+                )
+
+        self._check_executor.submit(answer)
+
     def close(self) -> None:
-        """Answers no more questions, takes no more replies; checks that run end first."""
-        self._checks.shutdown(wait=True, cancel_futures=True)
-        if self._keeper is not None:
-            self._keeper.close()
+        """Drop transaction checks that have not started, wait for the running one, and unregister.
+
+        Replies are not accepted any more.
+        """
+        self._check_executor.shutdown(wait=True, cancel_futures=True)
+        if self._heartbeat_thread is not None:
+            self._heartbeat_thread.close()
 
 
 class Transaction(TransactionBlock):
-    """One message with its local transaction: left normally it commits, by an exception it rolls
-    back."""
+    """A message and its local transaction, as a context manager: `Producer.transaction` returns it.
 
-    def __init__(self, cluster: Cluster, *block: Any) -> None:
-        super().__init__(*block)
+    Entering the block sends the prepared message, and raises what a send raises. Leaving it commits
+    the message, and an exception rolls it back. `rollback` and `unknown` change how leaving without
+    an exception ends the transaction. Leaving raises RequestError if the broker refuses. If the
+    broker does not respond, nothing is raised: the broker sends a transaction check later.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        transactions: Transactions,
+        outgoing: OutgoingMessage,
+        send: SendPrepared,
+        check_after_s: int | None,
+    ) -> None:
+        super().__init__(transactions, outgoing, send, check_after_s)
         self._cluster = cluster
 
     def __enter__(self) -> Self:
@@ -359,62 +444,71 @@ class Transaction(TransactionBlock):
 
 
 class TraceWriter:
-    """Writes what one producer has noted: a thread that begins with the first note, sends about
-    once a second, and never lets an error reach whom it tells of."""
+    """Writes the trace records of one producer, on a thread that starts with the first record.
+
+    It writes about once a second, or when there are `RECORDS_MAX` records. Errors are logged and
+    never reach the application.
+    """
 
     def __init__(
         self, cluster: Cluster, sender: Sender, tracing: Tracing, linger_s: float = LINGER_S
     ) -> None:
+        """Write the records of `tracing` with `sender`, `linger_s` seconds after the first one."""
         self.tracing = tracing
         self._cluster = cluster
         self._sender = sender
         self._linger_s = linger_s
-        self._work = threading.Event()
-        self._full = threading.Event()
+        self._has_records = threading.Event()
+        self._is_full = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = False
-        tracing.on_note = self._wake
+        self._is_closed = False
+        tracing.on_note = self._on_record
 
-    def _wake(self) -> None:
+    def _on_record(self) -> None:
+        """Wake the thread, or start it. Called for each record, on the thread that sends."""
         if self._thread is None:
             with self._lock:
-                if self._thread is None and not self._closed:
+                if self._thread is None and not self._is_closed:
                     self._thread = threading.Thread(
                         target=self._run, name="sluicemq trace", daemon=True
                     )
                     self._thread.start()
-        if not self._work.is_set():
-            self._work.set()
-        if len(self.tracing) >= RECORDS_MAX and not self._full.is_set():
-            self._full.set()
+        if not self._has_records.is_set():
+            self._has_records.set()
+        if len(self.tracing) >= RECORDS_MAX and not self._is_full.is_set():
+            self._is_full.set()
 
     def _run(self) -> None:
-        while not self._closed or self.tracing:
-            self._work.wait()
-            self._work.clear()
-            self._full.wait(self._linger_s)
-            if not self._closed:
-                self._full.clear()
-            if not self.flush() and self._closed:
+        """Write records until the writer is closed and none are left, or writing fails then."""
+        while not self._is_closed or self.tracing:
+            self._has_records.wait()
+            self._has_records.clear()
+            self._is_full.wait(self._linger_s)
+            if not self._is_closed:
+                self._is_full.clear()
+            if not self.flush() and self._is_closed:
                 return
 
     def flush(self) -> bool:
-        """Send all that is noted and return whether that worked. Raises nothing: an unexpected
-        error is logged, and the notes that are left are sent with the next ones."""
+        """Write all records, and return whether that succeeded.
+
+        An unexpected error is logged, not raised. Records that are left are written with later
+        ones.
+        """
         try:
             return self._cluster.run(self._sender.write_traces(self.tracing))
-        except Exception:  # noqa: BLE001 - a trace must not disturb what it tells of
+        except Exception:  # noqa: BLE001 - tracing must not fail the producer
             _log.exception("traces cannot be written")
             return False
 
     def close(self) -> None:
-        """Writes what is left, for a few seconds at most."""
+        """Write the records that are left, for up to `_TRACE_CLOSE_S` seconds, and stop."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             thread = self._thread
         if thread is not None:
-            self._full.set()
-            self._work.set()
-            thread.join(_CLOSE_S)
+            self._is_full.set()
+            self._has_records.set()
+            thread.join(_TRACE_CLOSE_S)
         self.tracing.close()

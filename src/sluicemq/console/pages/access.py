@@ -1,10 +1,10 @@
-"""Access rules: the accounts of each broker without their secrets, what one of them may do and the
-rule that says so, a request tried against them, and changes.
+"""Access rules: accounts, what each of them may do, trying a request, and changes.
 
-A broker tells its rules (code 54); here the broker's own code judges by them, with every signature
-taken as right. A broker without access rules, or a RocketMQ that keeps users instead,
-tells none: the page is grey, with its reason. A change goes to each broker, and to the slaves of
-RocketMQ's; a slave of ours has its master's rules.
+A broker reports its rules without the secrets (GET_BROKER_CLUSTER_ACL_CONFIG (54)). The code of
+SluiceMQ's brokers evaluates them here, as if every signature were valid. A broker without access
+rules, or a RocketMQ broker that has users instead, reports none, and the page shows the reason. A
+change is sent to all masters, and to the slaves of RocketMQ. A slave of SluiceMQ takes the rules of
+its master.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,7 +37,7 @@ from sluicemq.acl.verdict import (
 from sluicemq.client.core.names import Credentials
 from sluicemq.console import shown
 from sluicemq.console.context import Answer, Context
-from sluicemq.console.parts import part, parts
+from sluicemq.console.parts import fetch_part, fetch_parts
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.topic import MASTER_ID
 from sluicemq.wire import fastjson
@@ -46,94 +46,108 @@ from sluicemq.wire.headers import UpdateAccountRequest
 
 KINDS: Final = "topics", "groups"
 ALONE: Final = "PUB", "SUB"
-"""What is tried of a topic or group by itself, as `sluice acl check` does."""
+"""The permissions that can be tried for one topic or group, as `sluice acl check` does."""
 ANY: Final = "topic", "group"
-"""Stand for a topic and a group where only what a request names is wanted."""
-_ACKNOWLEDGED: Final = RequestCode.BATCH_ACK_MESSAGE
-"""It names its topics in handles; ACK_MESSAGE needs the same."""
+"""Placeholder names, to find out whether a request names a topic or a group."""
+_BATCH_ACKNOWLEDGE: Final = RequestCode.BATCH_ACK_MESSAGE
+"""Not offered, because its topics are in receipt handles; ACK_MESSAGE needs the same permission."""
 REQUESTS: Final = sorted(
-    {code.name for code in RequestCode if code in REQUIREMENTS and code != _ACKNOWLEDGED}
+    {code.name for code in RequestCode if code in REQUIREMENTS and code != _BATCH_ACKNOWLEDGE}
     | {"UPDATE_AND_CREATE_TOPIC", "DELETE_TOPIC_IN_BROKER", "INVOKE_BROKER_TO_RESET_OFFSET"}
 )
-"""The last ones stand for all that only an admin may ask."""
+"""The requests that can be tried; the added ones are examples of those for admins only."""
 
 
-# ------------------------------------------------------------------------------- the rules
+# ---- the rules
 
 
 async def rules_at(context: Context, address: str) -> Rules:
-    """What a broker tells, without the secrets. Raises SluiceError."""
-    told = await context.admin.accounts(address)
-    accounts = [account_of(one) for one in told.get("plainAccessConfigs") or ()]
-    white = [pattern_of(str(text)) for text in told.get("globalWhiteAddrs") or ()]
+    """Return the rules that a broker reports, without the secrets. Raises SluiceError."""
+    reported = await context.admin.accounts(address)
+    accounts = [parse_account(one) for one in reported.get("plainAccessConfigs") or ()]
+    white = [parse_address_pattern(str(text)) for text in reported.get("globalWhiteAddrs") or ()]
     return Rules({one.access_key: one for one in accounts}, tuple(filter(None, white)))
 
 
-def account_of(told: Mapping[str, Any]) -> Account:
-    """One account of the answer: names as in plain_acl.yml."""
-    key = str(told["accessKey"])
+def parse_account(reported: Mapping[str, Any]) -> Account:
+    """Return an account as a broker reports it, with the names of plain_acl.yml."""
+    key = str(reported["accessKey"])
     permissions: dict[str, Permission] = {}
     for field, prefix in (("groupPerms", GROUP_PREFIX), ("topicPerms", "")):
-        for entry in told.get(field) or ():
+        for entry in reported.get(field) or ():
             name, _, word = str(entry).partition("=")
             permissions[prefix + name.strip()] = parse_permission(word)
     return Account(
         key,
         "",
-        pattern_of(told.get("whiteRemoteAddress") or ""),
-        bool(told.get("admin")),
-        parse_permission(told.get("defaultTopicPerm") or "DENY"),
-        parse_permission(told.get("defaultGroupPerm") or "DENY"),
+        parse_address_pattern(reported.get("whiteRemoteAddress") or ""),
+        bool(reported.get("admin")),
+        parse_permission(reported.get("defaultTopicPerm") or "DENY"),
+        parse_permission(reported.get("defaultGroupPerm") or "DENY"),
         permissions,
         f"{key}:",
     )
 
 
-def pattern_of(text: str) -> AddressPattern | None:
-    """Of a white list, as ours or RocketMQ's brokers read it. Raises ConfigurationError."""
+def parse_address_pattern(text: str) -> AddressPattern | None:
+    """Return an entry of a white list as brokers read it, or None if `text` is empty.
+
+    If SluiceMQ rejects the text, it is read as RocketMQ does. Raises ConfigurationError if that
+    fails too.
+    """
     try:
         return parse_pattern(text) if text.strip() else None
     except ConfigurationError:
         return parse_pattern_like_rocketmq(text)
 
 
-async def asked(context: Context) -> tuple[dict[str, Any], Rules | None]:
-    """What all these pages show, and the rules of the broker that the query names or of the first
-    that has some. None: no broker tells rules."""
-    masters = await context.listed("masters", context.admin.masters)
-    told = await parts({name: rules_at(context, at) for name, at in masters.items()})
-    found = {name: one.value for name, one in told.items() if one.value is not None}
+async def load_rules(context: Context) -> tuple[dict[str, Any], Rules | None]:
+    """Return the values that all these pages show, and the rules of one broker.
+
+    It is the broker that the query names, or else the first that reports rules. The rules are None
+    if no broker reports any.
+    """
+    masters = await context.get_cached("masters", context.admin.masters)
+    reported = await fetch_parts(
+        {name: rules_at(context, address) for name, address in masters.items()}
+    )
+    found = {name: one.value for name, one in reported.items() if one.value is not None}
     wanted = context.query.get("broker", "")
     broker = wanted if wanted in found else next(iter(found), "")
     values = {
         "brokers": list(found),
         "broker": broker,
-        "reasons": {name: one.reason for name, one in told.items() if one.value is None},
+        "reasons": {name: one.reason for name, one in reported.items() if one.value is None},
         "differ": any(one != found[broker] for one in found.values()),
     }
     return values, found.get(broker)
 
 
-# ------------------------------------------------------------------------------- what is shown
+# ---- pages that show
 
 
 async def show(context: Context) -> Answer:
-    """All accounts, who needs none, and since when the rules are in force."""
-    values, rules = await asked(context)
-    standing = await part(context.admin.access_status())
+    """Return the page with all accounts, the white list, and since when the rules are in force."""
+    values, rules = await load_rules(context)
+    status = await fetch_part(context.admin.access_status())
     wanted = context.query.get("q", "").strip().lower()
     accounts = [] if rules is None else list(rules.accounts.values())
-    return Answer({
-        **values,
-        "rules": rules, "words": PERMISSION_WORDS,
-        "standing": standing,
-        "paged": context.paged([one for one in accounts if wanted in one.access_key.lower()]),
-        "entries": {one.access_key: entries(one) for one in accounts},
-    })  # fmt: skip
+    return Answer(
+        {
+            **values,
+            "rules": rules,
+            "words": PERMISSION_WORDS,
+            "standing": status,
+            "paged": context.paginate(
+                [one for one in accounts if wanted in one.access_key.lower()]
+            ),
+            "entries": {one.access_key: format_permissions(one) for one in accounts},
+        }
+    )
 
 
-def entries(account: Account) -> dict[str, list[str]]:
-    """Its permissions as lines of the file: of topics and of groups."""
+def format_permissions(account: Account) -> dict[str, list[str]]:
+    """Return the permissions of an account as lines of the file, for topics and for groups."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for name, permission in account.permissions.items():
         is_group = name.startswith(GROUP_PREFIX)
@@ -143,20 +157,24 @@ def entries(account: Account) -> dict[str, list[str]]:
 
 
 async def account(context: Context) -> Answer:
-    """What one account may do with each topic or group, and why. Raises ConfigurationError for one
-    that is not there."""
-    values, rules = await asked(context)
+    """Return the page with what one account may do with each topic or group, and by which rule.
+
+    Raises ConfigurationError if the account does not exist.
+    """
+    values, rules = await load_rules(context)
     key = context.query.get("key", "")
     known = None if rules is None else rules.accounts.get(key)
     if rules is not None and known is None:
-        raise ConfigurationError(f"no account has the key {key!r}.", fix="See the list.")
+        raise ConfigurationError(
+            f"No account has the access key {key!r}.", fix="Choose one from the list."
+        )
     kind = context.query.get("kind", KINDS[0])
     kind = kind if kind in KINDS else KINDS[0]
     wanted = context.query.get("q", "").strip().lower()
-    names = list(await context.listed(kind, getattr(context.admin, kind)))
+    names = list(await context.get_cached(kind, getattr(context.admin, kind)))
     kind_of = shown.group_kind if kind == "groups" else shown.topic_kind
     names.sort(key=lambda name: (kind_of(name) != "normal", name))
-    paged = context.paged([name for name in names if wanted in name.lower()])
+    paged = context.paginate([name for name in names if wanted in name.lower()])
     rows = []
     for name in paged.rows if known else ():
         needs = (Permission.SUB,) if kind == "groups" else (Permission.PUB, Permission.SUB)
@@ -166,16 +184,25 @@ async def account(context: Context) -> Answer:
             (need.name, authorize_resource(known, Resource(resource, need))) for need in needs
         ]
         rows.append((name, verdicts, list(dict.fromkeys(one.rule for _, one in verdicts))))
-    return Answer({
-        **values, "key": key, "account": known, "kind": kind, "kinds": KINDS, "q": wanted,
-        "paged": paged, "rows": rows, "entries": entries(known) if known else {},
-        "words": PERMISSION_WORDS,
-    })  # fmt: skip
+    return Answer(
+        {
+            **values,
+            "key": key,
+            "account": known,
+            "kind": kind,
+            "kinds": KINDS,
+            "q": wanted,
+            "paged": paged,
+            "rows": rows,
+            "entries": format_permissions(known) if known else {},
+            "words": PERMISSION_WORDS,
+        }
+    )
 
 
-async def attempt(context: Context) -> Answer:
-    """A request tried against the rules: allowed or not, and by which rule."""
-    values, rules = await asked(context)
+async def try_request(context: Context) -> Answer:
+    """Return the page that tries a request: whether it is allowed, and by which rule."""
+    values, rules = await load_rules(context)
     given = {
         name: context.query.get(name, "").strip() for name in ("key", "host", "topic", "group")
     }
@@ -183,83 +210,107 @@ async def attempt(context: Context) -> Answer:
     verdict, error = None, None
     if rules is not None and request:
         try:
-            verdict = tried_request(rules, request, given)
-        except SluiceError as wrong:
-            error = wrong
-    return Answer({
-        **values, **given, "wanted": request, "requests": REQUESTS, "alone": ALONE,
-        "verdict": verdict, "error": error, "keys": [] if rules is None else list(rules.accounts),
-        "need": requirement_of(RequestCode[request]).text if request in REQUESTS else "",
-    })  # fmt: skip
+            verdict = evaluate_request(rules, request, given)
+        except SluiceError as failure:
+            error = failure
+    return Answer(
+        {
+            **values,
+            **given,
+            "wanted": request,
+            "requests": REQUESTS,
+            "alone": ALONE,
+            "verdict": verdict,
+            "error": error,
+            "keys": [] if rules is None else list(rules.accounts),
+            "need": requirement_of(RequestCode[request]).text if request in REQUESTS else "",
+        }
+    )
 
 
-def tried_request(rules: Rules, request: str, given: Mapping[str, str]) -> Verdict:
-    """`given`: key, host, topic and group, "" for none. Raises ConfigurationError for a request
-    that is not known, or one that names what is not given."""
+def evaluate_request(rules: Rules, request: str, given: Mapping[str, str]) -> Verdict:
+    """Return whether the rules allow a request, as if its signature were valid.
+
+    `request` is the name of a request code, or a permission in `ALONE`. `given` has the texts of
+    key, host, topic and group, "" for none. Raises ConfigurationError if the request is unknown, or
+    names a topic or group that is not given.
+    """
     if request not in (*REQUESTS, *ALONE):
-        raise ConfigurationError(f"{request!r} is no request.", fix="Choose one of the list.")
+        raise ConfigurationError(
+            f"There is no request {request!r}.", fix="Choose one from the list."
+        )
     host = given["host"]
     if host and not address_numbers(host):
-        raise ConfigurationError(f"{host!r} is no IP address.", fix="Write it as 10.10.103.5.")
+        raise ConfigurationError(f"{host!r} is not an IP address.", fix="Write it as 10.10.103.5.")
     topic, name = given["topic"], given["group"]
     if request in ALONE:
         if bool(topic) == bool(name):
-            raise ConfigurationError("that is one topic or one group.", fix="Give either of them.")
+            raise ConfigurationError(
+                "A permission is for one topic or one group.", fix="Enter one of them."
+            )
         resource = Resource(topic or group_resource(name), Permission[request])
         return try_without_signature(
             rules, given["key"], host, lambda account: authorize_resource(account, resource)
         )
     code = RequestCode[request]
-    asks = requirement_of(code).resources
-    named = asks(fields_of(*ANY), body_of(*ANY)) if asks is not None else ()
-    places = (ANY[0], topic, ANY[0]), (ANY[1], name, group_resource(ANY[1]))
-    for what, value, probe in places:
-        if not value and probe in [one.name for one in named]:
-            raise ConfigurationError(f"{request} names a {what}.", fix=f"Give a {what}.")
-    made = Request(code, fields_of(topic, name), body_of(topic, name), 0, host)
+    resources_of = requirement_of(code).resources
+    resources = resources_of(fields_of(*ANY), body_of(*ANY)) if resources_of is not None else ()
+    needed = (ANY[0], topic, ANY[0]), (ANY[1], name, group_resource(ANY[1]))
+    for what, value, placeholder in needed:
+        if not value and placeholder in [one.name for one in resources]:
+            raise ConfigurationError(f"{request} needs a {what}.", fix=f"Enter a {what}.")
+    tried = Request(code, fields_of(topic, name), body_of(topic, name), 0, host)
     return try_without_signature(
-        rules, given["key"], host, lambda account: authorize(account, made)
+        rules, given["key"], host, lambda account: authorize(account, tried)
     )
 
 
 def fields_of(topic: str, name: str) -> dict[str, str]:
-    """Under every name that a header has for a topic or a group."""
+    """Return header fields with the topic and the group under all names that requests use."""
     topics = dict.fromkeys(("topic", "b", "topics"), topic)
     return topics | dict.fromkeys(("group", "consumerGroup", "compareGroup"), name)
 
 
 def body_of(topic: str, name: str) -> bytes:
-    """The same in a body, wherever one of them has it."""
-    wish = {"topic": topic}
-    return fastjson.dumps_strict({
-        "group": name, "consumerGroup": name, "topic": topic, "subscriptionData": wish,
-        "mqSet": [wish],
-        "consumerDataSet": [{"groupName": name, "subscriptionDataSet": [wish]}],
-    })  # fmt: skip
+    """Return a body with the topic and the group in all places that requests use."""
+    subscription = {"topic": topic}
+    return fastjson.dumps_strict(
+        {
+            "group": name,
+            "consumerGroup": name,
+            "topic": topic,
+            "subscriptionData": subscription,
+            "mqSet": [subscription],
+            "consumerDataSet": [{"groupName": name, "subscriptionDataSet": [subscription]}],
+        }
+    )
 
 
-# ------------------------------------------------------------------------------- changes
+# ---- pages that change something
 
 
-async def everywhere(context: Context, change: Callable[[str], Awaitable[None]]) -> None:
-    """A change at each broker. Raises ConfigurationError that names where it is not done."""
+async def change_all_brokers(context: Context, change: Callable[[str], Awaitable[None]]) -> None:
+    """Await `change(address)` for all masters, and for slaves of RocketMQ.
+
+    Raises ConfigurationError that names the brokers where it failed, and the reasons.
+    """
     addresses = [
         row["address"]
         for row in await context.admin.replicas()
         if row["address"] and (row["id"] == MASTER_ID or not row["said"])
     ]
-    told = await parts({at: change(at) for at in addresses})
-    failed = [f"{at}: {one.reason}" for at, one in told.items() if one.reason]
+    results = await fetch_parts({address: change(address) for address in addresses})
+    failed = [f"{address}: {one.reason}" for address, one in results.items() if one.reason]
     if failed:
-        done = len(told) - len(failed)
+        done_count = len(results) - len(failed)
         raise ConfigurationError(
-            f"it is done at {done} of {len(told)} brokers. {' '.join(failed)}",
-            fix="Once the reason is gone, do it again: what is done is done again.",
+            f"The change was made at {done_count} of {len(results)} brokers. {' '.join(failed)}",
+            fix="Remove the cause, then repeat the change; repeating it is safe.",
         )
 
 
 async def save(context: Context) -> Answer:
-    """A new account, or what of one is changed: a secret or list that is not given stays."""
+    """Create an account, or change one. A secret or list that is left empty is not changed."""
     form = {name: text.strip() for name, text in context.form.items()}
     header = UpdateAccountRequest(
         access_key=form.get("access_key", ""),
@@ -268,35 +319,41 @@ async def save(context: Context) -> Answer:
         admin=form.get("admin") == "true",
         topic_default=form.get("topic_default") or None,
         group_default=form.get("group_default") or None,
-        topic_permissions=joined(form.get("topic_permissions", "")) or None,
-        group_permissions=joined(form.get("group_permissions", "")) or None,
+        topic_permissions=join_lines(form.get("topic_permissions", "")) or None,
+        group_permissions=join_lines(form.get("group_permissions", "")) or None,
     )
-    await everywhere(context, lambda at: context.admin.update_account(at, header))
+    await change_all_brokers(context, lambda at: context.admin.update_account(at, header))
     query = urlencode({"key": header.access_key, "done": "account_saved"})
     return Answer(redirect=f"/access/account?{query}")
 
 
-def joined(lines: str) -> str:
-    """Lines of a form as a request has them: with commas."""
+def join_lines(lines: str) -> str:
+    """Return the lines of a form joined by commas, as requests have them."""
     return ",".join(line.strip() for line in lines.replace(",", "\n").splitlines() if line.strip())
 
 
 async def delete(context: Context) -> Answer:
-    """Only for who has typed its key. Raises ConfigurationError."""
+    """Delete an account. The user must type its access key to confirm.
+
+    Raises ConfigurationError if the typed text differs, or the console uses that access key.
+    """
     key = context.form.get("access_key", "")
     if context.form.get("typed", "").strip() != key:
-        raise ConfigurationError(f"what was typed is not {key!r}.", fix="Type the key.")
-    mine = Credentials.from_value(context.session.credentials) or context.mq.cluster.credentials
-    if mine is not None and mine.access_key == key:
         raise ConfigurationError(
-            f"this console asks with {key!r}.", fix="Sign in with another key to delete it."
+            f"The typed text is not {key!r}.", fix="Type the access key to delete the account."
         )
-    await everywhere(context, lambda at: context.admin.delete_account(at, key))
+    own = Credentials.from_value(context.session.credentials) or context.mq.cluster.credentials
+    if own is not None and own.access_key == key:
+        raise ConfigurationError(
+            f"This session signs its requests with {key!r}.",
+            fix="Sign in with another access key to delete it.",
+        )
+    await change_all_brokers(context, lambda at: context.admin.delete_account(at, key))
     return Answer(redirect="/access?done=account_deleted")
 
 
 async def set_white(context: Context) -> Answer:
-    """Who needs no account."""
-    addresses = joined(context.form.get("addresses", ""))
-    await everywhere(context, lambda at: context.admin.set_white_addresses(at, addresses))
+    """Replace the white list: the addresses that need no account."""
+    addresses = join_lines(context.form.get("addresses", ""))
+    await change_all_brokers(context, lambda at: context.admin.set_white_addresses(at, addresses))
     return Answer(redirect="/access?done=white_saved")

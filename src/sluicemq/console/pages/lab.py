@@ -1,31 +1,37 @@
-"""The filter lab: what an expression would do to stored messages, while it is being typed."""
+"""The filter lab: what an expression matches among stored messages, while it is being typed."""
 
 from typing import Any, Final
 
 from sluicemq.client.admin.filter_trials import BrokerTrial
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import SluiceError
-from sluicemq.filter.check import check
+from sluicemq.filter.check import check_sql92
 from sluicemq.model.properties import settable_properties
 from sluicemq.model.subscription import SQL92, TAG
 
 ROWS_MAX: Final = 20_000
+"""The number of newest messages on which an expression is tried."""
 COUNTS: Final = "rows", "matched", "false", "null", "errors", "unknown"
 OUTCOMES: Final = "true", "false", "null", "error"
 SAMPLES_MAX: Final = 10
 
 
 async def show(context: Context) -> Answer:
-    """A trial on the newest messages of a topic."""
+    """Return the page with a trial on the newest messages of a topic."""
     topic, expression, group = (
         context.query.get(name, "").strip() for name in ("topic", "expression", "group")
     )
     kind = TAG if context.query.get("kind") == TAG else SQL92
     values: dict[str, Any] = {
-        "topic": topic, "expression": expression, "kind": kind, "group": group, "total": None,
-        "findings": check(expression) if expression and kind == SQL92 else [], "error": None,
-        "topics": await context.listed("topics", context.admin.topics),
-    }  # fmt: skip
+        "topic": topic,
+        "expression": expression,
+        "kind": kind,
+        "group": group,
+        "total": None,
+        "findings": check_sql92(expression) if expression and kind == SQL92 else [],
+        "error": None,
+        "topics": await context.get_cached("topics", context.admin.topics),
+    }
     if topic and expression and not any(one.is_error for one in values["findings"]):
         try:
             trials = await context.admin.try_filter(
@@ -34,19 +40,19 @@ async def show(context: Context) -> Answer:
         except SluiceError as error:
             values["error"] = error
         else:
-            values |= summed(trials)
+            values |= sum_trials(trials)
     return Answer(values)
 
 
-def summed(trials: list[BrokerTrial]) -> dict[str, Any]:
-    """Counts and atoms over all brokers; samples with their properties."""
+def sum_trials(trials: list[BrokerTrial]) -> dict[str, Any]:
+    """Return the results of several brokers as one: sums of counts, conditions and samples."""
     total = {name: sum(one.report[name] for one in trials) for name in COUNTS}
     atoms: dict[str, dict[str, int]] = {}
     for trial in trials:
         for atom in trial.report["atoms"]:
-            own = atoms.setdefault(atom["text"], dict.fromkeys(OUTCOMES, 0))
+            counts = atoms.setdefault(atom["text"], dict.fromkeys(OUTCOMES, 0))
             for name in OUTCOMES:
-                own[name] += atom[name]
+                counts[name] += atom[name]
     samples = [
         {
             "broker": one.broker,
@@ -64,8 +70,8 @@ def summed(trials: list[BrokerTrial]) -> dict[str, Any]:
     return {
         "total": total | {"stored": sum(one.stored for one in trials)},
         "atoms": [
-            {"text": text, "share": own["true"] / max(1, sum(own.values())), **own}
-            for text, own in atoms.items()
+            {"text": text, "share": counts["true"] / max(1, sum(counts.values())), **counts}
+            for text, counts in atoms.items()
         ],
         "samples": samples[:SAMPLES_MAX],
         "causes": [cause for one in trials for cause in one.report["causes"]],

@@ -1,5 +1,6 @@
-"""Pipelines on Spark: how far each run is, as its file in one of the console's directories tells
-(spark.pipelines.record). Nothing is asked of Spark.
+"""The pages of Spark pipelines: the progress of each run.
+
+It is read from the progress files in the console's directories (`pipelines.record`), without Spark.
 """
 
 import asyncio
@@ -8,32 +9,41 @@ from typing import Any, Final
 
 from sluicemq.console.context import Answer, Context
 from sluicemq.errors import ConfigurationError
-from sluicemq.pipelines.record import runs_of
+from sluicemq.pipelines.record import read_runs
 
 STEPS_SHOWN: Final = 50
 
 
 async def show_all(context: Context) -> Answer:
-    """Each pipeline with its last run."""
-    runs = await asyncio.to_thread(runs_of, context.pipelines, clock=context.clock)
-    return Answer({"paged": context.paged(list(runs.values())), "directories": context.pipelines})
+    """Return the page with the last run of each pipeline."""
+    runs = await asyncio.to_thread(read_runs, context.pipelines, clock=context.clock)
+    return Answer(
+        {"paged": context.paginate(list(runs.values())), "directories": context.pipelines}
+    )
 
 
 async def show(context: Context) -> Answer:
-    """One with its sinks and steps. Raises ConfigurationError for one that no directory has."""
-    runs = await asyncio.to_thread(runs_of, context.pipelines, clock=context.clock)
+    """Return the page of one pipeline with its sinks and steps.
+
+    Raises ConfigurationError if no directory has it.
+    """
+    runs = await asyncio.to_thread(read_runs, context.pipelines, clock=context.clock)
     run = runs.get(context.path["name"])
     if run is None:
         raise ConfigurationError(
-            f"no directory has the progress of {context.path['name']!r}.", fix="See the list."
+            f"No directory has the progress of {context.path['name']!r}.",
+            fix="Choose a pipeline from the list.",
         )
-    charts = {sink: chart(run.steps, sink) for sink in run.sinks}
+    charts = {sink: chart_data(run.steps, sink) for sink in run.sinks}
     steps = list(run.steps)[-STEPS_SHOWN:][::-1]
     return Answer({"run": run, "charts": charts, "steps": steps})
 
 
-def chart(steps: Iterable[Mapping[str, Any]], sink: str) -> list[list[float | None]]:
-    """Times (s), rates and what was left, of the steps of one sink that tell a rate."""
-    own = [one for one in steps if one["sink"] == sink and one["rows_per_second"] is not None]
-    times: list[float | None] = [one["time_ms"] / 1000 for one in own]
-    return [times, [one["rows_per_second"] for one in own], [one["left"] for one in own]]
+def chart_data(steps: Iterable[Mapping[str, Any]], sink: str) -> list[list[float | None]]:
+    """Return the times (seconds since 1970), rates and remaining rows of the steps of one sink.
+
+    Steps without a rate are left out.
+    """
+    rated = [one for one in steps if one["sink"] == sink and one["rows_per_second"] is not None]
+    times: list[float | None] = [one["time_ms"] / 1000 for one in rated]
+    return [times, [one["rows_per_second"] for one in rated], [one["left"] for one in rated]]

@@ -506,7 +506,7 @@ class StoreSnapshot:
         """Yield the properties of about `count` messages: the newest of every queue."""
         for queue, offsets in select_newest_ranges(self.bounds, count).items():
             scan = self._reader.scan_queue(queue.topic, queue.queue_id, skips=True)
-            for places in scan.places(offsets.start, offsets.stop):
+            for places in scan.iter_places(offsets.start, offsets.stop):
                 for position in places.starts.tolist():
                     yield decode_record(places.view, position).properties
 
@@ -570,7 +570,7 @@ def read_store_partition(
             skips=not plan.fail_on_data_loss,
             check_bodies=check_bodies,
         )
-        for places in scan.places(partition.start, partition.end):
+        for places in scan.iter_places(partition.start, partition.end):
             for batch in decoder.decode_at(places.view, places.starts):
                 yield finish_batch(batch, plan, queue, statistics)
     except (OffsetOutOfRangeError, StoreDamagedError) as error:
@@ -585,7 +585,7 @@ def read_store_partition(
         ) from None
     finally:
         reader.close()
-    statistics.lost_offsets = scan.gone
-    statistics.damaged_messages = scan.damaged
+    statistics.lost_offsets = scan.missing_count
+    statistics.damaged_messages = scan.damaged_count
     statistics.bytes_read = scan.log_bytes
     statistics.log_problems(queue)

@@ -43,7 +43,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.filter.subscriptions import tree_of
+from sluicemq.filter.subscriptions import to_tree
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.spark.errors import errors_without_traceback, retry_during_outage
@@ -434,7 +434,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         split = [str(one).partition(" ") for one in (written, self.expression)]
         with suppress(FilterSyntaxError):
             trees = [
-                tree_of(Subscription("", text, kind)) for kind, _, text in split if kind == SQL92
+                to_tree(Subscription("", text, kind)) for kind, _, text in split if kind == SQL92
             ]
             if len(trees) == 2 and trees[0] == trees[1]:
                 return

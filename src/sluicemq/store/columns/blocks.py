@@ -1,19 +1,19 @@
-"""Blocks of property columns of every queue: found in memory, in files, or made from the log.
+"""Blocks of property columns of every queue: from memory, from files, or made from the log.
 
     rows of a queue   | block 0 (65,536 rows) | block 1 | … |  the tail                    |
                       |  sealed: a file       |  sealed |   |  slots of 4,096, in memory   |
 
-A reader gets the block that holds an offset: the sealed one; else a piece of a slot that is in
-memory already; else the slot's rows are decoded there and then, in some three milliseconds. A slot
-at the end of a queue grows piece by piece. A reader that does not want to wait gets a `Load`, which
-another thread runs while messages go on. A filtered pull does neither: it decodes what its filter
-reads (`scan`). So a filter needs nothing but the log to be fast, and the files only spare the
-decoding, once for all filters and after the next start.
+A reader gets the block that contains an offset: the sealed block, or else a piece of a slot that is
+in memory already. Otherwise the rows of the slot are decoded at once, in some three milliseconds. A
+slot at the end of a queue grows piece by piece. A reader that must not wait gets a `Load`, which
+another thread runs while messages are processed. A filtered pull uses neither of them: it decodes
+only the columns that its filter reads (`scan`). Therefore a filter is fast with the log alone. The
+files only spare the decoding, once for all filters and also after a restart.
 
-`work` makes the files, oldest block first. It yields jobs for another thread (decoding and writing
-see only what was taken hold of before) and pauses between them; in a broker a process of its own
-does them. A block is sealed when all of its records are synced: what a crash can still take back is
-never in a file.
+`seal_blocks` makes the files, the oldest block first. It yields jobs for another thread and pauses
+between them. The jobs decode and write, and read only what was taken before. In a broker, a process
+of its own does the jobs. A block is sealed when all of its records are synced, so a file never
+contains what a crash can still undo.
 """
 
 import logging
@@ -31,14 +31,14 @@ from sluicemq.record.columns import BlockStats, ColumnBlock
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns.file import (
     PROOF_ROWS,
-    Head,
-    Job,
-    Made,
-    Sealed,
-    Source,
+    BlockHead,
+    SealedBlock,
+    SealedFile,
+    SealJob,
+    SourceRows,
     UntrueFileError,
-    seal,
-    units_of,
+    read_units,
+    seal_pieces,
 )
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import ConsumeQueues, Queue
@@ -46,46 +46,57 @@ from sluicemq.store.queues import ConsumeQueues, Queue
 if TYPE_CHECKING:
     from sluicemq.store.columns.file import Sealer
 
-Key = tuple[str, int, str, int]
-"""Topic, queue id, `sealed` or `slot`, its number."""
+CacheKey = tuple[str, int, str, int]
+"""The key of a cached block: topic, queue id, "sealed" or "slot", and the number of that."""
 _VALUE_BYTES: Final = 24
-"""What a distinct value takes beside its place in Arrow: some 70 bytes once a filter has read its
-column, which happens to few of them."""
+"""The average memory of a distinct value in addition to its bytes in Arrow.
+
+It is some 70 bytes once a filter has read the column, which happens to few columns.
+"""
 
 
 class BlockCache:
-    """At most `bytes_max` of blocks, as far as that can be reckoned. A slot holds several."""
+    """A cache of blocks with an estimated size of at most `bytes_max`.
+
+    A key has several blocks if it is that of a slot that grew. The key that was used least recently
+    is evicted first. The cache always keeps the newest key.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._blocks: OrderedDict[Key, tuple[ColumnBlock, ...]] = OrderedDict()
-        self._sizes: dict[Key, int] = {}
+        self._blocks: OrderedDict[CacheKey, tuple[ColumnBlock, ...]] = OrderedDict()
+        self._sizes: dict[CacheKey, int] = {}
         self.size_bytes = 0
+        """The estimated size of all blocks in the cache."""
 
-    def get(self, key: Key) -> tuple[ColumnBlock, ...]:
-        """Those of the key, in order; empty without any."""
+    def get(self, key: CacheKey) -> tuple[ColumnBlock, ...]:
+        """Return the blocks of a key in the order of their offsets, () if there are none."""
         found = self._blocks.get(key)
         if found is None:
             return ()
         self._blocks.move_to_end(key)
         return found
 
-    def put(self, key: Key, *blocks: ColumnBlock) -> None:
+    def put(self, key: CacheKey, *blocks: ColumnBlock) -> None:
+        """Replace the blocks of a key, and evict others if the cache is too large."""
         self.drop(key)
-        size = sum(map(memory_bytes, blocks))
+        size = sum(map(estimate_memory_bytes, blocks))
         self._blocks[key] = blocks
         self._sizes[key] = size
         self.size_bytes += size
         while self.size_bytes > self._bytes_max and len(self._blocks) > 1:
             self.drop(next(iter(self._blocks)))
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: CacheKey) -> None:
+        """Remove the blocks of a key, if there are any."""
         if self._blocks.pop(key, None) is not None:
             self.size_bytes -= self._sizes.pop(key)
 
     def drop_before(self, offset_min: "Callable[[QueueKey], int]") -> None:
-        """Drop every block whose rows all lie before the first offset of their queue, which
-        `offset_min` returns."""
+        """Remove the blocks whose rows are all before the first offset of their queue.
+
+        `offset_min` returns that offset for a (topic, queue id).
+        """
         for key in list(self._blocks):
             topic, queue_id, kind, number = key
             rows = SLOT_ROWS if kind == "slot" else BLOCK_ROWS
@@ -93,12 +104,16 @@ class BlockCache:
                 self.drop(key)
 
     def drop_topic(self, topic: str) -> None:
+        """Remove all blocks of a topic."""
         for key in [key for key in self._blocks if key[0] == topic]:
             self.drop(key)
 
 
-def memory_bytes(block: ColumnBlock) -> int:
-    """About what a block takes when all of its columns are in use."""
+def estimate_memory_bytes(block: ColumnBlock) -> int:
+    """Return the estimated memory of a block whose columns are all in use.
+
+    Blocks that are not made of Arrow arrays count as 0.
+    """
     if not isinstance(block.columns, ArrowColumns):
         return 0
     arrays = block.columns.arrays.values()
@@ -106,41 +121,46 @@ def memory_bytes(block: ColumnBlock) -> int:
 
 
 class Load:
-    """One block that another thread is to get; its rows of the offsets [start, end) are wanted.
+    """A block that another thread loads, for a reader that needs the offsets [start, end).
 
-    `name` and `number` are those of a file.
+    `name` and `number` are the name of its file and the number of its block; without a file they
+    are "" and -1. After `run`, `block` is the loaded block, `head` the head of its file if that was
+    read first, and `error` the error of a load that failed.
     """
 
-    __slots__ = ("_get", "block", "end", "error", "head", "name", "number", "queue", "start")
+    __slots__ = ("_fetch", "block", "end", "error", "head", "name", "number", "queue", "start")
 
     def __init__(
         self,
         queue: Queue,
         start: int,
         end: int,
-        get: "Callable[[], tuple[ColumnBlock | None, Head | None]]",
+        fetch: "Callable[[], tuple[ColumnBlock | None, BlockHead | None]]",
         name: str = "",
         number: int = -1,
     ) -> None:
-        self._get = get
+        self._fetch = fetch
         self.queue: Final = queue
         self.start = start
         self.end = end
         self.name = name
         self.number = number
         self.block: ColumnBlock | None = None
-        self.head: Head | None = None
+        self.head: BlockHead | None = None
         self.error: Exception | None = None
 
     @property
-    def is_passed(self) -> bool:
-        """The figures of a file alone say that nothing in it matches."""
+    def has_no_match(self) -> bool:
+        """Whether the statistics in the head of the file show that nothing in it matches."""
         return self.head is not None and self.block is None
 
     def run(self) -> ColumnBlock | None:
-        """The wanted rows; None when they cannot be had, or nothing matches. Any thread."""
+        """Load the block and return the requested rows. Any thread may call this.
+
+        Return None if the block cannot be read (`error`) or if it cannot match (`has_no_match`).
+        """
         try:
-            self.block, self.head = self._get()
+            self.block, self.head = self._fetch()
         except (OSError, UntrueFileError) as error:
             self.error = error
         return None if self.block is None else self.block.part(self.start, self.end)
@@ -149,21 +169,29 @@ class Load:
 logger = logging.getLogger(__name__)
 
 BLOCK_ROWS: Final = 1 << 16
+"""The number of offsets in a sealed block. Block n begins at offset n * BLOCK_ROWS."""
 SLOT_ROWS: Final = PROOF_ROWS
+"""The number of offsets in a slot."""
 PART_ROWS: Final = 8192
-"""Made into columns of one filter at once."""
-HEADS_KEPT: Final = 4096
+"""The maximum number of rows that are decoded at once for one filter."""
+HEADS_CACHED_MAX: Final = 4096
+"""The maximum number of heads of files in memory."""
 PAUSE_S: Final = 0.02
-"""Between two jobs of the builder: messages go first."""
+"""The pause between two jobs of `seal_blocks`, because messages have priority."""
 QueueKey = tuple[str, int]
-Ruling = Callable[[BlockStats], bool]
-"""Whether a block is wanted, by its figures."""
+"""A topic and a queue id."""
+HeadPredicate = Callable[[BlockStats], bool]
+"""A function that says by the statistics of a block whether the block is needed."""
 Step = float | Callable[[], None]
-"""What `work` waits for: seconds, or a job that another thread does."""
+"""What `seal_blocks` yields: seconds to wait, or a job for another thread."""
 
 
 class ColumnBlocks:
-    """All blocks of a store. One thread, but for the jobs of `work`."""
+    """All blocks of a store.
+
+    One thread uses it. Only the jobs of `seal_blocks`, `Load.run` and the functions of
+    `make_block_builder` may run in others.
+    """
 
     def __init__(
         self, config: StoreConfig, files: Files, log: CommitLog, queues: ConsumeQueues
@@ -176,74 +204,87 @@ class ColumnBlocks:
         self._cache = BlockCache(config.columns_memory_bytes)
         self._tables: dict[QueueKey, dict[int, str]] = {}  # block number -> file name
         self._sizes: dict[str, int] = {}  # path -> bytes
-        self._sealed_to: dict[QueueKey, int] = {}  # the first block that may have no file
-        self._to_remove: list[str] = []  # files that are not true, for `work` to remove
-        self._heads: dict[tuple[str, int, int], Head] = {}  # whose proofs hold
-        self._proved: set[tuple[str, int, int]] = set()  # files made in this run, or checked
+        self._sealed_to: dict[QueueKey, int] = {}  # number of the first block that may have no file
+        self._to_remove: list[str] = []  # invalid files, which `seal_blocks` removes
+        self._heads: dict[tuple[str, int, int], BlockHead] = {}  # whose proofs were valid
+        self._proved: set[tuple[str, int, int]] = (
+            set()
+        )  # blocks whose file was made or checked in this run
         self.sealer: Sealer | None = None
-        """Where sealing does not happen here."""
+        """The sealer that makes the files in another process, None if this process makes them."""
         self.rows_decoded = 0
+        """The number of rows that were decoded for readers."""
         self.rows_sealed = 0
+        """The number of rows whose columns were written to files."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the files, of the queues that were in use since the start."""
+        """The size of the files of the queues that were used since the start."""
         return sum(self._sizes.values())
 
-    # --- for readers
+    # --- For readers
 
-    def made_at(self, queue: Queue, offset: int) -> ColumnBlock | None:
-        """The block that holds a visible offset, when it is in memory or in a file."""
-        block, number = self.at_hand(queue, offset), offset // BLOCK_ROWS
+    def find_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        """Return the block that contains a visible offset, from memory or from its file.
+
+        Return None if there is no such block. The call reads the file.
+        """
+        block, number = self.cached_block(queue, offset), offset // BLOCK_ROWS
         name = self._table(queue).get(number)
         if block is not None or name is None:
             return block
         if self._cache.get((*self._key(queue), "sealed", number)):
-            return None  # it begins behind the offset
+            return None  # the sealed block begins behind the offset
         block = self._load_now(queue, number, name, None).block
         is_inside = block is not None and block.first_offset <= offset < block.end
         return block if is_inside else None
 
-    def block_at(self, queue: Queue, offset: int) -> ColumnBlock | None:
-        """The block that holds a visible offset; None when its rows cannot be had."""
-        block = self.made_at(queue, offset)
+    def get_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        """Return the block that contains a visible offset. Its rows are decoded if necessary.
+
+        Return None if the rows cannot be read.
+        """
+        block = self.find_block(queue, offset)
         if block is not None:
             return block
-        start, stop = self._missing(queue, offset)
-        source = self.source(queue, start, stop) if start <= offset < stop else None
+        start, stop = self._missing_rows(queue, offset)
+        source = self.take_rows(queue, start, stop) if start <= offset < stop else None
         if source is None:
             return None
-        piece = source.block(self._config.columns_max)
+        piece = source.all_columns(self._config.columns_max)
         self.rows_decoded += piece.rows
         slot = (*self._key(queue), "slot", offset // SLOT_ROWS)
         self._cache.put(slot, *self._cache.get(slot), piece)
         return piece
 
     @staticmethod
-    def end_of(queue: Queue, offset: int) -> int:
-        """The end of the visible rows from an offset on that are, or will be, in its block."""
+    def block_end(queue: Queue, offset: int) -> int:
+        """Return the end of the visible rows in the block to which an offset belongs."""
         return min(queue.visible_offset, offset - offset % BLOCK_ROWS + BLOCK_ROWS)
 
-    def source(self, queue: Queue, start: int, stop: int) -> Source | None:
-        """Some visible rows, to be made into columns; None when they are not all there."""
-        return Source.take(self._log, queue, start, stop)
+    def take_rows(self, queue: Queue, start: int, stop: int) -> SourceRows | None:
+        """Return the rows with the offsets [start, stop), None if some of them do not exist."""
+        return SourceRows.from_queue(self._log, queue, start, stop)
 
-    def picked(self, units: bytes, columns_max: int) -> Callable[[], ColumnBlock]:
-        """Columns of the messages of any units, to be made in any thread."""
-        return partial(Source.of_units(self._log, 0, units).block, columns_max)
+    def make_block_builder(self, units: bytes, columns_max: int) -> Callable[[], ColumnBlock]:
+        """Return a function that makes a block of the messages of any units, in any thread."""
+        return partial(SourceRows.from_units(self._log, 0, units).all_columns, columns_max)
 
-    def find(
+    def find_or_load(
         self,
         queue: Queue,
         offset: int,
         end: int,
         block_filter: BlockFilter | None,
     ) -> ColumnBlock | Load | None:
-        """The rows from a visible offset on, of one block, up to `end`: or who gets them, in
-        another thread, with what the filter reads. None when they cannot be had, or (without a
-        filter) have yet to be made."""
+        """Return the rows of one block from a visible offset on, at most up to `end`.
+
+        If the rows are not in memory, return a `Load` for another thread. Rows without a file are
+        decoded with only the columns that the filter reads. Return None if the rows cannot be
+        read, or if they must be decoded and there is no filter.
+        """
         number, key = offset // BLOCK_ROWS, self._key(queue)
-        known = self.at_hand(queue, offset)
+        known = self.cached_block(queue, offset)
         if known is not None:
             return known.part(offset, min(known.end, end))
         name = self._table(queue).get(number)
@@ -251,77 +292,88 @@ class ColumnBlocks:
             if block_filter is None:
                 return None
             names = block_filter.names
-            stop = min(offset + PART_ROWS, end, self.end_of(queue, offset))
-            source = self.source(queue, offset, stop)
+            stop = min(offset + PART_ROWS, end, self.block_end(queue, offset))
+            source = self.take_rows(queue, offset, stop)
             if source is None:
                 return None
-            return Load(queue, offset, stop, lambda: (source.block_of(names), None))
+            return Load(queue, offset, stop, lambda: (source.columns_of(names), None))
         stop = min((number + 1) * BLOCK_ROWS, end)
-        ruling = None
+        is_needed = None
         if block_filter is not None and (*key, number) not in self._heads:
-            ruling = block_filter.can_match
-        return Load(queue, offset, stop, self._reading(queue, number, name, ruling), name, number)
+            is_needed = block_filter.can_match
+        return Load(
+            queue, offset, stop, self._make_fetch(queue, number, name, is_needed), name, number
+        )
 
-    def _reading(
-        self, queue: Queue, number: int, name: str, ruling: Ruling | None
-    ) -> "Callable[[], tuple[ColumnBlock | None, Head | None]]":
-        """Reads a file and proves it: what the proofs are reckoned from is taken now. With `ruling`
-        its head first, and only the head when that says that nothing is wanted."""
+    def _make_fetch(
+        self, queue: Queue, number: int, name: str, is_needed: HeadPredicate | None
+    ) -> "Callable[[], tuple[ColumnBlock | None, BlockHead | None]]":
+        """Return a function that reads a file and checks its proofs, in any thread.
+
+        The rows that the proofs are compared with are taken now. With `is_needed`, the function
+        reads the head first, and nothing else if `is_needed` returns False for its statistics. It
+        returns (block or None, head or None), and raises OSError and UntrueFileError.
+        """
         key, offset_min = self._key(queue), queue.offset_min
-        place = (self._files, self._directory_of(queue), name)
-        evidence: dict[int, Source | None] | None = None
+        location = (self._files, self._directory_of(queue), name)
+        evidence: dict[int, SourceRows | None] | None = None
         if (*key, number) not in self._proved:
-            first, stop = columns_file.first_offset_of(name) or 0, (number + 1) * BLOCK_ROWS
+            first, stop = columns_file.parse_first_offset(name) or 0, (number + 1) * BLOCK_ROWS
             evidence = {
-                at: Source.take(self._log, queue, at, min(at + SLOT_ROWS, stop))
-                for at in range(first, stop, SLOT_ROWS)
-                if at + SLOT_ROWS > offset_min
+                start: SourceRows.from_queue(self._log, queue, start, min(start + SLOT_ROWS, stop))
+                for start in range(first, stop, SLOT_ROWS)
+                if start + SLOT_ROWS > offset_min
             }
 
-        def check(found: Sealed | Head) -> None:
+        def check(found: SealedBlock | BlockHead) -> None:
             if evidence is not None:
-                columns_file.check(found, key, offset_min, evidence)
+                columns_file.check_proofs(found, key, offset_min, evidence)
 
-        def get() -> tuple[ColumnBlock | None, Head | None]:
+        def fetch() -> tuple[ColumnBlock | None, BlockHead | None]:
             head = None
-            if ruling is not None:
-                head = columns_file.read_head(*place)
+            if is_needed is not None:
+                head = columns_file.read_block_head(*location)
                 check(head)
-                if not ruling(head.stats):
+                if not is_needed(head.stats):
                     return None, head
-            sealed = columns_file.read(*place)
+            sealed = columns_file.read_block(*location)
             if head is None:
                 check(sealed)
             return sealed.block, head
 
-        return get
+        return fetch
 
-    def _load_now(self, queue: Queue, number: int, name: str, ruling: Ruling | None) -> Load:
-        """A file read by a reader that waits."""
-        load = Load(queue, 0, 0, self._reading(queue, number, name, ruling), name, number)
+    def _load_now(
+        self, queue: Queue, number: int, name: str, is_needed: HeadPredicate | None
+    ) -> Load:
+        """Read a file in this thread, cache the result, and return the finished load."""
+        load = Load(queue, 0, 0, self._make_fetch(queue, number, name, is_needed), name, number)
         load.run()
-        self.loaded(load)
+        self.accept_load(load)
         return load
 
-    def at_hand(self, queue: Queue, offset: int) -> ColumnBlock | None:
-        """The block that holds an offset, when it is in memory."""
+    def cached_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        """Return the block in memory that contains an offset, None if there is none."""
         key = self._key(queue)
-        for kind, at in (("sealed", offset // BLOCK_ROWS), ("slot", offset // SLOT_ROWS)):
-            for block in self._cache.get((*key, kind, at)):
+        for kind, number in (("sealed", offset // BLOCK_ROWS), ("slot", offset // SLOT_ROWS)):
+            for block in self._cache.get((*key, kind, number)):
                 if block.first_offset <= offset < block.end:
                     return block
         return None
 
-    def _missing(self, queue: Queue, offset: int) -> tuple[int, int]:
-        """The rows of a slot that are in memory nowhere: they follow the pieces that are."""
+    def _missing_rows(self, queue: Queue, offset: int) -> tuple[int, int]:
+        """Return the offsets [start, stop) of the slot of `offset` that are not in memory.
+
+        They follow the pieces of the slot that are.
+        """
         slot = offset // SLOT_ROWS
         start = max(slot * SLOT_ROWS, queue.offset_min)
         for piece in self._cache.get((*self._key(queue), "slot", slot)):
             start = max(start, piece.end)
         return start, min((slot + 1) * SLOT_ROWS, queue.visible_offset)
 
-    def loaded(self, load: Load) -> None:
-        """Keep what a load has got."""
+    def accept_load(self, load: Load) -> None:
+        """Cache the result of a finished load, or forget its file if the load failed."""
         queue, block = load.queue, load.block
         key = self._key(queue)
         if self._queues.by_key.get(key) is not queue:
@@ -330,8 +382,8 @@ class ColumnBlocks:
             if self._table(queue).get(load.number) != load.name:
                 return
             if load.error is not None:
-                path = f"{self._directory_of(queue)}/{load.name}"  # it is gone, which is said once
-                logger.warning("the property columns in %s are made anew: %s", path, load.error)
+                path = f"{self._directory_of(queue)}/{load.name}"
+                logger.warning("property columns in %s are made again: %s", path, load.error)
                 del self._table(queue)[load.number]
                 self._sealed_to.pop(key, None)
                 self._sizes.pop(path, None)
@@ -341,16 +393,19 @@ class ColumnBlocks:
             self._proved.add((*key, load.number))
             if load.head is not None:
                 self._heads[(*key, load.number)] = load.head
-                if len(self._heads) > HEADS_KEPT:
+                if len(self._heads) > HEADS_CACHED_MAX:
                     del self._heads[next(iter(self._heads))]
             if block is not None:
                 self._cache.put((*key, "sealed", load.number), block)
         elif block is not None:
             self.rows_decoded += block.rows
 
-    def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> Head | None:
-        """What is known of the sealed block that holds an offset, without reading it; None when
-        there is none. `only_known`: of what was asked for before."""
+    def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> BlockHead | None:
+        """Return the head of the sealed block that contains an offset, None if there is none.
+
+        Only the head of the file is read. With `only_known`, no file is read: return the head only
+        if it is in memory.
+        """
         number = offset // BLOCK_ROWS
         key = (*self._key(queue), number)
         head = self._heads.get(key)
@@ -364,23 +419,28 @@ class ColumnBlocks:
         return head if head.first_offset <= offset < head.end else None
 
     def _forget(self, queue: Queue, number: int) -> None:
+        """Forget the head and the proof of a block."""
         key = (*self._key(queue), number)
         self._heads.pop(key, None)
         self._proved.discard(key)
 
-    # --- the files of a queue
+    # --- The files of a queue
 
     def _directory_of(self, queue: Queue) -> str:
         return f"{self._directory}/{queue.topic}/{queue.queue_id}"
 
     def _table(self, queue: Queue) -> dict[int, str]:
+        """Return the names of the files of a queue by the numbers of their blocks.
+
+        The first call for a queue lists its directory.
+        """
         key = (queue.topic, queue.queue_id)
         table = self._tables.get(key)
         if table is None:
             table = self._tables[key] = {}
             directory = self._directory_of(queue)
             for name in self._files.names(directory):
-                first = columns_file.first_offset_of(name)
+                first = columns_file.parse_first_offset(name)
                 number = -1 if first is None else first // BLOCK_ROWS
                 if number < 0 or number in table:
                     self._to_remove.append(f"{directory}/{name}")
@@ -390,9 +450,11 @@ class ColumnBlocks:
                         self._sizes[f"{directory}/{name}"] = file.size()
         return table
 
-    def remove_before_start(self) -> None:
-        """Remove the files, and what is in memory, of messages that retention has removed. Raises
-        OSError."""
+    def remove_expired(self) -> None:
+        """Remove the files and cached blocks of messages that retention has removed.
+
+        Raises OSError.
+        """
 
         def offset_min(key: QueueKey) -> int:
             queue = self._queues.by_key.get(key)
@@ -408,11 +470,12 @@ class ColumnBlocks:
                     self._remove_directory(f"{self._directory}/{topic}/{name}")
                     continue
                 table = self._table(queue)
-                for number in [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]:
+                expired = [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]
+                for number in expired:
                     self._remove(f"{self._directory_of(queue)}/{table.pop(number)}")
                     self._forget(queue, number)
 
-    def delete(self, topic: str) -> None:
+    def delete_topic(self, topic: str) -> None:
         """Forget the columns of a topic and remove the files. Raises OSError."""
         self._cache.drop_topic(topic)
         for key in [key for key in self._tables if key[0] == topic]:
@@ -441,10 +504,14 @@ class ColumnBlocks:
         if self._files.exists(path):
             self._files.remove(path)
 
-    # --- the builder
+    # --- Making files
 
-    def work(self, topics: Collection[str]) -> Iterator[Step]:
-        """Seal what can be sealed of these topics. Raises OSError; the next call goes on."""
+    def seal_blocks(self, topics: Collection[str]) -> Iterator[Step]:
+        """Write the files of all complete blocks of some topics, and remove invalid files.
+
+        Yield what the caller must do before it resumes the generator: wait some seconds, or call a
+        job in another thread. Raises OSError; the next call continues with the same block.
+        """
         for key in list(self._queues.by_key):
             queue = self._queues.by_key.get(key)
             if queue is None or key[0] not in topics:
@@ -459,9 +526,9 @@ class ColumnBlocks:
                     break  # its topic was deleted meanwhile
                 if number not in table:
                     stop = (number + 1) * BLOCK_ROWS
-                    last = Source.take(self._log, queue, stop - 1, stop)
+                    last = SourceRows.from_queue(self._log, queue, stop - 1, stop)
                     if last is None or last.end_position > self._log.synced_offset:
-                        break  # a crash could still take it back
+                        break  # a crash could still undo it
                     yield from self._seal(queue, number)
                     if number not in table:
                         break
@@ -469,21 +536,21 @@ class ColumnBlocks:
                 self._sealed_to[key] = number
 
     def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
-        """Make one file."""
+        """Make the file of one block, and yield steps as `seal_blocks` does."""
         start, stop = max(number * BLOCK_ROWS, queue.offset_min), (number + 1) * BLOCK_ROWS
         if self.sealer is not None:
-            yield from self._seal_elsewhere(self.sealer, queue, number, start, stop)
+            yield from self._seal_in_process(self.sealer, queue, number, start, stop)
             return
         pieces: list[ColumnBlock] = []
-        sources: list[Source] = []
+        sources: list[SourceRows] = []
 
-        def decode(source: Source) -> None:
-            pieces.append(source.block(self._config.columns_max))
+        def decode(source: SourceRows) -> None:
+            pieces.append(source.all_columns(self._config.columns_max))
 
         for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
-            source = Source.take(self._log, queue, max(at, start), at + SLOT_ROWS)
+            source = SourceRows.from_queue(self._log, queue, max(at, start), at + SLOT_ROWS)
             if source is None:
-                return  # retention was faster
+                return  # retention has removed some rows
             sources.append(source)
             known = self._cache.get((*self._key(queue), "slot", at // SLOT_ROWS))
             if len(known) == 1 and known[0].rows == source.stop - source.start:
@@ -491,43 +558,50 @@ class ColumnBlocks:
                 continue
             yield partial(decode, source)
             yield PAUSE_S
-        config, made = self._config, list[Made]()
+        config, made = self._config, list[SealedFile]()
 
         def run() -> None:
             limits = config.columns_max, config.columns_disk_percent
             directory, key = self._directory_of(queue), self._key(queue)
-            made.append(seal(self._files, directory, key, limits, pieces, sources))
+            made.append(seal_pieces(self._files, directory, key, limits, pieces, sources))
 
         yield run
-        self._sealed_now(queue, number, made[0])
+        self._add_sealed(queue, number, made[0])
         yield PAUSE_S
 
-    def _seal_elsewhere(
+    def _seal_in_process(
         self, sealer: "Sealer", queue: Queue, number: int, start: int, stop: int
     ) -> Iterator[Step]:
-        """The same by the sealer: it only needs to know where the records lie."""
+        """Let the sealer make the file of the rows [start, stop); it needs only their units."""
         starts, units = [], []
         for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
-            found = units_of(queue, max(at, start), at + SLOT_ROWS)
+            found = read_units(queue, max(at, start), at + SLOT_ROWS)
             if found is None:
-                return  # retention was faster
+                return  # retention has removed some rows
             starts.append(max(at, start))
             units.append(found)
             yield 0.0
-        config, made = self._config, list[Made]()
-        job = Job(
-            self._directory_of(queue), *self._key(queue), config.columns_max,
-            config.columns_disk_percent, config.commit_log_path, config.commit_log_file_bytes,
-            starts, list(map(len, units)),
-        )  # fmt: skip
+        config, made = self._config, list[SealedFile]()
+        job = SealJob(
+            directory=self._directory_of(queue),
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            columns_max=config.columns_max,
+            disk_percent=config.columns_disk_percent,
+            log_directory=config.commit_log_path,
+            log_file_bytes=config.commit_log_file_bytes,
+            starts=starts,
+            sizes=list(map(len, units)),
+        )
 
         def run() -> None:
-            made.append(Made(*sealer.seal(job, units), stop - start))
+            made.append(SealedFile(*sealer.seal(job, units), stop - start))
 
         yield run
-        self._sealed_now(queue, number, made[0])
+        self._add_sealed(queue, number, made[0])
 
-    def _sealed_now(self, queue: Queue, number: int, made: Made) -> None:
+    def _add_sealed(self, queue: Queue, number: int, made: SealedFile) -> None:
+        """Register a new file, and drop the slots that it replaces from the cache."""
         path = f"{self._directory_of(queue)}/{made.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:
             self._to_remove.append(path)  # the topic was deleted meanwhile

@@ -1,16 +1,16 @@
-"""Property columns as the store uses them: derived data beside the queues, for filters and lag.
+"""Property columns of a store: derived data beside the queues, for filters and filtered lag.
 
-A filter over properties reads the log for every message when it has nothing else. With columns
-(`record.columns`) it looks at each distinct value once and reads the log for matches alone. Columns
-are made of a topic's messages as soon as a consumer subscribes to it by SQL92, filters it by
-properties, or asks for its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or
-never (`off`). The files wait a little: a filter that comes first to a backlog makes the few columns
-that it reads by itself (`scan`), and is through with millions of messages before it has to share
-memory and cores with what makes all columns of them.
+Without columns, a filter on properties reads the record of every message. With columns
+(`record.columns`) it evaluates each distinct value once and reads only the records that match.
+Columns of a topic are made as soon as a consumer subscribes to it by SQL92, filters it by
+properties, or requests its blocks (`sluicePropertyColumns = auto`). They can also be made for every
+topic (`always`) or never (`off`). The files are not made at once. A new filter on a backlog decodes
+only the few columns that it reads (`scan`). So it is finished with millions of messages before the
+work that makes files of all columns competes with it for memory and processors.
 
-Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
-are first wanted, `blocks` does the work. Without pyarrow everything is as without columns.
-Whatever happens to the files, the log is the truth: what cannot be read is made again.
+This module is what the rest of the store uses. It imports neither NumPy nor pyarrow: they are
+loaded when columns are first needed, and `blocks` does the work. Without pyarrow, the store works
+as without columns. The files are only a cache of the log: what cannot be read is made again.
 """
 
 import importlib.util
@@ -36,12 +36,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 30.0
-"""So long nothing is sealed after it failed: each attempt decodes a block."""
+"""The time for which nothing is sealed after a failure, because each attempt decodes a block."""
 
 
 class PropertyColumns:
-    """The columns of one store. Everything but the jobs of `work` happens in the thread that
-    appends."""
+    """The property columns of one store.
+
+    All methods are called by the thread that appends to the store, except those that may be called
+    by any thread, and the jobs that `seal_blocks` yields.
+    """
 
     def __init__(
         self, config: StoreConfig, files: Files, clock: Clock, log: CommitLog, queues: ConsumeQueues
@@ -54,32 +57,42 @@ class PropertyColumns:
         self._clock = clock
         self._lock = threading.Lock()
         self.scan: ColumnScan | None = None
-        """What filters by columns, once it is loaded."""
+        """The filtering by columns, None until NumPy and pyarrow are loaded."""
         self._is_missing = False
         self._start_moved = False
         self._retry_s = 0.0
-        self._wanted: dict[str, float] = {}
-        self.loads_at_once = True
-        """Whether the first filter loads pyarrow, a quarter of a second; False when somebody else
-        does it by `warm_up`: until then records are read."""
+        self._requested: dict[str, float] = {}  # topic -> time of the first request
+        self.loads_on_first_use = True
+        """Whether the first filter loads pyarrow, which takes a quarter of a second.
+
+        If False, the owner must call `warm_up`. Until then, filters read the records.
+        """
         self.sealer: Sealer | None = None
-        """Who makes the files when not this process; to be set before the first filter."""
+        """The sealer that makes the files in another process, None if this process makes them.
+
+        It must be set before the first filter is used.
+        """
         self.is_off = config.columns_mode == "off"
 
-    def want(self, topic: str) -> None:
-        """Somebody filters the topic by properties, or is about to: its columns follow the log from
-        now on, and what they need is loaded by `work`'s caller."""
-        self._wanted.setdefault(topic, self._clock.monotonic_s())
+    def request_columns(self, topic: str) -> None:
+        """Request the columns of a topic from now on, because it is filtered by properties.
 
-    # --- for readers
+        The caller of `seal_blocks` loads what the columns need.
+        """
+        self._requested.setdefault(topic, self._clock.monotonic_s())
 
-    def ready_for(self, topic: str) -> "ColumnScan | None":
-        """For a filter on a topic's properties; None: read the records."""
+    # --- For readers
+
+    def scan_for(self, topic: str) -> "ColumnScan | None":
+        """Return the filtering by columns for a topic. None means that records must be read.
+
+        Columns of the topic are requested, and pyarrow is loaded if `loads_on_first_use`.
+        """
         if self.is_off:
             return None
-        if topic not in self._wanted:
-            self.want(topic)
-        if self.scan is None and self.loads_at_once:
+        if topic not in self._requested:
+            self.request_columns(topic)
+        if self.scan is None and self.loads_on_first_use:
             self.warm_up()
         return self.scan
 
@@ -87,7 +100,7 @@ class PropertyColumns:
     def _blocks(self) -> "ColumnBlocks | None":
         return None if self.scan is None else self.scan.blocks
 
-    def blocks(
+    def iter_blocks(
         self,
         topic: str,
         queue_id: int,
@@ -95,10 +108,13 @@ class PropertyColumns:
         end: int,
         block_filter: BlockFilter | None = None,
     ) -> "Iterator[ColumnBlock] | None":
-        """Blocks that together are the visible messages with offsets [start, end) of a queue, in
-        order; None without columns (off, or no pyarrow). What is not in files is decoded, 4,096
-        rows a block: let others have their turn between two. Rows that are gone are left out, and
-        with a filter those of sealed blocks of which it is known that none matches."""
+        """Return an iterator over blocks with the visible messages of a queue in [start, end).
+
+        The blocks are in order. Return None if there are no columns, because they are off or
+        pyarrow is missing. Rows that are not in files are decoded, 4,096 for each block, so the
+        caller should let other work run between two blocks. Removed rows are left out. With a
+        filter, sealed blocks that cannot match are left out too.
+        """
         scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
@@ -106,10 +122,10 @@ class PropertyColumns:
         def between(scan: "ColumnScan", queue: Queue) -> "Iterator[ColumnBlock]":
             offset = start
             while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-                if block_filter and (passed := scan.pruned_to(block_filter, queue, offset)):
+                if block_filter and (passed := scan.pruned_end(block_filter, queue, offset)):
                     offset = passed
                     continue
-                block = scan.blocks.block_at(queue, offset)
+                block = scan.blocks.get_block(queue, offset)
                 if block is None:
                     return
                 yield block.part(offset, min(block.end, end))
@@ -117,11 +133,15 @@ class PropertyColumns:
 
         return iter(()) if queue is None else between(scan, queue)
 
-    def parts(
+    def iter_parts(
         self, topic: str, queue_id: int, start: int, end: int, block_filter: BlockFilter
     ) -> "Iterator[ColumnBlock | Load] | None":
-        """As `blocks` with a filter, but what is not in memory is not waited for: another thread
-        may `run` it, and then `loaded` is to be called. It ends early where rows cannot be had."""
+        """Return an iterator over blocks as `iter_blocks` does, but without waiting for a load.
+
+        For rows that are not in memory, the iterator yields a `Load`. Another thread may call its
+        `run`, and afterwards `accept_load` must be called. The iteration ends early where rows
+        cannot be read. Return None if there are no columns.
+        """
         scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
@@ -129,10 +149,10 @@ class PropertyColumns:
         def parts(scan: "ColumnScan", queue: Queue) -> "Iterator[ColumnBlock | Load]":
             offset = start
             while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-                if passed := scan.pruned_to(block_filter, queue, offset, only_known=True):
+                if passed := scan.pruned_end(block_filter, queue, offset, only_known=True):
                     offset = passed
                     continue
-                found = scan.blocks.find(queue, offset, end, block_filter)
+                found = scan.blocks.find_or_load(queue, offset, end, block_filter)
                 if found is None:
                     return
                 offset = found.end
@@ -141,49 +161,57 @@ class PropertyColumns:
         return iter(()) if queue is None else parts(scan, queue)
 
     def _warm_scan(self, topic: str) -> "ColumnScan | None":
-        self.want(topic)
+        """Request columns of a topic and load what they need. Return None if that is impossible."""
+        self.request_columns(topic)
         if self.scan is None and not self.is_off:
             self.warm_up()
         return self.scan
 
-    def part_made(
+    def find_available_part(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> "ColumnBlock | Load | None":
-        """The first of the `parts` when it is in memory or in a file."""
+        """Return the first part of a range if it is in memory (a block) or in a file (a `Load`).
+
+        Return None if it would have to be decoded, if the range is empty or begins before the
+        queue, or if columns are not loaded.
+        """
         queue = self._queues.by_key.get((topic, queue_id))
         if self.scan is None or queue is None or not queue.offset_min <= start < end:
             return None
-        return self.scan.blocks.find(queue, start, end, None)
+        return self.scan.blocks.find_or_load(queue, start, end, None)
 
-    def picked(self, units: bytes) -> "Callable[[], ColumnBlock] | None":
-        """Makes columns of the messages of any units, in any thread; None without columns."""
+    def make_block_builder(self, units: bytes) -> "Callable[[], ColumnBlock] | None":
+        """Return a function that makes a block of the messages of any units of a queue.
+
+        The function may be called in any thread. Return None if columns are not loaded.
+        """
         if self.scan is None:
             return None
-        return self.scan.blocks.picked(units, self._config.columns_max)
+        return self.scan.blocks.make_block_builder(units, self._config.columns_max)
 
-    def loaded(self, load: "Load") -> None:
-        """See `parts`."""
+    def accept_load(self, load: "Load") -> None:
+        """Cache the result of a `Load` of `iter_parts` or `find_available_part`."""
         if self.scan is not None:
-            self.scan.blocks.loaded(load)
+            self.scan.blocks.accept_load(load)
 
-    # --- loading
+    # --- Loading
 
     @property
-    def is_warm(self) -> bool:
-        """Whether there is nothing left to load."""
+    def is_loaded(self) -> bool:
+        """Whether nothing is left to load: pyarrow is loaded or missing, or columns are off."""
         return self.scan is not None or self._is_missing or self.is_off
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether `work` may have something to do."""
+    def has_work(self) -> bool:
+        """Whether `seal_blocks` may have something to do."""
         if self.is_off:
             return False
-        return bool(self._wanted) or self._start_moved or self._config.columns_mode == "always"
+        return bool(self._requested) or self._start_moved or self._config.columns_mode == "always"
 
     def warm_up(self) -> None:
-        """Load NumPy and pyarrow. Any thread."""
+        """Load NumPy and pyarrow. Any thread may call this."""
         with self._lock:
-            if self.is_warm:
+            if self.is_loaded:
                 return
             if importlib.util.find_spec("pyarrow") is None:
                 self._is_missing = True
@@ -192,73 +220,80 @@ class PropertyColumns:
                     install_extra("server"),
                 )
                 return
-            from sluicemq.store.columns import scan  # noqa: PLC0415
-            from sluicemq.store.columns.blocks import ColumnBlocks  # noqa: PLC0415
+            from sluicemq.store.columns import scan  # noqa: PLC0415 - it imports pyarrow
+            from sluicemq.store.columns.blocks import ColumnBlocks  # noqa: PLC0415 - as above
 
             scan.warm_up()
             blocks = ColumnBlocks(self._config, self._files, self._log, self._queues)
             blocks.sealer = self.sealer
             self.scan = scan.ColumnScan(blocks, self._clock)
 
-    # --- the builder, and what the store tells
+    # --- Making files, and notifications of the store
 
-    def work(self, after_s: float = 0.0) -> "Iterator[Step]":
-        """Seal blocks of the topics that have been wanted for so long: see `ColumnBlocks.work`.
-        Raises OSError."""
+    def seal_blocks(self, after_s: float = 0.0) -> "Iterator[Step]":
+        """Seal blocks of the topics that were requested at least `after_s` seconds ago.
+
+        Yield what the caller must do, as `ColumnBlocks.seal_blocks`. Raises OSError; then nothing
+        is sealed for RETRY_S.
+        """
         blocks = self._blocks
         if blocks is None:
             return
         if self.sealer is not None:
-            self.sealer.rest(self._clock.monotonic_s())
+            self.sealer.release_unused(self._clock.monotonic_s())
         if self._start_moved:
             self._start_moved = False
-            blocks.remove_before_start()
+            blocks.remove_expired()
         now_s = self._clock.monotonic_s()
-        if not self.is_wanted or self._log.refusal is not None or now_s < self._retry_s:
+        if not self.has_work or self._log.refusal is not None or now_s < self._retry_s:
             return
-        topics = {topic for topic, at_s in self._wanted.items() if now_s >= at_s + after_s}
+        topics = {
+            topic
+            for topic, requested_s in self._requested.items()
+            if now_s >= requested_s + after_s
+        }
         if self._config.columns_mode == "always":
             topics = {topic for topic, _ in self._queues.by_key}
-        self._retry_s = now_s + RETRY_S  # a job that fails ends this generator here
-        yield from blocks.work(topics)
+        self._retry_s = now_s + RETRY_S  # if a job fails, the generator ends here
+        yield from blocks.seal_blocks(topics)
         self._retry_s = 0.0
 
     def start_moved(self, log_start: int) -> None:
-        """Retention has removed the first files of the log: `work` follows."""
+        """Note that retention has removed the first files of the log, for `seal_blocks`."""
         self._start_moved = self._blocks is not None or self._files.exists(self._directory)
 
     def close(self) -> None:
-        """End the process that makes files."""
+        """End the other process that makes files, if there is one."""
         if self.sealer is not None:
             self.sealer.close()
 
-    def delete(self, topic: str) -> None:
-        """The topic is deleted."""
-        self._wanted.pop(topic, None)
+    def delete_topic(self, topic: str) -> None:
+        """Forget the columns of a deleted topic and remove their files."""
+        self._requested.pop(topic, None)
         if self.scan is not None:
-            self.scan.forget(topic)
+            self.scan.forget_topic(topic)
         if self._blocks is None and not self._files.exists(f"{self._directory}/{topic}"):
             return
         self.warm_up()
         try:
             if self._blocks is not None:
-                self._blocks.delete(topic)
-        except OSError as error:  # no harm: their proofs fail
+                self._blocks.delete_topic(topic)
+        except OSError as error:  # the files do no harm, because their proofs fail
             logger.warning("files of property columns cannot be removed: %s", error)
 
-    # --- figures
+    # --- Statistics
 
     @property
     def rows_decoded(self) -> int:
-        """Messages made into columns for a reader that waited."""
+        """The number of messages that were decoded for a waiting reader."""
         return 0 if self._blocks is None else self._blocks.rows_decoded
 
     @property
     def rows_sealed(self) -> int:
-        """Messages whose columns were put into files since the start."""
+        """The number of messages whose columns were written to files since the start."""
         return 0 if self._blocks is None else self._blocks.rows_sealed
 
     @property
     def size_bytes(self) -> int:
-        """Of the files on disk, of the queues in use since the start."""
+        """The size of the files of the queues that were used since the start."""
         return 0 if self._blocks is None else self._blocks.size_bytes

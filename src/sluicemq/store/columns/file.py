@@ -1,30 +1,33 @@
-"""A sealed block of property columns as a file: Arrow IPC, and the proofs that it is still true.
+"""A sealed block of property columns as an Arrow IPC file, with proofs that it is still valid.
 
     columns/TOPIC/QUEUE/00000000000000065536-1f2e3d4c.arrow
-                        first queue offset    CRC32 of the file: damage is found before it is read
+                        first queue offset    CRC32 of the file, checked before it is used
 
-One record batch, a dictionary array a property, null where a message has none: any Arrow reader
-opens it. The schema's metadata, under `sluice`, is JSON: which rows of which queue, what they were
-built from, the names left out, the rows to be asked from the log, and figures of each column
-(`record.columns`). It stands at the beginning and has a checksum of its own, so that the
-figures alone can say that nothing in the file matches (`read_head`).
+A file contains one record batch with a dictionary array for each property, null where a message
+does not have it. Any Arrow reader can open it. The metadata of the schema contains JSON under
+`sluice`: the rows of which queue these are, the proofs, the names that were left out, the rows that
+need the record, and statistics of each column (`record.columns`). The schema is at the beginning of
+the file and its JSON has a checksum of its own. So the statistics alone can show that nothing in
+the file matches (`read_block_head`).
 
-The columns are derived data, so a file counts only as long as it can be proved to be of these
-messages. For every 4,096 rows it names a checksum of their units in the consume queue and of the
-record of the last of them, so that a queue that was cut, made again or brought back from a copy
-does not go with old columns. Units that retention has removed need no proof: nobody asks for them.
+The columns are derived data, so a file counts only if it can be proved that it was made of the
+present messages. For every 4,096 rows it contains a checksum of their units in the consume queue
+and of the record of the last of them. So old columns are not used for a queue that was truncated,
+recreated or restored from a copy. Units that retention has removed need no proof, because their
+rows are not read any more.
 
-Files are written beside, synced, renamed; the directory is synced last. A crash leaves a file or
-none, and at worst one that ends with `.new`, which the next builder removes.
+A file is written under another name, synced and renamed, then its directory is synced. A crash
+leaves the complete file or none, and at worst a file that ends with `.new`, which the next builder
+removes.
 
-Rows of a queue are made into columns, and columns into a file, beside the store: the thread that
-owns it copies the units and takes the views of the log files (`Source`); what follows reads only
-those, so it may run in any thread beside appends, deletions and the end of the store. Or in another
-process (`broker.consume.columns_helper`), which maps the log's files by itself and needs nothing
-but where the records lie (`serve`):
+The thread that owns the store copies the units and takes views of the log files (`SourceRows`). All
+that follows reads only those: decoding the rows into columns, and writing the columns to a file.
+Therefore it may run in any thread, during appends, deletions and the closing of the store. It may
+also run in another process (`broker.consume.columns_helper`), which maps the files of the log
+itself and only needs the positions of the records (`serve_seal_jobs`):
 
-    in       a line of JSON (`Job`), then the units of each slot
-    out      a line of JSON: the file's name and size, or what went wrong
+    input    a line of JSON (`SealJob`), then the units of each slot
+    output   a line of JSON: the name and size of the file, or an error
 """
 
 import json
@@ -56,23 +59,31 @@ from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue
 from sluicemq.store.segments import NAME_DIGITS, map_file
 
 VERSION: Final = 2
+"""The version of the file format. Files of other versions are not read."""
 PROOF_ROWS: Final = 4096
+"""The number of rows that one proof covers."""
 SUFFIX: Final = ".arrow"
+"""The end of the name of a file."""
 UNFINISHED: Final = ".new"
+"""What is appended to the name of a file until it is complete."""
 _OFFSET_DIGITS: Final = 20
 _METADATA: Final = b"sluice"
 _METADATA_CHECKSUM: Final = b"sluice-crc32"
 _HEAD_BYTES: Final = 32 * 1024
+"""The number of bytes that are read first; a longer schema needs a second read."""
 _MESSAGE: Final = struct.Struct("<8x4xi")
-"""How an Arrow file begins: its name, a mark, the length of the schema behind it."""
+"""The beginning of an Arrow file: magic, continuation marker, length of the schema."""
 
 
 class UntrueFileError(Exception):
-    """The file is damaged, or of another layout, or not of these messages."""
+    """A file is damaged, has another format, or was made of other messages."""
 
 
-class Sealed(NamedTuple):
-    """What a file holds; `proofs` are of every PROOF_ROWS rows in turn, from `first_offset` on."""
+class SealedBlock(NamedTuple):
+    """The content of a file.
+
+    `proofs` contains one proof for every PROOF_ROWS rows, from the first row of the block on.
+    """
 
     topic: str
     queue_id: int
@@ -80,14 +91,21 @@ class Sealed(NamedTuple):
     proofs: Sequence[int]
 
     @property
-    def head(self) -> "Head":
+    def head(self) -> "BlockHead":
+        """The head of the file, computed from the block."""
         block = self.block
-        rows = (block.first_offset, block.rows)
-        return Head(self.topic, self.queue_id, *rows, self.proofs, block_stats(block))
+        return BlockHead(
+            topic=self.topic,
+            queue_id=self.queue_id,
+            first_offset=block.first_offset,
+            rows=block.rows,
+            proofs=self.proofs,
+            stats=block_stats(block),
+        )
 
 
-class Head(NamedTuple):
-    """What a file says of itself at its beginning."""
+class BlockHead(NamedTuple):
+    """The description of a block at the beginning of its file: its rows, proofs and statistics."""
 
     topic: str
     queue_id: int
@@ -103,41 +121,53 @@ class Head(NamedTuple):
 
 
 def file_name(first_offset: int, data: bytes) -> str:
+    """Return the name of a file with this content."""
     return f"{first_offset:0{_OFFSET_DIGITS}d}-{zlib.crc32(data):08x}{SUFFIX}"
 
 
-def first_offset_of(name: str) -> int | None:
-    """The first queue offset of the file of that name; None when it is no such file."""
+def parse_first_offset(name: str) -> int | None:
+    """Return the first queue offset in the name of a file, None if it is not the name of one."""
     digits, _, rest = name.partition("-")
     if len(digits) != _OFFSET_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
     return int(digits) if rest.endswith(SUFFIX) and len(rest) == 8 + len(SUFFIX) else None
 
 
-def fit_columns(arrays: Mapping[str, Any], bytes_max: int) -> tuple[dict[str, Any], frozenset[str]]:
-    """The columns that have room in so many bytes, the small ones first, and the names of those
-    that have not."""
+def select_fitting_columns(
+    arrays: Mapping[str, Any], bytes_max: int
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return (arrays, dropped): the smallest columns that fit in `bytes_max` bytes together.
+
+    `dropped` contains the names of the others.
+    """
     sizes = {name: array.nbytes for name, array in arrays.items()}
-    left, dropped = bytes_max, set()
+    left_bytes, dropped = bytes_max, set()
     for name in sorted(arrays, key=lambda name: sizes[name]):
-        left -= sizes[name]
-        if left < 0:
+        left_bytes -= sizes[name]
+        if left_bytes < 0:
             dropped.add(name)
     kept = {name: array for name, array in arrays.items() if name not in dropped}
     return kept, frozenset(dropped)
 
 
-def encode(sealed: Sealed) -> bytes:
-    """The whole file. The block's columns must be `ArrowColumns`."""
+def encode_block(sealed: SealedBlock) -> bytes:
+    """Return the content of the file of a block, whose columns must be `ArrowColumns`."""
     block = sealed.block
     assert isinstance(block.columns, ArrowColumns)
     arrays = block.columns.arrays
-    about = json.dumps({
-        "version": VERSION, "topic": sealed.topic, "queue_id": sealed.queue_id,
-        "first_offset": block.first_offset, "rows": block.rows,
-        "excluded": sorted(block.excluded), "odd": block.odd.tolist(),
-        "proofs": list(sealed.proofs), "stats": sealed.head.stats.columns,
-    }).encode()  # fmt: skip
+    about = json.dumps(
+        {
+            "version": VERSION,
+            "topic": sealed.topic,
+            "queue_id": sealed.queue_id,
+            "first_offset": block.first_offset,
+            "rows": block.rows,
+            "excluded": sorted(block.excluded),
+            "odd": block.odd.tolist(),
+            "proofs": list(sealed.proofs),
+            "stats": sealed.head.stats.columns,
+        }
+    ).encode()
     schema = pa.schema(
         [pa.field(name, array.type) for name, array in arrays.items()],
         metadata={_METADATA: about, _METADATA_CHECKSUM: b"%08x" % zlib.crc32(about)},
@@ -150,110 +180,137 @@ def encode(sealed: Sealed) -> bytes:
     return data
 
 
-def decode(name: str, data: bytes) -> Sealed:
-    """The inverse. Raises UntrueFileError when the bytes are not those that were written."""
-    if file_name(first_offset_of(name) or 0, data) != name:
-        raise UntrueFileError("its bytes are not those that were written")
+def decode_block(name: str, data: bytes) -> SealedBlock:
+    """Return the block in a file of this name and content.
+
+    Raises UntrueFileError if the content is damaged or has another format.
+    """
+    if file_name(parse_first_offset(name) or 0, data) != name:
+        raise UntrueFileError("its content differs from what was written")
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
-        about = _about(reader.schema)
+        about = _parse_metadata(reader.schema)
         arrays: dict[str, Any] = {}
         if reader.num_record_batches:
             batch = reader.get_batch(0)
             arrays = dict(zip(reader.schema.names, batch.columns, strict=True))
         block = ColumnBlock(
-            about["first_offset"], about["rows"], ArrowColumns(arrays),
-            frozenset(about["excluded"]), np.array(about["odd"], np.int64),
-        )  # fmt: skip
-        return Sealed(about["topic"], about["queue_id"], block, about["proofs"])
+            first_offset=about["first_offset"],
+            rows=about["rows"],
+            columns=ArrowColumns(arrays),
+            excluded=frozenset(about["excluded"]),
+            odd=np.array(about["odd"], np.int64),
+        )
+        return SealedBlock(about["topic"], about["queue_id"], block, about["proofs"])
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UntrueFileError(str(error)) from error
 
 
-def _about(schema: Any) -> dict[str, Any]:
+def _parse_metadata(schema: Any) -> dict[str, Any]:
+    """Return the JSON object in the metadata of a schema.
+
+    Raises UntrueFileError for another version or a wrong checksum, and KeyError, TypeError or
+    ValueError for other damage.
+    """
     data = schema.metadata[_METADATA]
     about: dict[str, Any] = json.loads(data)
     if about["version"] != VERSION:
-        raise UntrueFileError(f"it has version {about['version']}, not {VERSION}")
+        raise UntrueFileError(f"it has version {about['version']} instead of {VERSION}")
     if schema.metadata[_METADATA_CHECKSUM] != b"%08x" % zlib.crc32(data):
-        raise UntrueFileError("its beginning is not what was written")
+        raise UntrueFileError("its metadata differs from what was written")
     return about
 
 
-def decode_head(data: bytes) -> Head:
-    """The head from the first bytes of a file. Raises UntrueFileError."""
+def decode_block_head(data: bytes) -> BlockHead:
+    """Return the head in the first bytes of a file, which must contain the whole schema.
+
+    Raises UntrueFileError if they are damaged or have another format.
+    """
     try:
-        about = _about(pa.ipc.read_schema(pa.BufferReader(data[8:])))
+        about = _parse_metadata(pa.ipc.read_schema(pa.BufferReader(data[8:])))
         columns = {
             name: ColumnStats(has_null, None if values is None else tuple(values), low, high)
             for name, (has_null, values, low, high) in about["stats"].items()
         }
         stats = BlockStats(columns, frozenset(about["excluded"]), bool(about["odd"]))
-        place = (about["topic"], about["queue_id"], about["first_offset"], about["rows"])
-        return Head(*place, about["proofs"], stats)
+        return BlockHead(
+            topic=about["topic"],
+            queue_id=about["queue_id"],
+            first_offset=about["first_offset"],
+            rows=about["rows"],
+            proofs=about["proofs"],
+            stats=stats,
+        )
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UntrueFileError(str(error)) from error
 
 
-def check(
-    sealed: Sealed | Head,
+def check_proofs(
+    sealed: SealedBlock | BlockHead,
     key: tuple[str, int],
     offset_min: int,
-    evidence: "Mapping[int, Source | None]",
+    evidence: "Mapping[int, SourceRows | None]",
 ) -> None:
-    """Raises UntrueFileError when the block is not of these messages.
+    """Raise UntrueFileError if a block was not made of the present messages.
 
-    `evidence` are the messages as they are now, by the first queue offset of each proof; None when
-    their units are not all there. Rows below `offset_min` are not asked for any more.
+    `key` is the topic and queue id. `evidence` contains the present rows of each proof by their
+    first queue offset, None if not all of their units exist. Rows below `offset_min` were removed
+    and are not compared.
     """
-    block = sealed if isinstance(sealed, Head) else sealed.block
+    block = sealed if isinstance(sealed, BlockHead) else sealed.block
     if (sealed.topic, sealed.queue_id) != key:
-        raise UntrueFileError(f"it is of {sealed.topic}:{sealed.queue_id}")
+        raise UntrueFileError(f"it belongs to {sealed.topic}:{sealed.queue_id}")
     starts = range(block.first_offset, block.end, PROOF_ROWS)
     if len(starts) != len(sealed.proofs):
         raise UntrueFileError("proofs are missing")
     for start, expected in zip(starts, sealed.proofs, strict=True):
         stop = min(start + PROOF_ROWS, block.end)
         source = evidence.get(start)
-        if stop > offset_min and (source is None or source.proof() != expected):
-            raise UntrueFileError(f"the messages from {start} on are others now")
+        if stop > offset_min and (source is None or source.compute_proof() != expected):
+            raise UntrueFileError(f"the messages from offset {start} on have changed")
 
 
-def write(files: Files, directory: str, first_offset: int, data: bytes) -> str:
-    """Put the file there, durably; returns its name. Raises OSError, then nothing is there."""
+def write_file(files: Files, directory: str, first_offset: int, data: bytes) -> str:
+    """Write a file in a directory, durably, and return its name.
+
+    Raises OSError; then there is no complete file.
+    """
     name = file_name(first_offset, data)
-    beside = f"{directory}/{name}{UNFINISHED}"
+    unfinished = f"{directory}/{name}{UNFINISHED}"
     files.make_directory(directory)
-    with closing(files.open(beside, create=True)) as file:
+    with closing(files.open(unfinished, create=True)) as file:
         file.truncate(0)
         file.pwrite(data, 0)
         file.sync()
-    files.rename(beside, f"{directory}/{name}")
+    files.rename(unfinished, f"{directory}/{name}")
     files.sync_directory(directory)
     return name
 
 
-def read(files: Files, directory: str, name: str) -> Sealed:
-    """Raises UntrueFileError, or OSError when the disk refuses."""
+def read_block(files: Files, directory: str, name: str) -> SealedBlock:
+    """Return the block in a file. Raises UntrueFileError if it is damaged, and OSError."""
     with closing(files.open(f"{directory}/{name}")) as file:
         data = file.pread(file.size(), 0)
-    return decode(name, data)
+    return decode_block(name, data)
 
 
-def read_head(files: Files, directory: str, name: str) -> Head:
-    """What the file says of itself, without reading it all. Raises as `read`."""
+def read_block_head(files: Files, directory: str, name: str) -> BlockHead:
+    """Return the head of a file without reading its columns.
+
+    Raises UntrueFileError if the head is damaged, and OSError.
+    """
     with closing(files.open(f"{directory}/{name}")) as file:
         data = file.pread(_HEAD_BYTES, 0)
         if len(data) < _MESSAGE.size:
-            raise UntrueFileError("it is cut off")
+            raise UntrueFileError("it is truncated")
         size = _MESSAGE.size + _MESSAGE.unpack_from(data)[0]
         if len(data) < size <= file.size():
             data = file.pread(size, 0)
-    return decode_head(data)
+    return decode_block_head(data)
 
 
-def units_of(queue: Queue, start: int, stop: int) -> bytes | None:
-    """The units of [start, stop), None when some are not there."""
+def read_units(queue: Queue, start: int, stop: int) -> bytes | None:
+    """Return the units with the offsets [start, stop) of a queue, None if some do not exist."""
     parts = []
     while start < stop:
         units = queue.units(start, stop - start)
@@ -264,8 +321,11 @@ def units_of(queue: Queue, start: int, stop: int) -> bytes | None:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def files_of(units: bytes, file_bytes: int) -> list[int]:
-    """The numbers of the log's files that hold the records of some units."""
+def log_file_numbers(units: bytes, file_bytes: int) -> list[int]:
+    """Return the numbers of the log's files that contain the records of some units.
+
+    The number of a file is its first position divided by `file_bytes`.
+    """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"]
     used = rows["position"][(sizes != BLANK_SIZE) & (sizes > 0)].astype(np.int64)
@@ -275,8 +335,12 @@ def files_of(units: bytes, file_bytes: int) -> list[int]:
     return [first] if first == last else np.unique(used // file_bytes).tolist()
 
 
-class Source:
-    """The rows [start, stop) of a queue, and the log as far as they lie in it: `take` gets them."""
+class SourceRows:
+    """The rows with the offsets [start, stop) of a queue, with views of their records in the log.
+
+    `units` are their units. `positions` and `sizes` are those of their records. The methods that
+    make columns may be called in any thread.
+    """
 
     __slots__ = ("_pieces", "positions", "sizes", "start", "stop", "units")
 
@@ -290,16 +354,16 @@ class Source:
         self._pieces = pieces
 
     @classmethod
-    def take(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "Source | None":
-        """None when the units are not all there."""
-        units = units_of(queue, start, stop)
-        return None if units is None else cls.of_units(log, start, units)
+    def from_queue(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "SourceRows | None":
+        """Return the rows with the offsets [start, stop), None if some of them do not exist."""
+        units = read_units(queue, start, stop)
+        return None if units is None else cls.from_units(log, start, units)
 
     @classmethod
-    def of_units(cls, log: CommitLog, start: int, units: bytes) -> "Source":
-        """Of any units, as if they stood side by side."""
+    def from_units(cls, log: CommitLog, start: int, units: bytes) -> "SourceRows":
+        """Return the rows of any units, as if they had the offsets from `start` on."""
         size = log.segments.file_bytes
-        found = [log.segments.at(number * size) for number in files_of(units, size)]
+        found = [log.segments.at(number * size) for number in log_file_numbers(units, size)]
         pieces = [
             LogPiece(segment.base, np.frombuffer(segment.view(), np.uint8))
             for segment in found
@@ -307,33 +371,35 @@ class Source:
         ]
         return cls(start, units, pieces)
 
-    def block(self, columns_max: int) -> ColumnBlock:
-        """The columns. Any thread."""
+    def all_columns(self, columns_max: int) -> ColumnBlock:
+        """Return a block with at most `columns_max` columns of the rows."""
         return build_block(self.start, self.positions, self.sizes, self._pieces, columns_max)
 
-    def block_of(self, names: frozenset[str]) -> ColumnBlock:
-        """The columns of these names alone, whatever their values are. Any thread."""
-        found = self._compiled(names)
+    def columns_of(self, names: frozenset[str]) -> ColumnBlock:
+        """Return a block with the columns of these names, whatever number of values they have."""
+        found = self._compiled_columns_of(names)
         if found is None:
-            places = self.positions, self.sizes, self._pieces
-            found = build_block(self.start, *places, names=names)
+            found = build_block(self.start, self.positions, self.sizes, self._pieces, names=names)
         return found
 
-    def _compiled(self, names: frozenset[str]) -> ColumnBlock | None:
-        """The same by the compiled engine; None where it does not see what Python sees."""
+    def _compiled_columns_of(self, names: frozenset[str]) -> ColumnBlock | None:
+        """Return the result of `columns_of`, made by the compiled engine.
+
+        Return None if the engine is missing or does not support these rows or names.
+        """
         if engine.reads is None or len(self._pieces) != 1:
             return None
         texts = tuple(names)
         try:
             wanted = tuple(name.encode() for name in texts)
             if any("\ufffd" in name for name in texts):
-                return None  # what is not UTF-8 in a record is that
+                return None  # Python decodes bytes that are not UTF-8 as this character
             ((base, data),) = self._pieces
             found = engine.reads.columns(self.units, data.data, base, wanted)
         except (UnicodeEncodeError, OverflowError):
             return None
         arrays, values, is_ascii, odd = found
-        rows, column_of = self.stop - self.start, _plain if is_ascii else _numbered
+        rows, column_of = self.stop - self.start, _column if is_ascii else _deduplicated_column
         columns = {
             name: column_of(np.frombuffer(array, np.int32), known)
             for name, array, known in zip(texts, arrays, values, strict=True)
@@ -343,18 +409,17 @@ class Source:
 
     @property
     def end_position(self) -> int:
-        """Behind the last record in the log."""
+        """The commit log position behind the last of the records, 0 if there are none."""
         used = (self.sizes != BLANK_SIZE) & (self.sizes > 0)
         return int((self.positions[used] + self.sizes[used]).max()) if used.any() else 0
 
     @property
     def log_bytes(self) -> int:
-        """Of the log, that these rows take."""
+        """The total size of the records of these rows."""
         return int(self.sizes[self.sizes != BLANK_SIZE].sum())
 
-    def proof(self) -> int:
-        """The checksum of their units and of the record of the last one, if it is there. Any
-        thread."""
+    def compute_proof(self) -> int:
+        """Return the checksum of the units, and of the record of the last one if it exists."""
         position, size = int(self.positions[-1]), int(self.sizes[-1])
         known = zlib.crc32(self.units)
         for base, data in self._pieces if RECORD_BYTES_MIN <= size < BLANK_SIZE else ():
@@ -363,19 +428,19 @@ class Source:
         return known
 
 
-def _plain(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+def _column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
     return Column(codes, Values(values))
 
 
-def _numbered(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
-    """The column, each of its values once."""
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    places = [*(numbers[value] for value in values), -1]
-    return Column(np.array(places, np.int32)[codes], Values(numbers))
+def _deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+    """Return a column with each value once. Different bytes may be decoded to equal strings."""
+    code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    new_codes = [*(code_of[value] for value in values), -1]  # the last one is for the code -1
+    return Column(np.array(new_codes, np.int32)[codes], Values(code_of))
 
 
-class Made(NamedTuple):
-    """A file that was made, and its block where it was made in this process."""
+class SealedFile(NamedTuple):
+    """A file that was written. `block` is its content if this process made it, else None."""
 
     name: str
     size_bytes: int
@@ -383,46 +448,56 @@ class Made(NamedTuple):
     block: ColumnBlock | None = None
 
 
-def seal(
+def seal_pieces(
     files: Files,
     directory: str,
     key: tuple[str, int],
     limits: tuple[int, int],
     pieces: list[ColumnBlock],
-    sources: list[Source],
-) -> Made:
-    """Pieces into one file, with as many columns as the first of the limits says, and no more of
-    the disk than the second, in percent of the records. Raises OSError; then there is no file."""
+    sources: list[SourceRows],
+) -> SealedFile:
+    """Write consecutive blocks to one file.
+
+    `key` is the topic and queue id. `limits` contains the maximum number of columns, and the
+    maximum size of the file in percent of the size of the records. `pieces` are the blocks, and
+    `sources` the rows that they were made of, PROOF_ROWS in each. Raises OSError; then there is no
+    file.
+    """
     columns_max, disk_percent = limits
-    block = merged(pieces, columns_max)
+    block = merge_blocks(pieces, columns_max)
     bytes_max = sum(source.log_bytes for source in sources) * disk_percent // 100
     assert isinstance(block.columns, ArrowColumns)
-    arrays, dropped = fit_columns(block.columns.arrays, bytes_max)
+    arrays, dropped = select_fitting_columns(block.columns.arrays, bytes_max)
     block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped)
-    proofs = [source.proof() for source in sources]
-    data = encode(Sealed(*key, block, proofs))
-    name = write(files, directory, block.first_offset, data)
-    return Made(name, len(data), block.rows, block)
+    proofs = [source.compute_proof() for source in sources]
+    data = encode_block(SealedBlock(*key, block, proofs))
+    name = write_file(files, directory, block.first_offset, data)
+    return SealedFile(name, len(data), block.rows, block)
 
 
-def merged(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
-    """Consecutive blocks as one."""
+def merge_blocks(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
+    """Return consecutive blocks as one block, with the `columns_max` columns of fewest nulls."""
     arrays, excluded = merged_arrays(pieces)
     names = sorted(arrays, key=lambda name: arrays[name].null_count)
     over = frozenset(names[columns_max:])
     first = pieces[0].first_offset
     odd = np.concatenate([piece.odd + (piece.first_offset - first) for piece in pieces])
     kept = {name: array for name, array in arrays.items() if name not in over}
-    return ColumnBlock(
-        first, sum(piece.rows for piece in pieces), ArrowColumns(kept), excluded | over, odd
-    )
+    rows = sum(piece.rows for piece in pieces)
+    return ColumnBlock(first, rows, ArrowColumns(kept), excluded | over, odd)
 
 
-LOG_FILES_KEPT: Final = 4
+MAPPED_FILES_MAX: Final = 4
+"""The maximum number of log files that the other process keeps mapped."""
 
 
-class Job(NamedTuple):
-    """One file to be made: of which queue, where to, and the slots' first offsets and sizes."""
+class SealJob(NamedTuple):
+    """A file to be made by another process.
+
+    `directory` is where the file is written, and `columns_max` and `disk_percent` are its limits
+    (`seal_pieces`). `starts` contains the first offset of each slot, and `sizes` the bytes of its
+    units, which follow the job in the input.
+    """
 
     directory: str
     topic: str
@@ -436,34 +511,42 @@ class Job(NamedTuple):
 
 
 class Sealer(Protocol):
-    """Does jobs in another process."""
+    """The interface to another process that makes files."""
 
-    def seal(self, job: Job, units: Sequence[bytes]) -> tuple[str, int]:
-        """The file's name and size. Any thread. Raises OSError; then there is no file."""
+    def seal(self, job: SealJob, units: Sequence[bytes]) -> tuple[str, int]:
+        """Do a job, whose slots have these units, and return the name and size of the file.
+
+        Any thread may call this. Raises OSError; then there is no file.
+        """
         ...
 
-    def rest(self, now_s: float) -> None:
-        """Asked now and then, between jobs: it may give up what it does not need."""
+    def release_unused(self, now_s: float) -> None:
+        """Release what is not needed at present. The owner calls this regularly, between jobs."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the process."""
+        ...
 
 
-def serve(jobs: IO[bytes], answers: IO[bytes]) -> None:
-    """Do one job after the other until there is none."""
+def serve_seal_jobs(jobs: IO[bytes], answers: IO[bytes]) -> None:
+    """Do the jobs of an input until it ends: the main function of the other process.
+
+    For each job, write a line of JSON with the name and size of the file, or an error.
+    """
     log_files = _LogFiles()
     for line in jobs:
-        job = Job(**json.loads(line))
+        job = SealJob(**json.loads(line))
         units = [jobs.read(size) for size in job.sizes]
         answer: dict[str, Any]
         try:
             sources = [
-                Source(start, part, log_files.pieces(job, part))
+                SourceRows(start, part, log_files.pieces(job, part))
                 for start, part in zip(job.starts, units, strict=True)
             ]
-            pieces = [source.block(job.columns_max) for source in sources]
+            pieces = [source.all_columns(job.columns_max) for source in sources]
             key, limits = (job.topic, job.queue_id), (job.columns_max, job.disk_percent)
-            made = seal(SYSTEM_FILES, job.directory, key, limits, pieces, sources)
+            made = seal_pieces(SYSTEM_FILES, job.directory, key, limits, pieces, sources)
             answer = {"name": made.name, "size": made.size_bytes}
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
@@ -472,15 +555,15 @@ def serve(jobs: IO[bytes], answers: IO[bytes]) -> None:
 
 
 class _LogFiles:
-    """Mapped files of the log, the last few."""
+    """The files of the log that were mapped last, at most MAPPED_FILES_MAX."""
 
     def __init__(self) -> None:
         self._known: dict[str, memoryview] = {}
 
-    def pieces(self, job: Job, units: bytes) -> list[LogPiece]:
-        """Those that the units point into, as far as they are there."""
+    def pieces(self, job: SealJob, units: bytes) -> list[LogPiece]:
+        """Return the existing files of the log that contain the records of some units."""
         found = []
-        for number in files_of(units, job.log_file_bytes):
+        for number in log_file_numbers(units, job.log_file_bytes):
             base = number * job.log_file_bytes
             path = f"{job.log_directory}/{base:0{NAME_DIGITS}d}"
             if path not in self._known:
@@ -489,7 +572,7 @@ class _LogFiles:
                         view = map_file(file, file.size())
                 except FileNotFoundError:
                     continue
-                if len(self._known) >= LOG_FILES_KEPT:
+                if len(self._known) >= MAPPED_FILES_MAX:
                     del self._known[next(iter(self._known))]
                 self._known[path] = view
             found.append(LogPiece(base, np.frombuffer(self._known[path], np.uint8)))

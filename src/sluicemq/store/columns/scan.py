@@ -1,27 +1,30 @@
-"""Choosing messages by their columns: filtered reads, and ranges of a queue for readers in columns.
+"""Filtered reads by property columns, and reads of ranges of a queue for columnar readers.
 
-A block of which the figures alone say that nothing in it matches is passed over and not even read
-(`pruned_to`). Where there is no block yet, some thousand rows are made into columns of what the
-filter reads, and of nothing else: a fifth of the work, and a filter that was never seen before does
-not wait for the files. What is kept are the rows found in such parts, and the block or part where
-each reader is, since a pull takes 32 of many and the next one goes on behind them. Rows that
-columns cannot decide (a property that is none, a record that could not be decoded) are asked from
-the log, one by one, when it is their turn, and so many of them end the call.
+**Filtered reads** (`ColumnScan`). A block that cannot match according to its statistics is skipped
+and not even read (`pruned_end`). Where there is no block yet, some thousand rows are decoded, but
+only the columns that the filter reads. That is a fifth of the work, and a new filter does not wait
+for the files. The scan keeps the matching rows of such parts, and for each filter and queue the
+range that was read last, because a pull takes 32 of many messages and the next pull continues
+behind them. Some rows cannot be decided by columns, because a property is not a column or because a
+record could not be decoded. Their records are read from the log one by one when a reader reaches
+them. A call ends after a number of such records.
 
-A store that is read in columns without a broker (`store.readonly`) copies no record and looks at
-none singly. Units of the queue come in chunks, a filter chooses among them, and what is left is
-given as places in the mapped files of the log, which `record.arrow` decodes where they lie:
+**Ranges** (`RangeScan`). A store that is read in columns without a broker (`store.readonly`) copies
+no record and examines none individually. The units of the queue come in chunks, a filter chooses
+among them, and the result is positions in the mapped files of the log, where `record.arrow` decodes
+the records in place:
 
-    units    | position size code | position size code | …      thousands at once
-    chosen   by tag codes; by property columns, sealed ones or such as are made on the way
-             (`blocks`); by the record where neither can say
-    proved   size, magic number, position, queue id and offset of each record: what a bulk read of
-             a broker looks at (`gather`); with `check_bodies` all of it, bodies with their CRC
-    Places   (a file of the log, where records begin in it)
+    units          | position size code | position size code | …      thousands at once
+    chosen         by tag codes; by property columns, sealed or made on the way (`blocks`); by the
+                   record where neither decides
+    verified       size, magic number, position, queue id and offset of each record, as a bulk read
+                   of a broker verifies them (`gather`); with `check_bodies` the whole record, and
+                   the body by its CRC
+    RecordPlaces   a file of the log, and where records begin in it
 
-So the log is touched for matches alone. What is not there any more (retention) and what is damaged
-is an error, or with `skips` counted and passed over; blank units and place holders of a repair are
-no messages and are not missed.
+So the log is read only for matches. Messages that retention removed and damaged ones are errors, or
+with `skips` they are counted and skipped. Blank units and the placeholders of a repair are not
+messages, and they do not count as missing.
 """
 
 from bisect import bisect_left
@@ -42,7 +45,7 @@ from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.table import UNIT_COLUMNS, Positions
 from sluicemq.store.bulk import ChunkHits, unverified_rows
 from sluicemq.store.columns.blocks import PART_ROWS, ColumnBlocks
-from sluicemq.store.columns.file import Head
+from sluicemq.store.columns.file import BlockHead
 from sluicemq.store.gather import (
     READ_TIME_MAX_S,
     PostponedError,
@@ -58,63 +61,78 @@ if TYPE_CHECKING:
     from sluicemq.clock import Clock
 
 ROWS_MIN: Final = 128
-"""For fewer rows looking at the records is faster than making columns of them."""
+"""For fewer rows, reading the records is faster than decoding columns."""
 RECORDS_MAX: Final = 2000
-"""So many records are read to decide in one call."""
+"""The maximum number of records that one call reads to decide."""
 SCAN_S: Final = 0.004
-"""After so long a call ends: a block more may take as long again."""
+"""The time after which a call ends. One more block may take the same time again."""
 CHUNK_ROWS_MIN: Final = 1024
-"""Rows made into columns for one filter, up to PART_ROWS for a reader that goes on: what it asked
-for first it gets soon, and then it has the fewest steps, of a millisecond or two."""
-_SINGLES_MIN: Final = 8
-_SINGLES: Final = 256
-"""So many records are looked at before the next look at the clock, at first few."""
-_WEIGHT_ROWS_INLINE: Final = 64 * 8192
-"""Of filters (their weight) on blocks: some milliseconds, when all rows differ."""
-_KEPT: Final = 48
-_RULED_KEPT: Final = 1024
-_LAST_KEPT: Final = 1024
-_HITS_KEPT: Final = 256
+"""The number of rows that are decoded for the first call of a filter.
+
+It grows up to PART_ROWS for a reader that continues. So a reader gets its first messages soon, and
+later it needs few steps, of a millisecond or two.
+"""
+_RECORDS_STEP_MIN: Final = 8
+"""The number of records that are read before the clock is checked for the second time."""
+_RECORDS_STEP_MAX: Final = 256
+"""That number doubles with each step up to this one."""
+_INLINE_WORK_MAX: Final = 64 * 8192
+"""The maximum product of a filter's weight and the rows for which it is evaluated at once.
+
+It takes some milliseconds if all rows have different values. More work is postponed.
+"""
+# The maximum entries of the caches of candidates, heads, last ranges and hits.
+_CACHED_BLOCKS_MAX: Final = 48
+_CACHED_HEADS_MAX: Final = 1024
+_CACHED_RANGES_MAX: Final = 1024
+_CACHED_HITS_MAX: Final = 256
 _PARTS_ROWS_MAX: Final = 1 << 20
-"""Of all filters together: some 40 MiB."""
+"""The maximum total weight of all parts that the scan keeps: some 40 MiB."""
 _PART_WEIGHT: Final = 32
+"""The memory of a part without its rows, as a number of rows."""
 _TRUE: Final = 1
 _ERROR: Final = 3
 _NEEDS_RECORD: Final = 4
 RANGE_ROWS: Final = 16_384
-"""Units at once: their records (some MB) stay in the processor's cache while they are decoded."""
+"""The number of units in a chunk. Their records, some MB, stay in the processor's cache."""
 RANGE_ROWS_FILTERED: Final = 65_536
-"""With a filter, whose matches are few: batches of some hundred rows cost Spark more."""
+"""The same with a filter, which few messages match: small batches are expensive for Spark."""
 RANGE_BYTES: Final = 64 * 1024 * 1024
-"""Of records in one `Places`: what is decoded of them has to fit Arrow's offsets, and memory."""
+"""The maximum bytes of records in one `RecordPlaces`. They must fit Arrow's offsets and memory."""
 
 
 class Candidates(NamedTuple):
-    """Rows of a block that match or may match, ascending; `asks`: whether the record decides, None
-    where it never does. `is_sure`: no evaluation failed."""
+    """The rows of a block or part that match or may match a filter, in ascending order.
+
+    `needs_record` says for each of them whether its record decides; None means that none does.
+    `is_sure` is True if no row needs its record and no evaluation failed.
+    """
 
     rows: list[int]
-    asks: list[bool] | None
+    needs_record: list[bool] | None
     is_sure: bool = False
 
     @property
-    def is_none(self) -> bool:
-        """Is there nothing to look at?"""
+    def is_empty(self) -> bool:
+        """Whether no row can match."""
         return not self.rows
 
-    def between(self, low: int, high: int) -> "tuple[list[int], list[bool] | None]":
-        """Those of the rows [low, high), reckoned from `low` on."""
+    def slice_rows(self, low: int, high: int) -> "tuple[list[int], list[bool] | None]":
+        """Return (rows, needs_record) of the candidates in [low, high), counted from `low`."""
         first = bisect_left(self.rows, low)
         last = bisect_left(self.rows, high, first)
         rows = [row - low for row in self.rows[first:last]]
-        return rows, None if self.asks is None else self.asks[first:last]
+        return rows, None if self.needs_record is None else self.needs_record[first:last]
 
 
-_NONE: Final = Candidates([], None)
+_NO_CANDIDATES: Final = Candidates([], None)
 
 
-class Found(NamedTuple):
-    """What a filter has to look at of the rows of a queue from offset `start` to `stop`."""
+class ScannedRange(NamedTuple):
+    """The candidates of a filter among the offsets [start, stop) of a queue.
+
+    The row numbers of the candidates count from `start`.
+    """
 
     block_filter: BlockFilter
     queue: Queue
@@ -123,36 +141,44 @@ class Found(NamedTuple):
     candidates: Candidates
 
 
-def _weight(found: Found) -> int:
-    """About how many row numbers take as much memory."""
+def _weight(found: ScannedRange) -> int:
+    """Return the memory of a range, as an approximate number of row numbers."""
     return _PART_WEIGHT + len(found.candidates.rows)
 
 
 class ColumnScan:
-    """Filtered reads of one store, by columns."""
+    """The filtered reads of one store by property columns.
+
+    Cache keys contain `id(block_filter)` and the like. The cached values refer to the same objects,
+    so their ids cannot be used by others.
+    """
 
     def __init__(self, blocks: ColumnBlocks, clock: "Clock") -> None:
         self.blocks = blocks
         self._clock = clock
-        self._ruled: OrderedDict[tuple[int, int], tuple[BlockFilter, Head, bool]] = OrderedDict()
-        self._known: OrderedDict[tuple[int, int], tuple[BlockFilter, ColumnBlock, Candidates]] = (
+        self._heads: OrderedDict[tuple[int, int], tuple[BlockFilter, BlockHead, bool]] = (
             OrderedDict()
         )
-        self._last: OrderedDict[tuple[int, str, int], Found] = OrderedDict()
-        """By filter and queue."""
-        self._parts: OrderedDict[tuple[int, str, int, int], Found] = OrderedDict()
-        """What was found where there is no block: by filter, queue and start."""
+        self._candidates: OrderedDict[
+            tuple[int, int], tuple[BlockFilter, ColumnBlock, Candidates]
+        ] = OrderedDict()
+        self._last_ranges: OrderedDict[tuple[int, str, int], ScannedRange] = OrderedDict()
+        """The range that was read last, by filter and queue."""
+        self._parts: OrderedDict[tuple[int, str, int, int], ScannedRange] = OrderedDict()
+        """The ranges that were decoded where there is no block, by filter, queue and start."""
         self._parts_rows = 0
-        self._hits: OrderedDict[tuple[int, str, int], tuple[Found, ChunkHits]] = OrderedDict()
+        self._hits: OrderedDict[tuple[int, str, int], tuple[ScannedRange, ChunkHits]] = (
+            OrderedDict()
+        )
 
-    def forget(self, topic: str) -> None:
-        """Its queues have other messages."""
-        for key in [key for key in self._last if key[1] == topic]:
-            del self._last[key]
+    def forget_topic(self, topic: str) -> None:
+        """Forget the ranges of a deleted topic, whose queues may get other messages."""
+        for key in [key for key in self._last_ranges if key[1] == topic]:
+            del self._last_ranges[key]
         for part in [key for key in self._parts if key[1] == topic]:
             self._parts_rows -= _weight(self._parts.pop(part))
 
-    def run(
+    def collect_matches(
         self,
         block_filter: BlockFilter,
         queue: Queue,
@@ -162,22 +188,23 @@ class ColumnScan:
         select: UnitSelector,
         weight: int = 0,
     ) -> int:
-        """Take matches among the queue offsets [offset, end); returns where to go on.
+        """Collect matches among the queue offsets [offset, end) with `gather`.
 
-        `select` chooses among units by their records. `weight` is the filter's where verdicts that
-        take long may be postponed (`gather`), 0 where they may not.
+        Return the offset at which to continue. `select` chooses among units by their records.
+        `weight` is the weight of the filter if an evaluation that takes long may be postponed
+        (`gather.postponed`), else 0.
         """
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
-        records, few = RECORDS_MAX, _SINGLES_MIN
+        records_left, step = RECORDS_MAX, _RECORDS_STEP_MIN
         gather.is_filter_reliable = True
         position = offset
-        while position < end and records > 0:
+        while position < end and records_left > 0:
             if position > offset and self._clock.monotonic_s() >= deadline_s:
                 break
-            few, at_once = min(2 * few, _SINGLES), min(few, records)
+            step, at_once = min(2 * step, _RECORDS_STEP_MAX), min(step, records_left)
             try:
-                found = self.found_at(block_filter, queue, position, ROWS_MIN, weight)
+                found = self.scan_at(block_filter, queue, position, ROWS_MIN, weight)
                 stop = position + at_once if found is None else found.stop
                 units: Units = queue.units(position, min(end, stop) - position)
                 if not len(units):
@@ -186,20 +213,20 @@ class ColumnScan:
                 gather.is_filter_reliable &= found is not None and found.candidates.is_sure
                 if found is None:
                     chosen = select(units)
-                    asked = len(units) // UNIT_BYTES
-                elif found.candidates.is_none:
+                    records_read = len(units) // UNIT_BYTES
+                elif found.candidates.is_empty:
                     position = min(end, stop)
                     continue
                 else:
                     first = position - found.start
-                    chosen, units, asked = _choose(
+                    chosen, units, records_read = _choose(
                         found.candidates, first, units, gather.room, at_once, select
                     )
             except PostponedError as postponed:
                 gather.postponed = postponed.work
                 break
-            if asked:
-                records -= asked
+            if records_read:
+                records_left -= records_read
                 deadline_s = begin_s + READ_TIME_MAX_S
             left = gather.take_indices(units, position, chosen)
             if left >= 0:
@@ -210,22 +237,25 @@ class ColumnScan:
     def at(
         self, queue: Queue, block_filter: BlockFilter, position: int, end: int, grown: int
     ) -> ChunkHits | None:
-        """The matches around an offset, as `bulk.TagHits` has them, where a read has found them and
-        no record has to be asked; else None. HOT."""
+        """Return the matches around an offset, in the form of `bulk.TagHits.at`.
+
+        Return None if no read has found them yet, or if records must be read to decide. The method
+        is called for every pull.
+        """
         del end, grown
         key = (id(block_filter), *queue.key)
-        found = self._last.get(key)
+        found = self._last_ranges.get(key)
         if found is None or found.queue is not queue or not found.start <= position < found.stop:
             return None
         known, hits = self._hits.get(key, (None, None))
         if known is found and hits is not None and hits.start <= position < hits.stop:
             return hits
         candidates = found.candidates
-        if candidates.asks is not None or not candidates.is_sure:
+        if candidates.needs_record is not None or not candidates.is_sure:
             return None
         begin = max(found.start, queue.offset_min)
         units = queue.units(begin, found.stop - begin)
-        if begin + len(units) // UNIT_BYTES <= position:  # they go on in the next file
+        if begin + len(units) // UNIT_BYTES <= position:  # the position is in the next file
             begin = position
             units = queue.units(begin, found.stop - begin)
         stop = begin + len(units) // UNIT_BYTES
@@ -237,73 +267,83 @@ class ColumnScan:
         chosen = np.frombuffer(units, UNIT_COLUMNS)[np.array(offsets, np.int64) - begin]
         hits = ChunkHits(queue, begin, stop, offsets, chosen.tobytes())
         self._hits[key] = found, hits
-        if len(self._hits) > _HITS_KEPT:
+        if len(self._hits) > _CACHED_HITS_MAX:
             self._hits.popitem(last=False)
         return hits
 
-    def holds(
+    def is_match(
         self, block_filter: BlockFilter, queue: Queue, offset: int, select: UnitSelector
     ) -> bool:
-        """Does the message at an offset match? Where a reader is it is known without a look at the
-        record. HOT."""
-        found = self._last.get((id(block_filter), *queue.key))
+        """Return whether the message at an offset matches.
+
+        The record is read only if the offset is outside the range that was read last, or if that
+        range requires it. The method is called for every pull.
+        """
+        found = self._last_ranges.get((id(block_filter), *queue.key))
         if found is None or found.queue is not queue or not found.start <= offset < found.stop:
             return any(True for _ in select(queue.units(offset, 1)))
-        rows, asks, _ = found.candidates
+        rows, needs_record, _ = found.candidates
         row = offset - found.start
         at = bisect_left(rows, row)
         if at == len(rows) or rows[at] != row:
             return False
-        return asks is None or not asks[at] or any(True for _ in select(queue.units(offset, 1)))
+        return (
+            needs_record is None
+            or not needs_record[at]
+            or any(True for _ in select(queue.units(offset, 1)))
+        )
 
-    def found_at(
+    def scan_at(
         self,
         block_filter: BlockFilter,
         queue: Queue,
         offset: int,
         rows_min: int = 1,
         weight: int = 0,
-    ) -> Found | None:
-        """What the filter has to look at around a visible offset; None when fewer than `rows_min`
-        rows would have to be decoded for it: looking at those one by one is faster. HOT.
+    ) -> ScannedRange | None:
+        """Return the range around a visible offset with the candidates of a filter.
 
-        Raises PostponedError when a filter of this weight takes long.
+        Return None if fewer than `rows_min` rows would have to be decoded for it, because reading
+        their records is faster. Raises PostponedError if the evaluation of a filter of this weight
+        takes long. The method is called for every pull.
         """
-        key = (id(block_filter), *queue.key)  # what is kept cannot have given its id to another
-        last = self._last.get(key)
+        key = (id(block_filter), *queue.key)
+        last = self._last_ranges.get(key)
         if last is not None and last.queue is queue and last.start <= offset < last.stop:
             return last
 
-        part = self._parts.get((*key, offset))  # who reads on begins where one ends
+        part = self._parts.get((*key, offset))  # a continuing reader begins at a start
         if part is not None and part.queue is queue:
             return self._keep(part)
-        passed = self.pruned_to(block_filter, queue, offset)
+        passed = self.pruned_end(block_filter, queue, offset)
         if passed:
-            return self._keep(Found(block_filter, queue, offset, passed, _NONE))
-        block = self.blocks.made_at(queue, offset)
+            return self._keep(ScannedRange(block_filter, queue, offset, passed, _NO_CANDIDATES))
+        block = self.blocks.find_block(queue, offset)
         if block is not None:
-            candidates = self.candidates(block_filter, block, weight)
-            return self._keep(Found(block_filter, queue, block.first_offset, block.end, candidates))
-        goes_on = last is not None and last.queue is queue and last.stop == offset
-        rows = 4 * (last.stop - last.start) if goes_on and last is not None else 0
-        # A heavy filter takes smaller steps, as long as that spares it another thread.
-        rows = min(rows, PART_ROWS, _WEIGHT_ROWS_INLINE // max(weight, 1))
-        stop = min(offset + max(rows, CHUNK_ROWS_MIN), self.blocks.end_of(queue, offset))
-        source = self.blocks.source(queue, offset, stop) if stop - offset >= rows_min else None
+            candidates = self.find_candidates(block_filter, block, weight)
+            return self._keep(
+                ScannedRange(block_filter, queue, block.first_offset, block.end, candidates)
+            )
+        continues = last is not None and last.queue is queue and last.stop == offset
+        rows = 4 * (last.stop - last.start) if continues and last is not None else 0
+        # A filter of large weight takes smaller steps if they need not be postponed.
+        rows = min(rows, PART_ROWS, _INLINE_WORK_MAX // max(weight, 1))
+        stop = min(offset + max(rows, CHUNK_ROWS_MIN), self.blocks.block_end(queue, offset))
+        source = self.blocks.take_rows(queue, offset, stop) if stop - offset >= rows_min else None
         if source is None:
             return None
         self.blocks.rows_decoded += stop - offset
 
-        def find() -> Found:
-            candidates = _candidates(block_filter, source.block_of(block_filter.names))
-            return Found(block_filter, queue, offset, stop, candidates)
+        def find() -> ScannedRange:
+            candidates = _evaluate(block_filter, source.columns_of(block_filter.names))
+            return ScannedRange(block_filter, queue, offset, stop, candidates)
 
-        if weight * (stop - offset) > _WEIGHT_ROWS_INLINE:
+        if weight * (stop - offset) > _INLINE_WORK_MAX:
             raise PostponedError(PostponedWork(find, self._keep_part))
         return self._keep_part(find())
 
-    def _keep_part(self, found: Found) -> Found:
-        """As `_keep`, for the next one who comes there with the same filter, too."""
+    def _keep_part(self, found: ScannedRange) -> ScannedRange:
+        """Keep a decoded range for this reader, and for others with the same filter."""
         key = (id(found.block_filter), *found.queue.key, found.start)
         if (old := self._parts.pop(key, None)) is not None:
             self._parts_rows -= _weight(old)
@@ -313,63 +353,68 @@ class ColumnScan:
             self._parts_rows -= _weight(self._parts.popitem(last=False)[1])
         return self._keep(found)
 
-    def _keep(self, found: Found) -> Found:
+    def _keep(self, found: ScannedRange) -> ScannedRange:
+        """Keep a range as the last one of its filter and queue, and return it."""
         key = (id(found.block_filter), *found.queue.key)
-        self._last[key] = found
-        self._last.move_to_end(key)
-        if len(self._last) > _LAST_KEPT:
-            self._last.popitem(last=False)
+        self._last_ranges[key] = found
+        self._last_ranges.move_to_end(key)
+        if len(self._last_ranges) > _CACHED_RANGES_MAX:
+            self._last_ranges.popitem(last=False)
         return found
 
-    def pruned_to(
+    def pruned_end(
         self, block_filter: BlockFilter, queue: Queue, offset: int, *, only_known: bool = False
     ) -> int:
-        """The end of the sealed block that holds an offset, when it has no match; else 0.
-        `only_known`: no file is read to know it."""
+        """Return the end of the sealed block that contains an offset if the block cannot match.
+
+        Return 0 if it may match, or if there is no such block. With `only_known`, no file is read
+        to find out.
+        """
         head = self.blocks.head_at(queue, offset, only_known=only_known)
         if head is None:
             return 0
         key = (id(block_filter), id(head))
-        known = self._ruled.get(key)
+        known = self._heads.get(key)
         if known is None:
             known = (block_filter, head, block_filter.can_match(head.stats))
-            self._ruled[key] = known  # what is kept cannot have given its id to another
-            if len(self._ruled) > _RULED_KEPT:
-                self._ruled.popitem(last=False)
+            self._heads[key] = known
+            if len(self._heads) > _CACHED_HEADS_MAX:
+                self._heads.popitem(last=False)
         return 0 if known[2] else head.end
 
-    def candidates(
+    def find_candidates(
         self, block_filter: BlockFilter, block: ColumnBlock, weight: int = 0
     ) -> Candidates:
-        """The rows of a block that a filter has to look at, or not even that.
+        """Return the candidates of a filter in a block.
 
-        Raises PostponedError when a filter of this weight takes long to say so.
+        Raises PostponedError if the evaluation of a filter of this weight takes long.
         """
         key = (id(block_filter), id(block))
-        known = self._known.get(key)
-        if known is not None:  # what is kept cannot have given its id to another
-            self._known.move_to_end(key)
+        known = self._candidates.get(key)
+        if known is not None:
+            self._candidates.move_to_end(key)
             return known[2]
 
         def keep(found: Candidates) -> Candidates:
-            self._known[key] = (block_filter, block, found)
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            self._candidates[key] = (block_filter, block, found)
+            if len(self._candidates) > _CACHED_BLOCKS_MAX:
+                self._candidates.popitem(last=False)
             return found
 
-        if weight * block.rows > _WEIGHT_ROWS_INLINE:
-            raise PostponedError(PostponedWork(partial(_candidates, block_filter, block), keep))
-        return keep(_candidates(block_filter, block))
+        if weight * block.rows > _INLINE_WORK_MAX:
+            raise PostponedError(PostponedWork(partial(_evaluate, block_filter, block), keep))
+        return keep(_evaluate(block_filter, block))
 
 
-def _candidates(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
+def _evaluate(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
+    """Return the candidates of a filter in a block."""
     verdicts = block_filter.verdicts(block)
-    asks = verdicts == _NEEDS_RECORD
-    if not asks.any():
+    needs_record = verdicts == _NEEDS_RECORD
+    if not needs_record.any():
         is_sure = not (verdicts == _ERROR).any()
         return Candidates(np.flatnonzero(verdicts == _TRUE).tolist(), None, is_sure)
-    rows = np.flatnonzero((verdicts == _TRUE) | asks)
-    return Candidates(rows.tolist(), asks[rows].tolist())
+    rows = np.flatnonzero((verdicts == _TRUE) | needs_record)
+    return Candidates(rows.tolist(), needs_record[rows].tolist())
 
 
 def _choose(
@@ -380,44 +425,61 @@ def _choose(
     records: int,
     select: UnitSelector,
 ) -> tuple[Iterable[int], Units, int]:
-    """Which of the units, the first one of row `first`, are chosen; the units that were dealt with;
-    and how many records that reads at most. HOT."""
+    """Choose matches among units, of which the first one is row `first` of the candidates.
+
+    Return (rows, units, records): the chosen rows, counted from the first unit; the units that were
+    processed, which may be fewer; and the number of records that this reads at most. At most
+    `room` + 1 rows are chosen, or `records` records read. The function is called for every pull.
+    """
     end = first + len(units) // UNIT_BYTES
-    if candidates.asks is None:
+    if candidates.needs_record is None:
         low = bisect_left(candidates.rows, first)
-        some = candidates.rows[low : low + room + 1]  # one more says where to go on
-        return [row - first for row in some if row < end], units, 0
-    rows, asks = candidates.between(first, end)
-    assert asks is not None
-    last = next(islice((at for at, needs in enumerate(asks) if needs), records, None), None)
+        chosen = candidates.rows[low : low + room + 1]  # one more says where to continue
+        return [row - first for row in chosen if row < end], units, 0
+    rows, needs_record = candidates.slice_rows(first, end)
+    assert needs_record is not None
+    last = next(
+        islice((index for index, needs in enumerate(needs_record) if needs), records, None), None
+    )
     if last is not None:
-        units, rows, asks = units[: rows[last] * UNIT_BYTES], rows[:last], asks[:last]
-    return _asked(rows, asks, units, select), units, sum(asks)
+        units, rows, needs_record = (
+            units[: rows[last] * UNIT_BYTES],
+            rows[:last],
+            needs_record[:last],
+        )
+    return _filter_by_records(rows, needs_record, units, select), units, sum(needs_record)
 
 
-def _asked(rows: list[int], asks: list[bool], units: Units, select: UnitSelector) -> list[int]:
-    """Without the rows whose records say that they do not match."""
-    asked = list(compress(rows, asks))
-    found = select(b"".join([units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in asked]))
-    wanted = {asked[index] for index in found}
-    return [row for row, needs in zip(rows, asks, strict=True) if not needs or row in wanted]
+def _filter_by_records(
+    rows: list[int], needs_record: list[bool], units: Units, select: UnitSelector
+) -> list[int]:
+    """Return `rows` without those that need their record and do not match."""
+    undecided = list(compress(rows, needs_record))
+    their_units = [units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in undecided]
+    matching = {undecided[index] for index in select(b"".join(their_units))}
+    return [
+        row for row, needs in zip(rows, needs_record, strict=True) if not needs or row in matching
+    ]
 
 
 def warm_up() -> None:
-    """Use everything once, on nothing: pyarrow loads parts of itself when they are needed."""
+    """Call everything once without data, because pyarrow loads parts of itself at first use."""
     nothing = np.zeros(2, np.int64)
     block = build_block(0, nothing, nothing, ())
     merged_arrays([block, block._replace(columns=ArrowColumns({}))])
-    # Where pandas is installed Arrow loads it here, for a quarter of a second.
+    # If pandas is installed, Arrow loads it here, which takes a quarter of a second.
     _ = ArrowColumns({"": pa.array([""]).dictionary_encode()})[""]
 
 
-# --- ranges
+# --- Ranges
 
 
-class Places(NamedTuple):
-    """Records of one file of the log, in the queue's order: `view` is the whole file, whose first
-    byte is byte `base` of the log, and they begin at `starts` of it."""
+class RecordPlaces(NamedTuple):
+    """The positions of records in one file of the log, in the order of the queue.
+
+    `view` is the whole file, whose first byte is at position `base` of the log. The records begin
+    at the indices `starts` of `view`.
+    """
 
     view: memoryview
     base: int
@@ -425,24 +487,29 @@ class Places(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Some units of the queue, with their queue offsets, in columns."""
+    """Some units of the queue as columns: positions and sizes of the records, queue offsets."""
 
     positions: Positions
     sizes: Positions
     offsets: Positions
 
     def part(self, rows: slice | NDArray[Any]) -> "_Rows":
+        """Return some of the rows, selected by a slice, a mask or row numbers."""
         return _Rows(self.positions[rows], self.sizes[rows], self.offsets[rows])
 
 
 class RangeScan:
-    """A look at a range of one queue. `gone` and `damaged` count what was passed over, `units` what
-    was looked at, `log_bytes` the size of the records found."""
+    """A read of ranges of one queue.
+
+    `unit_count` is the number of units that were read, and `log_bytes` the total size of the
+    records that were found. `missing_count` and `damaged_count` are the numbers of messages that
+    were skipped because they no longer exist or are damaged.
+    """
 
     def __init__(
         self,
         log: CommitLog,
-        sound: RecordVerifier,
+        verifier: RecordVerifier,
         queue: Queue,
         message_filter: MessageFilter | None,
         select: UnitSelector | None,
@@ -451,49 +518,57 @@ class RangeScan:
         skips: bool = False,
         check_bodies: bool = False,
     ) -> None:
-        """A filter chooses by `select`, and by `columns` where they are."""
+        """Create a read of `queue`.
+
+        A filter needs `select`, which chooses among units by their records; `columns` makes it
+        faster. With `skips`, missing and damaged messages are skipped instead of raised. With
+        `check_bodies`, whole records are verified, and bodies by their CRC.
+        """
         self._log = log
-        self._sound = sound
+        self._verifier = verifier
         self._queue = queue
         self._filter = message_filter
         self._select = select
         self._columns = columns
         self._skips = skips
         self._check_bodies = check_bodies
-        self.gone = self.damaged = self.units = self.log_bytes = 0
+        self.missing_count = self.damaged_count = self.unit_count = self.log_bytes = 0
 
-    def places(self, start: int, end: int) -> Iterator[Places]:
-        """Matches among the queue offsets [start, end), in order.
+    def iter_places(self, start: int, end: int) -> Iterator[RecordPlaces]:
+        """Yield the positions of the matches among the queue offsets [start, end), in order.
 
-        Raises OffsetOutOfRangeError when some are gone, StoreDamagedError for what is damaged, and
-        OSError.
+        Raises OffsetOutOfRangeError if some messages no longer exist, StoreDamagedError if one is
+        damaged, and OSError. With `skips`, only OSError is raised.
         """
         low, high = self._queue.offset_min, self._queue.visible_offset
         rows_max = RANGE_ROWS if self._filter is None else RANGE_ROWS_FILTERED
         position, stop = min(max(start, low), end), min(end, high)
         if position > start or stop < end:
-            self._lose(end - start - max(0, stop - position), start, end)
+            self._count_missing(end - start - max(0, stop - position), start, end)
         while position < stop:
             try:
                 units = self._queue.units(position, min(rows_max, stop - position))
             except FileNotFoundError:  # retention has removed it since
                 units = bytearray()
             count = len(units) // UNIT_BYTES
-            if not count:  # on with the next file
+            if not count:  # continue with the next file
                 per_file = self._queue.segments.file_bytes // UNIT_BYTES
                 count = min(stop, position - position % per_file + per_file) - position
-                self._lose(count, position, stop)
-            self.units += count
-            yield from self._placed(units, position)
+                self._count_missing(count, position, stop)
+            self.unit_count += count
+            yield from self._places_of_units(units, position)
             position += count
 
-    def _placed(self, units: Units, offset: int) -> Iterator[Places]:
+    def _places_of_units(self, units: Units, offset: int) -> Iterator[RecordPlaces]:
+        """Yield the positions of the matches among units, of which the first one is at `offset`."""
         rows = np.frombuffer(units, UNIT_COLUMNS)
         sizes = rows["size"].astype(np.int64)
         used = (sizes != BLANK_SIZE) & (rows["code"] != PLACEHOLDER_CODE)
         empty = np.flatnonzero(sizes <= 0)
         if len(empty):
-            self._spoil(len(empty), offset + int(empty[0]), "its unit in the queue is empty")
+            self._count_damaged(
+                len(empty), offset + int(empty[0]), "its unit in the queue is empty"
+            )
             used &= sizes > 0
         if self._select is None:
             chosen = np.flatnonzero(used)
@@ -501,7 +576,7 @@ class RangeScan:
             if self._columns is None or not len(units):
                 chosen = np.fromiter(self._select(units), np.int64)
             else:
-                chosen = self._by_columns(self._columns, self._select, units, offset)
+                chosen = self._choose_by_columns(self._columns, self._select, units, offset)
             chosen = chosen[used[chosen]]
         if not len(chosen):
             return
@@ -511,33 +586,39 @@ class RangeScan:
         files = found.positions // self._log.segments.file_bytes
         cuts = [0, *(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(files)]
         for begin, end in pairwise(cuts):
-            yield from self._in_file(found.part(slice(begin, end)))
+            yield from self._places_in_file(found.part(slice(begin, end)))
 
-    def _by_columns(
+    def _choose_by_columns(
         self, columns: ColumnScan, select: UnitSelector, units: Units, offset: int
     ) -> Positions:
-        """The numbers of the units that match, ascending."""
-        block_filter = cast("ColumnFilter", self._filter).vectorised  # `column_scan` has looked
+        """Return the indices of the matching units, in ascending order."""
+        block_filter = cast(
+            "ColumnFilter", self._filter
+        ).vectorised  # `column_scan` checked the type
         found: list[int] = []
         position, end = offset, offset + len(units) // UNIT_BYTES
         while position < end:
-            known = columns.found_at(block_filter, self._queue, position)
-            at = position - offset
-            stop = min(end, position + _SINGLES if known is None else known.stop)
-            piece = units[at * UNIT_BYTES : (stop - offset) * UNIT_BYTES]
+            known = columns.scan_at(block_filter, self._queue, position)
+            index = position - offset
+            stop = min(end, position + _RECORDS_STEP_MAX if known is None else known.stop)
+            piece = units[index * UNIT_BYTES : (stop - offset) * UNIT_BYTES]
             rows: Iterable[int]
             if known is None:
                 rows = select(piece)
             else:
                 first = known.start
-                rows, asks = known.candidates.between(position - first, stop - first)
-                rows = rows if asks is None else _asked(rows, asks, piece, select)
-            found += [row + at for row in rows]
+                rows, needs_record = known.candidates.slice_rows(position - first, stop - first)
+                rows = (
+                    rows
+                    if needs_record is None
+                    else _filter_by_records(rows, needs_record, piece, select)
+                )
+            found += [row + index for row in rows]
             position = stop
         return np.array(found, np.int64)
 
-    def _in_file(self, rows: _Rows) -> Iterator[Places]:
-        """The places of rows whose records lie in one file."""
+    def _places_in_file(self, rows: _Rows) -> Iterator[RecordPlaces]:
+        """Verify the records of rows that are in one file of the log, and yield their positions."""
         log, position = self._log, int(rows.positions[0])
         segment = log.segments.at(position)
         try:
@@ -548,15 +629,15 @@ class RangeScan:
         if segment is None or view is None:
             first, count = int(rows.offsets[0]), len(rows.sizes)
             if segment is None and position >= log.start:
-                self._spoil(count, first, f"no file of the log holds byte {position}")
+                self._count_damaged(count, first, f"no file of the log holds byte {position}")
             else:
-                self._lose(count, first, int(rows.offsets[-1]) + 1)
+                self._count_missing(count, first, int(rows.offsets[-1]) + 1)
             return
         base = segment.base
         good = np.ones(len(rows.sizes), np.bool_)
         for row in unverified_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
-            where, size = int(rows.positions[row]), int(rows.sizes[row])
-            good[row] = self._sound.is_valid(where, size, is_whole=False)
+            record_start, size = int(rows.positions[row]), int(rows.sizes[row])
+            good[row] = self._verifier.is_valid(record_start, size, is_whole=False)
         starts = rows.positions - base
         if self._check_bodies:
             for row, at in enumerate(starts.tolist()):
@@ -570,7 +651,7 @@ class RangeScan:
                 else "it cannot be there"
             )
             place = f"{reason} ({segment.path}, byte {at})"
-            self._spoil(len(bad), int(rows.offsets[bad[0]]), place)
+            self._count_damaged(len(bad), int(rows.offsets[bad[0]]), place)
             starts, rows = starts[good], rows.part(good)
         totals = np.cumsum(rows.sizes)
         begin = 0
@@ -578,25 +659,29 @@ class RangeScan:
             before = int(totals[begin - 1]) if begin else 0
             end = max(begin + 1, int(np.searchsorted(totals, before + RANGE_BYTES, side="right")))
             self.log_bytes += int(totals[end - 1]) - before
-            yield Places(view, base, starts[begin:end])
+            yield RecordPlaces(view, base, starts[begin:end])
             begin = end
 
-    def _lose(self, count: int, start: int, end: int) -> None:
-        self.gone += count
+    def _count_missing(self, count: int, start: int, end: int) -> None:
+        """Count messages that no longer exist, or raise OffsetOutOfRangeError."""
+        self.missing_count += count
         if not self._skips:
             queue = self._queue
             raise OffsetOutOfRangeError(
-                f"offsets {start} to {end} of queue {queue.queue_id} of {queue.topic!r} are not all"
-                f" there: it holds {queue.offset_min} to {queue.visible_offset}.",
-                fix="Retention deleted them, or the queue was reset: start from what is there.",
+                f"some of the offsets {start} to {end} of queue {queue.queue_id} of"
+                f" {queue.topic!r} do not exist: it contains {queue.offset_min} to"
+                f" {queue.visible_offset}.",
+                fix="Start from an existing offset: retention deleted messages, or the queue was"
+                " reset.",
             )
 
-    def _spoil(self, count: int, offset: int, reason: str) -> None:
-        self.damaged += count
+    def _count_damaged(self, count: int, offset: int, reason: str) -> None:
+        """Count damaged messages, of which the first one is at `offset`, or raise an error."""
+        self.damaged_count += count
         if not self._skips:
             queue = self._queue
             raise StoreDamagedError(
                 f"the message at offset {offset} of queue {queue.queue_id} of {queue.topic!r} is"
                 f" damaged: {reason}.",
-                fix="`sluice store verify` shows all damage, `sluice store repair` mends.",
+                fix="Run `sluice store verify` to list all damage, then `sluice store repair`.",
             )

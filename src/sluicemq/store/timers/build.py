@@ -1,10 +1,9 @@
-"""Build the timer wheel and the timer log in one run, for a store that no broker has open: after a
-restore.
+"""Build the timer wheel and the timer log of a store that no broker has open, after a restore.
 
-Every broker, RocketMQ's too, then delivers exactly the messages that wait. The checkpoint tells
-what was delivered before it was written. What was delivered later, or without a checkpoint, is
-found by the records in the queues of the messages (`overdue`). Overdue messages go into the first
-slot.
+Afterwards every broker, also RocketMQ's, delivers exactly the messages that still wait. The
+checkpoint says what was delivered before it was written. What was delivered later, or without a
+checkpoint, is found by the records in the queues of the messages (`overdue`). Overdue messages are
+put into the first slot.
 """
 
 from collections.abc import Iterator
@@ -18,79 +17,103 @@ from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
-from sluicemq.store.timers.files import DEFAULT, DELETE, ROLL
-from sluicemq.store.timers.overdue import Overdue, OverdueMessages, target_queue
-from sluicemq.store.timers.placing import DELETES, Placing, ReadRecord, parse_record, recall_key
-from sluicemq.store.timers.state import Start, TimerFiles
+from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
+from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage, target_queue
+from sluicemq.store.timers.placing import (
+    TIMER_DELETES_KEY,
+    ParsedRecord,
+    SlotRules,
+    parse_record,
+    recall_key,
+)
+from sluicemq.store.timers.state import TimerFiles, TimerStart
 
 _CHUNK_UNITS: Final = 256
 
 
-class Built(NamedTuple):
-    """The result of a build: how many timed messages wait, and how many of those are overdue."""
+class BuildResult(NamedTuple):
+    """The result of a build: the number of waiting timed messages, overdue ones included."""
 
     waiting: int
     overdue: int
+    """The number of waiting messages that are overdue."""
 
 
-def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: int) -> Built:
-    """Build wheel, timer log and checkpoint of a store from its commit log, as of `now_ms`. If the
-    files that are there can be trusted, change nothing and return Built(0, 0). Blocking. Raises
-    OSError, StoreError."""
+def build_timer_files(store: Store, files: Files, config: StoreConfig, now_ms: int) -> BuildResult:
+    """Build wheel, timer log and checkpoint of a store from its commit log, as of `now_ms`.
+
+    If the existing files can be trusted, change nothing and return BuildResult(0, 0). The call
+    blocks. Raises OSError and StoreError.
+    """
     timers = TimerFiles(
-        store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
+        store,
+        files,
+        config.root,
+        log_file_bytes=config.timer_log_file_bytes,
         precision_ms=config.timer_precision_ms,
-    )  # fmt: skip
+    )
     start = timers.load()
     if not start.is_rebuilt:
-        return Built(0, 0)
+        return BuildResult(0, 0)
     return _Building(store, timers, config, now_ms, start).run()
 
 
 class _Building:
-    """A build: one run over the timer queue."""
+    """One build: a single pass over the timer queue."""
 
     def __init__(
-        self, store: Store, timers: TimerFiles, config: StoreConfig, now_ms: int, start: Start
+        self, store: Store, timers: TimerFiles, config: StoreConfig, now_ms: int, start: TimerStart
     ) -> None:
         self._store, self._timers, self._now_ms = store, timers, now_ms
-        self._placing = Placing(config.timer_precision_ms, config.timer_roll_window_slots)
-        self._read_ms = self._placing.slot_start(now_ms)
-        self._known = timers.checkpoint
-        self._replay_offset = self._known.replay_offset if start.is_exact else 0
-        self._overdue = OverdueMessages(store, store.written_offset)
-        self._marks: set[bytes] = set()
-        self._left: list[Overdue] = []
+        self._rules = SlotRules(config.timer_precision_ms, config.timer_roll_window_slots)
+        self._read_ms = self._rules.slot_start(now_ms)
+        self._checkpoint = timers.checkpoint
+        self._replay_offset = self._checkpoint.replay_offset if start.is_exact else 0
+        self._overdue = DeliveryLookup(store, store.written_offset)
+        self._recalls: set[bytes] = set()
+        self._undelivered: list[OverdueMessage] = []
         self._waiting = 0
 
-    def run(self) -> Built:
+    def run(self) -> BuildResult:
         """Read the timer queue, fill wheel and log, save and seal them."""
         timers, last = self._timers, None
         for offset, position, record in self._queue():
             timers.queue_offset, timers.record_position = offset + 1, position
             last = record
             if record is not None:
-                self._take(record)
+                self._process(record)
             if self._overdue.is_full:
-                self._settle()
-        self._settle()
-        late = [record for message in self._left if (record := self._missed(message)) is not None]
-        is_last_listed = self._list_late(late, last)
-        if last is not None and not is_last_listed:
-            # RocketMQ goes on in the queue behind the message of the last unit.
-            self._add(last, self._read_ms - self._placing.precision_ms, DEFAULT)
+                self._look_up_deliveries()
+        self._look_up_deliveries()
+        late = [
+            record
+            for message in self._undelivered
+            if (record := self._read_undelivered(message)) is not None
+        ]
+        is_last_added = self._add_late(late, last)
+        if last is not None and not is_last_added:
+            # RocketMQ continues in the timer queue behind the message of the last unit.
+            self._add(last, self._read_ms - self._rules.precision_ms, MAGIC_DEFAULT)
         offsets = [record.queue_offset for record in late]
         saving = timers.save(
-            self._read_ms, self._now_ms, self._read_ms, min(offsets, default=timers.queue_offset),
-            self._store.written_offset, force=True,
-        )  # fmt: skip
+            read_ms=self._read_ms,
+            now_ms=self._now_ms,
+            done_ms=self._read_ms,
+            replay_offset=min(offsets, default=timers.queue_offset),
+            log_position=self._store.written_offset,
+            force=True,
+        )
         with closing(saving) as steps:
             for step in steps:
                 step()
         timers.seal()
-        return Built(self._waiting, len(late))
+        return BuildResult(self._waiting, len(late))
 
-    def _queue(self) -> Iterator[tuple[int, int, ReadRecord | None]]:
+    def _queue(self) -> Iterator[tuple[int, int, ParsedRecord | None]]:
+        """Yield (offset, commit log position, record) for the messages of the timer queue.
+
+        The record is None if it cannot be read.
+        """
         store = self._store
         offset, high = store.queue_offsets(TIMER_TOPIC, 0)
         while offset < high and len(
@@ -101,61 +124,74 @@ class _Building:
                 yield offset, position, parse_record(view)
                 offset += 1
 
-    def _take(self, record: ReadRecord) -> None:
-        """Add a message to its slot if it is not due yet; else let it wait until `_settle` knows
-        whether it was delivered. Skip a message that the checkpoint counts as delivered, and
-        remember an overdue recall."""
-        place = self._placing.place(record, self._read_ms)
-        if place is None:
+    def _process(self, record: ParsedRecord) -> None:
+        """Add a message to its slot if it is not due yet.
+
+        An overdue message waits until `_look_up_deliveries` knows whether it was delivered, and an
+        overdue recall is remembered. A message that the checkpoint counts as delivered is skipped.
+        """
+        assignment = self._rules.assign_slot(record, self._read_ms)
+        if assignment is None:
             return
-        slot_ms, magic = place
-        is_roll = bool(magic & ROLL)
-        due_ms = slot_ms + 1 if is_roll else self._placing.due_ms(record)
+        slot_ms, magic = assignment
+        is_roll = bool(magic & MAGIC_ROLL)
+        due_ms = slot_ms + 1 if is_roll else self._rules.compute_due_ms(record)
         is_old = record.queue_offset < self._replay_offset
-        if is_old and (slot_ms < self._known.read_ms or due_ms <= self._known.done_ms):
+        if is_old and (slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms):
             return
         if slot_ms >= self._read_ms:
             self._add(record, slot_ms, magic)
-            self._waiting += -1 if magic & DELETE else 1  # a mark takes one of them back
-        elif magic & DELETE and not is_roll:
-            self._marks.add(value_of(record.properties, DELETES) or b"")
+            self._waiting += -1 if magic & MAGIC_DELETE else 1  # a recall cancels a message
+        elif magic & MAGIC_DELETE and not is_roll:
+            self._recalls.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
         else:
-            message = Overdue(record.physical_offset, slot_ms, due_ms, magic, has_unit=False)
-            floor = self._known.log_position if is_old else record.physical_offset
+            message = OverdueMessage(record.physical_offset, slot_ms, due_ms, magic, has_unit=False)
+            floor = self._checkpoint.log_position if is_old else record.physical_offset
             self._overdue.add(record, message, floor, is_roll=is_roll)
 
-    def _settle(self) -> None:
-        steps = self._overdue.settle()
+    def _look_up_deliveries(self) -> None:
+        """Find out which of the overdue messages were delivered, and collect the others."""
+        steps = self._overdue.find_undelivered()
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                self._left += end.value
+                self._undelivered += end.value
                 return
 
-    def _missed(self, message: Overdue) -> ReadRecord | None:
-        """Return the record of an overdue message that has to be delivered. Return None if its
-        record or topic is gone, or if it was recalled."""
+    def _read_undelivered(self, message: OverdueMessage) -> ParsedRecord | None:
+        """Return the record of an overdue message that must be delivered.
+
+        Return None if its record or topic no longer exists, or if it was recalled.
+        """
         record = parse_record(self._store.committed_record_at(message.position))
         if record is None or not self._store.is_record_live(
             target_queue(record)[0], message.position
         ):
             return None
-        is_recalled = recall_key(record.properties) in self._marks
-        return None if is_recalled and not message.magic & ROLL else record
+        is_recalled = recall_key(record.properties) in self._recalls
+        return None if is_recalled and not message.magic & MAGIC_ROLL else record
 
-    def _list_late(self, late: list[ReadRecord], last: ReadRecord | None) -> bool:
-        """Add the overdue messages to the first slot. Return whether the last unit of the log is
-        that of `last`, the last message of the timer queue."""
-        magics = {message.position: message.magic for message in self._left}
+    def _add_late(self, late: list[ParsedRecord], last: ParsedRecord | None) -> bool:
+        """Add the overdue messages to the first slot.
+
+        Return whether the last unit of the timer log is that of `last`, the last message of the
+        timer queue.
+        """
+        magics = {message.position: message.magic for message in self._undelivered}
         for record in late:
             self._add(record, self._read_ms, magics[record.physical_offset])
             self._waiting += 1
         unit = self._timers.last_unit
         return unit is not None and last is not None and unit.position == last.physical_offset
 
-    def _add(self, record: ReadRecord, slot_ms: int, magic: int) -> None:
-        self._timers.add(
-            slot_ms, magic, self._read_ms, record.physical_offset, record.size_bytes,
+    def _add(self, record: ParsedRecord, slot_ms: int, magic: int) -> None:
+        """Append a unit for a record to the chain of a slot."""
+        self._timers.add_unit(
+            slot_ms,
+            magic,
+            self._read_ms,
+            record.physical_offset,
+            record.size_bytes,
             tag_code(target_queue(record)[0]),
-        )  # fmt: skip
+        )

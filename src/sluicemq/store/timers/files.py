@@ -1,51 +1,50 @@
-"""The timer log: one unit for each timed message, chained within its second (spec/delivery.md §2).
+"""The files of the timers: timer log, timer wheel and checkpoint (spec/delivery.md §2).
 
-A unit has 52 bytes, big-endian, in files of `mappedFileSizeTimerLog` bytes below `timerlog/`:
+All three are derived data: they can be rebuilt from the timer queue, which is queue 0 of the topic
+`rmq_sys_wheel_timer`. Numbers are big-endian.
 
-    | 52: 4 | previous unit of the same second 8 | magic 4 | written at 8 | due after 4 |
+**The timer log** contains one unit for each timed message. The units of one slot form a chain.
+A unit has 52 bytes, in files of `mappedFileSizeTimerLog` bytes in the directory `timerlog`:
+
+    | 52: 4 | previous unit of the same slot 8 | magic 4 | written at 8 | due after 4 |
     | physical offset of the message 8 | its size 4 | hash of its real topic 4 | 0: 8 |
 
-`previous` is the unit's position in the log, -1 for the first of a second; the last unit of a
-second stands in the wheel (the wheel). Where a file has no room for a unit and 16 bytes more, a
-blank closes it: the room left, a long 0, the magic of the commit log's blank record.
+`previous` is a position in the timer log, -1 for the first unit of a slot. The wheel contains the
+position of the last unit. If a file has no room for a unit and a blank of 16 bytes, a blank closes
+the file: the remaining size, a long 0, and the magic of a blank record of the commit log. Units are
+collected in memory until `write` writes them. Another thread may `sync` what is written.
 
-Both are derived data: what they say follows from the queue of `rmq_sys_wheel_timer`. Units are
-collected in memory and written by `write`; another thread may `sync` what is written.
-
-The timer wheel: for each second of two weeks, the chain of messages that are due in it.
-
-One file of 38,707,200 bytes, 1,209,600 slots of 32 (spec/delivery.md §2), big-endian:
+**The timer wheel** contains, for each second of two weeks, the ends of the chain of the messages
+that are due in it. It is one file of 38,707,200 bytes, 1,209,600 slots of 32:
 
     | time 8 | first unit 8 | last unit 8 | messages 4 | magic 4 |
 
-A slot belongs to one second in each turn of the wheel: it counts only when its time is the one that
-is asked for. `time` is in units of the precision (seconds); units are positions in the timer log.
+`time` is the due time divided by the precision (by default 1,000 ms, so a slot is a second). A slot
+is used again after one turn of the wheel, so it counts only if its `time` is the requested one. The
+file is sparse. Only the slots that changed since the last write are in memory. All others are read
+one by one with `pread`, and holes of the file are skipped. `take_changed_slots` hands the changed
+slots to `write`, which another thread may call. They stay readable in memory until `finish_write`.
 
-The file is sparse, and nothing of it is kept in memory but the slots that changed since they were
-written: reads are single `pread`s, and holes are passed over. `take` hands the changed slots over
-to `write`, which another thread may call; until `settle` they are read from memory.
+**The checkpoint**, `config/timercheck`, says how far the timers have come (spec/store.md §11). It
+is a file of 4,096 bytes, of which RocketMQ uses the first 56: seven longs. The wheel and the timer
+log agree up to `log_end`. All messages of the timer queue before `queue_offset` are in them.
+Everything that is due before `read_ms` has been delivered. The file is written in place: one sector
+is written completely or not at all.
 
-`config/timercheck`: how far the timer has come (spec/store.md §11).
+SluiceMQ appends an extension, with a CRC over all fields:
 
-A file of 4096 bytes of which RocketMQ uses 56: seven big-endian longs. The wheel and the timer log
-agree up to `log_end`; all messages of the timer's queue below `queue_offset` are in them;
-everything due before `read_ms` is delivered. Written in place: one sector arrives whole or not at
-all.
+    done_ms         the slot of `read_ms` has been delivered up to this time
+    replay_offset   of the messages before this offset of the timer queue, exactly those that are
+                    due before `read_ms` have been delivered. Later messages may have been too late
+                    for their slot. Therefore wheel and log can be rebuilt exactly
+    log_position    the end of the commit log at that time: later deliveries are behind it
+    record          the position and CRC-32 of the last record of the timer queue that is in the
+                    files: the checkpoint belongs to a commit log that contains this record
+    incarnation     of the store whose wheel and timer log `log_end` and `queue_offset` describe. A
+                    slave has its master's checkpoint, but no wheel
 
-Behind them stands what only we have, with a CRC over everything:
-
-    done_ms         up to here the second of `read_ms` is delivered
-    replay_offset   wheel and log can be built again exactly: of the messages of the queue below it
-                    those before `read_ms` are delivered. Those behind it may have come too late for
-                    their own second
-    log_position    the end of the commit log then: what was delivered since lies behind it
-    record          position and CRC-32 of the last record of the queue that was taken in: the
-                    checkpoint belongs to a commit log that holds it
-    incarnation     of the store whose wheel and timer log `log_end` and `queue_offset` speak of. A
-                    slave has its master's checkpoint, and the wheel of nobody
-
-When RocketMQ has written since, the CRC is wrong. A checkpoint without all this (RocketMQ's, or of
-a version before) does not prove that anything is delivered.
+If RocketMQ has written the file since, the CRC is wrong. A checkpoint without a valid extension
+does not prove that any message has been delivered.
 """
 
 import struct
@@ -63,24 +62,29 @@ from sluicemq.store.segments import SegmentFiles
 UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = 52
 SIZE_KEY: Final = "mappedFileSizeTimerLog"
-NONE: Final = -1
-"""No unit."""
+NO_UNIT: Final = -1
+"""The position that means that there is no unit."""
 
-DEFAULT: Final = 1
-ROLL: Final = 2
-"""Due later than the wheel reaches: the message is put into the timer's queue again by then."""
-DELETE: Final = 4
-"""Not a message to deliver: one of the same second is taken back."""
+MAGIC_DEFAULT: Final = 1
+"""The flag that every unit has."""
+MAGIC_ROLL: Final = 2
+"""The message is due later than the wheel reaches. It is put into the timer queue again."""
+MAGIC_DELETE: Final = 4
+"""The unit is a recall: a message of the same slot must not be delivered."""
 
 CHECKED_BYTES: Final = 64 << 20
-"""So much of the end of the log a start reads, to compare its checksum."""
+"""The number of bytes at the end of the timer log that its checksum covers."""
 _PIECE_BYTES: Final = 1 << 20
 _BLANK: Final = struct.Struct(">iqi")
-_FLAGS: Final = DEFAULT | ROLL | DELETE
+_FLAGS: Final = MAGIC_DEFAULT | MAGIC_ROLL | MAGIC_DELETE
 
 
 class TimerUnit(NamedTuple):
-    """One unit. Times are milliseconds; `position` is the message's place in the commit log."""
+    """A unit of the timer log.
+
+    `write_ms` and `delay_ms` are milliseconds; their sum is the slot. `previous` is the position of
+    the previous unit in the timer log, and `position` that of the message in the commit log.
+    """
 
     unit_bytes: int
     previous: int
@@ -94,22 +98,22 @@ class TimerUnit(NamedTuple):
 
     @property
     def due_ms(self) -> int:
-        """The second it belongs to, as the unit says it."""
+        """The slot of the unit, in milliseconds since 1970."""
         return self.write_ms + self.delay_ms
 
     @property
-    def is_whole(self) -> bool:
-        """Does it look as a unit must?"""
+    def is_valid(self) -> bool:
+        """Whether the fields have values that a unit can have."""
         return (
             self.unit_bytes == UNIT_BYTES
-            and bool(self.magic & DEFAULT)
+            and bool(self.magic & MAGIC_DEFAULT)
             and not self.magic & ~_FLAGS
             and self.size_bytes > 0
         )
 
 
 class TimerLog:
-    """The files, and the units that are not in them yet."""
+    """The files of the timer log, and the units that are not in the files yet."""
 
     def __init__(self, files: Files, directory: str, file_bytes: int) -> None:
         self._segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY)
@@ -119,15 +123,19 @@ class TimerLog:
         self._tail_start = 0
         self._is_name_new = False
         self._dense_end = 0
-        """Up to here the files have no holes, so a map of them can be read on a full tmpfs."""
+        """The files have no holes before this position, so a map of them is readable on a full
+        tmpfs."""
         self.end = 0
-        """Where the next unit goes, as far as one fits there."""
+        """The position of the next unit, unless a blank must come first."""
 
-    # --- the files
+    # --- The files
 
     def load(self, end: int, *, removes: bool = True) -> None:
-        """Find the files; units are appended from `end` on. `removes=False` changes nothing on
-        disk, for tools. Raises StoreDamagedError."""
+        """Open the files. The next unit is appended at `end`, limited to the range of the files.
+
+        With `removes=False`, which tools use, nothing on disk is changed. Raises
+        StoreDamagedError.
+        """
         self._segments.load(is_derived=True, removes=removes)
         if not len(self._segments):
             end = 0
@@ -136,50 +144,57 @@ class TimerLog:
             self._dense_end = segment.base + segment.file().data_end(0)
             if self._dense_end < segment.end:
                 break
-        self.set_end(min(max(end, self._segments.start), self._segments.end))
+        self.reset_end(min(max(end, self._segments.start), self._segments.end))
 
-    def set_end(self, end: int) -> None:
-        """What lies behind is forgotten."""
+    def reset_end(self, end: int) -> None:
+        """Set the position of the next unit, and drop all units that are not written yet."""
         self._tail.clear()
         self._tail_start = self.end = end
 
-    def cut(self, end: int) -> None:
-        """The log ends here: what the files hold behind it is wiped, durably. Raises OSError."""
+    def truncate(self, end: int) -> None:
+        """Remove everything from `end` on, durably, and continue at `end`.
+
+        Later files are removed, and the rest of the file that contains `end` is zeroed. Raises
+        OSError.
+        """
         if self._segments.truncate(end):
             for segment in self._segments:
                 if segment.end >= end:
                     segment.file().sync()
             self._files.sync_directory(self._segments.directory)
-        self.set_end(end)
+        self.reset_end(end)
 
     @property
     def start(self) -> int:
-        """The first position there is."""
+        """The position at which the first file begins, 0 without files."""
         return self._segments.start
 
     @property
     def is_empty(self) -> bool:
-        """Is there nothing at all?"""
+        """Whether there are neither files nor units in memory."""
         return not len(self._segments) and not self._tail
 
     def remove_all(self) -> None:
-        """The log begins anew."""
+        """Remove all files and units. The log continues at position 0."""
         self._segments.remove_all()
-        self.set_end(0)
+        self.reset_end(0)
 
-    # --- units
+    # --- Units
 
-    def unit(self, position: int) -> TimerUnit | None:
-        """The unit at a position; None when there is none."""
+    def unit_at(self, position: int) -> TimerUnit | None:
+        """Return the unit at a position, None if the log does not reach so far."""
         if position >= self._tail_start:
-            at = position - self._tail_start
-            if at + UNIT_BYTES > len(self._tail):
+            index = position - self._tail_start
+            if index + UNIT_BYTES > len(self._tail):
                 return None
-            return TimerUnit._make(UNIT.unpack_from(self._tail, at))
-        return self._stored(position)
+            return TimerUnit._make(UNIT.unpack_from(self._tail, index))
+        return self._stored_unit(position)
 
-    def _stored(self, position: int) -> TimerUnit | None:
-        """What the files hold there, behind the end too."""
+    def _stored_unit(self, position: int) -> TimerUnit | None:
+        """Return the 52 bytes at a position of the files as a unit, also behind `end`.
+
+        Return None if no file contains them. The unit may be invalid.
+        """
         segment = self._segments.at(position)
         if segment is None or position + UNIT_BYTES > segment.end or position < 0:
             return None
@@ -197,10 +212,14 @@ class TimerLog:
         size_bytes: int,
         topic_hash: int,
     ) -> int:
-        """Add a unit; returns its position. Nothing is written yet. HOT.
+        """Append a unit in memory and return its position. It is called for every timed message.
 
-        `delay_ms` has 32 bits in the file. One that has more room moves `write_ms` instead: their
-        sum, which says to which second the unit belongs, is what counts.
+        `previous` is the position of the previous unit of the slot, or NO_UNIT. `position` and
+        `size_bytes` are those of the message in the commit log. `topic_hash` is the hash of the
+        topic to which it is delivered.
+
+        `delay_ms` has 32 bits in the file. If it does not fit, the rest is added to `write_ms`:
+        only their sum, which is the slot, counts.
         """
         fitting_ms = min(max(delay_ms, -(1 << 31)), (1 << 31) - 1)
         if fitting_ms != delay_ms:
@@ -217,7 +236,10 @@ class TimerLog:
         return end
 
     def write(self) -> None:
-        """Write what was appended. On OSError it stays in memory for the next time."""
+        """Write the appended units to the files, without syncing them.
+
+        Raises OSError; then all of them stay in memory for the next call.
+        """
         done = 0
         tail, start = self._tail, self._tail_start
         while done < len(tail):
@@ -238,11 +260,14 @@ class TimerLog:
 
     @property
     def written_end(self) -> int:
-        """Everything before is in the files."""
+        """The position up to which the units are in the files."""
         return self._tail_start
 
     def sync(self, start: int, end: int) -> None:
-        """Wait until [start, end) is on disk. Another thread may do this. Raises OSError."""
+        """Wait until the positions [start, end) are on disk. Another thread may call this.
+
+        Raises OSError.
+        """
         if self._is_name_new:
             self._is_name_new = False
             self._files.sync_directory(self._segments.directory)
@@ -250,11 +275,11 @@ class TimerLog:
             if segment.end > start and segment.base < end:
                 segment.file().sync()
 
-    def walk(self, start: int) -> Iterator[tuple[int, TimerUnit]]:
-        """(position, unit) in the files from `start` on, up to the first place where none is."""
+    def iter_stored_units(self, start: int) -> Iterator[tuple[int, TimerUnit]]:
+        """Yield (position, unit) from the files, from `start` up to the first invalid unit."""
         position = start
-        while (unit := self._stored(position)) is not None or self._is_blank(position):
-            if unit is None or not unit.is_whole:
+        while (unit := self._stored_unit(position)) is not None or self._is_blank(position):
+            if unit is None or not unit.is_valid:
                 if not self._is_blank(position):
                     return
                 position += self._file_bytes - position % self._file_bytes
@@ -263,6 +288,7 @@ class TimerLog:
             position += UNIT_BYTES
 
     def _is_blank(self, position: int) -> bool:
+        """Return whether a blank at this position closes its file."""
         segment = self._segments.at(position)
         if segment is None or position + _BLANK.size > segment.end:
             return False
@@ -270,18 +296,20 @@ class TimerLog:
         return bool(magic == MAGIC_BLANK and room == segment.end - position)
 
     @property
-    def bases(self) -> list[int]:
+    def segment_starts(self) -> list[int]:
         """The positions at which the files begin."""
         return [segment.base for segment in self._segments]
 
     def read(self, position: int, size: int) -> bytes:
-        """Read bytes of one file with `pread`; fewer where the file ends."""
+        """Return `size` bytes from a position, read with `pread`; fewer if the file ends before."""
         segment = self._segments.at(position)
         return b"" if segment is None else segment.read(position, min(size, segment.end - position))
 
     def checksum(self, end: int) -> int:
-        """Return a CRC-32 of the files' bytes before `end`, of the last `CHECKED_BYTES` at most:
-        what lies before is checked when its second is loaded."""
+        """Return a CRC-32 of the last `CHECKED_BYTES` of the files before `end`.
+
+        Units before them are checked when their slots are loaded.
+        """
         crc, position = 0, max(end - CHECKED_BYTES, self.start)
         while position < end and (data := self.read(position, min(_PIECE_BYTES, end - position))):
             crc = zlib.crc32(data, zlib.crc32(position.to_bytes(8), crc))
@@ -289,21 +317,21 @@ class TimerLog:
         return crc
 
     @property
-    def units_a_file(self) -> int:
-        """How many units a full file holds."""
+    def units_per_file(self) -> int:
+        """The number of units that a full file contains."""
         return (self._file_bytes - UNIT_BYTES - _BLANK.size) // UNIT_BYTES + 1
 
-    # --- retention
+    # --- Retention
 
     def remove_before(self, log_offset: int) -> int:
-        """Remove the files whose messages lie before a place in the commit log; says how many.
+        """Remove the files whose messages are all before a position of the commit log.
 
-        Never the last file.
+        Return the number of removed files. The last file is never removed.
         """
         removed = 0
         last = (self._file_bytes - _BLANK.size) // UNIT_BYTES - 1
         while len(self._segments) > 1:
-            unit = self.unit(self._segments.start + last * UNIT_BYTES)
+            unit = self.unit_at(self._segments.start + last * UNIT_BYTES)
             if unit is None or unit.position >= log_offset:
                 break
             self._files.remove(self._segments.detach_first())
@@ -311,28 +339,34 @@ class TimerLog:
         return removed
 
     def close(self) -> None:
+        """Close the files. Units that are not written are lost."""
         self._segments.close()
 
 
 SLOT: Final = struct.Struct(">qqqii")
 SLOT_BYTES: Final = 32
 SLOTS: Final = 2 * 7 * 86_400
+"""The number of slots of the wheel: the seconds of two weeks."""
 WHEEL_BYTES: Final = SLOTS * SLOT_BYTES
 _CHUNK_SLOTS: Final = 2048
 
 
 class Slot(NamedTuple):
-    """One second: first and last unit of its chain, and how many messages it holds."""
+    """A slot of the wheel.
+
+    `time` is the slot's time divided by the precision. `first_unit` and `last_unit` are positions
+    in the timer log. `message_count` is the number of messages to deliver, recalls subtracted.
+    """
 
     time: int
-    first: int
-    last: int
-    messages: int
+    first_unit: int
+    last_unit: int
+    message_count: int
     magic: int = 0
 
 
 class TimerWheel:
-    """The slots. Times are milliseconds, cut down to the precision."""
+    """The timer wheel. Times are in milliseconds and are rounded down to the precision."""
 
     def __init__(self, files: Files, path: str, precision_ms: int = 1000) -> None:
         self._files = files
@@ -342,16 +376,19 @@ class TimerWheel:
         self._changed: dict[int, Slot] = {}
         self._writing: dict[int, Slot] = {}
 
-    # --- the file
+    # --- The file
 
     @property
     def exists(self) -> bool:
-        """Is the file there?"""
+        """Whether the file exists."""
         return self._files.exists(self._path)
 
-    def check(self, *, removes: bool = True) -> None:
-        """Raises StoreDamagedError when the file is there and has another size. An empty one, the
-        trace of a crash at its creation, is none, and removed unless `removes` says no."""
+    def check_size(self, *, removes: bool = True) -> None:
+        """Raise StoreDamagedError if the file exists and has a wrong size.
+
+        An empty file is left by a crash during its creation. It is removed, or with
+        `removes=False` accepted.
+        """
         if not self.exists:
             return
         size = self._open().size()
@@ -361,8 +398,8 @@ class TimerWheel:
         elif size != WHEEL_BYTES:
             raise StoreDamagedError(
                 f"{self._path} has {size} bytes instead of {WHEEL_BYTES}.",
-                fix="Bring it back from a copy, or remove timerwheel and timerlog: they are built"
-                " again from the commit log.",
+                fix="Restore it from a copy, or remove timerwheel and timerlog: they are rebuilt"
+                " from the commit log.",
             )
 
     def _open(self) -> File:
@@ -372,11 +409,11 @@ class TimerWheel:
         return file
 
     def checksum(self) -> int:
-        """Return a CRC-32 of the file, as `identity.content_checksum`; 0 without a file."""
+        """Return the `identity.content_checksum` of the file, 0 without a file."""
         return content_checksum(self._open()) if self.exists else 0
 
     def remove(self) -> None:
-        """All slots are empty again."""
+        """Remove the file and all changes in memory, so that all slots are empty."""
         self.close()
         self._changed.clear()
         self._writing.clear()
@@ -384,14 +421,15 @@ class TimerWheel:
             self._files.remove(self._path)
 
     def close(self) -> None:
+        """Close the file. It is opened again when it is needed."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
-    # --- slots
+    # --- Slots
 
     def get(self, time_ms: int) -> Slot | None:
-        """The slot of a second; None when nothing is in it. HOT."""
+        """Return the slot of a time, None if it is empty. Called for every timed message."""
         time = time_ms // self.precision_ms
         index = time % SLOTS
         slot = self._changed.get(index) or self._writing.get(index)
@@ -402,17 +440,18 @@ class TimerWheel:
             if len(data) < SLOT_BYTES:
                 return None
             slot = Slot._make(SLOT.unpack(data))
-        return slot if slot.time == time and slot.last != NONE else None
+        return slot if slot.time == time and slot.last_unit != NO_UNIT else None
 
     def put(self, time_ms: int, first: int, last: int, messages: int) -> None:
-        """What a second holds from now on."""
+        """Replace the slot of a time, in memory."""
         time = time_ms // self.precision_ms
         self._changed[time % SLOTS] = Slot(time, first, last, messages)
 
-    def occupied(self, start_ms: int, end_ms: int) -> Iterator[int]:
-        """The seconds in [start, end), in ms, that hold something, in order.
+    def iter_occupied_ms(self, start_ms: int, end_ms: int) -> Iterator[int]:
+        """Yield the times of the slots in [start_ms, end_ms) that are not empty, in order.
 
-        Slots that change meanwhile may be missed or come again.
+        At most one turn of the wheel is read. Slots that change during the iteration may be missed
+        or yielded twice.
         """
         step = self.precision_ms
         first = start_ms // step
@@ -437,22 +476,25 @@ class TimerWheel:
             first = stop
 
     @property
-    def has_memory(self) -> bool:
-        """Does a slot differ from the file?"""
+    def has_unsaved_slots(self) -> bool:
+        """Whether a slot in memory has not been written to the file."""
         return bool(self._changed or self._writing)
 
-    # --- writing
+    # --- Writing
 
-    def take(self) -> Mapping[int, Slot]:
-        """The changed slots, for `write`; nothing while some are being written."""
+    def take_changed_slots(self) -> Mapping[int, Slot]:
+        """Return the changed slots, to be passed to `write`.
+
+        While an earlier write is not finished, return the slots of that write.
+        """
         if not self._writing:
             self._writing, self._changed = self._changed, {}
         return self._writing
 
     def write(self, slots: Mapping[int, Slot]) -> None:
-        """Write slots, neighbours in one piece, and wait until they are on disk. Raises OSError.
+        """Write slots and wait until they are on disk. Another thread may call this.
 
-        Another thread may do this.
+        Neighbouring slots are written with one system call. Raises OSError.
         """
         if not slots:
             return
@@ -464,15 +506,18 @@ class TimerWheel:
         pack = SLOT.pack
         indices = sorted(slots)
         start = 0
-        for at in range(1, len(indices) + 1):
-            if at == len(indices) or indices[at] != indices[at - 1] + 1:
-                run = indices[start:at]
+        for stop in range(1, len(indices) + 1):
+            if stop == len(indices) or indices[stop] != indices[stop - 1] + 1:
+                run = indices[start:stop]
                 file.pwrite(b"".join([pack(*slots[i]) for i in run]), run[0] * SLOT_BYTES)
-                start = at
+                start = stop
         file.sync()
 
-    def settle(self, *, is_written: bool) -> None:
-        """The slots that `take` gave are on disk, or still have to be written."""
+    def finish_write(self, *, is_written: bool) -> None:
+        """Finish the write of the slots that `take_changed_slots` returned.
+
+        With `is_written=False`, because the write failed, they count as changed again.
+        """
         if not is_written:
             self._changed = self._writing | self._changed
         self._writing = {}
@@ -480,15 +525,20 @@ class TimerWheel:
 
 CHECKPOINT_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">7q")
-_OWN: Final = struct.Struct(">8s4qI16s")
-_OWN_MAGIC: Final = b"sluice3\0"
+_EXTENSION: Final = struct.Struct(">8s4qI16s")
+_EXTENSION_MAGIC: Final = b"sluice3\0"
 _CRC: Final = struct.Struct(">I")
-_CRC_AT: Final = _FIELDS.size + _OWN.size
+_CRC_OFFSET: Final = _FIELDS.size + _EXTENSION.size
 _INCARNATION_BYTES: Final = 16
 
 
 class TimerCheckpoint(NamedTuple):
-    """The seven numbers. `read_ms` is the first second that may hold undelivered messages."""
+    """The fields of the checkpoint: the seven of RocketMQ, then those of SluiceMQ's extension.
+
+    `read_ms` is the first slot that may contain undelivered messages. The module's docstring
+    describes the other fields. `replay_offset` is NO_UNIT if the checkpoint does not prove what was
+    delivered.
+    """
 
     read_ms: int = 0
     log_end: int = 0
@@ -498,21 +548,20 @@ class TimerCheckpoint(NamedTuple):
     time_ms: int = 0
     counter: int = 0
     done_ms: int = 0
-    replay_offset: int = NONE
-    """NONE: nothing proves what is delivered."""
+    replay_offset: int = NO_UNIT
     log_position: int = 0
-    record_position: int = NONE
+    record_position: int = NO_UNIT
     record_crc: int = 0
     incarnation: str = ""
 
     def encode(self) -> bytes:
-        """RocketMQ's 56 bytes, as request 60 answers them too."""
+        """Return the 56 bytes of RocketMQ's fields, as GET_TIMER_CHECK_POINT (60) returns them."""
         return _FIELDS.pack(*self[:7])
 
-    def encode_own(self) -> bytes:
-        """What stands behind them."""
-        own = _OWN.pack(
-            _OWN_MAGIC,
+    def encode_extension(self) -> bytes:
+        """Return the bytes of SluiceMQ's extension with the CRC, which follow those of `encode`."""
+        extension = _EXTENSION.pack(
+            _EXTENSION_MAGIC,
             self.done_ms,
             self.replay_offset,
             self.log_position,
@@ -520,54 +569,65 @@ class TimerCheckpoint(NamedTuple):
             self.record_crc,
             self.incarnation.encode()[:_INCARNATION_BYTES],
         )
-        return own + _CRC.pack(zlib.crc32(self.encode() + own))
+        return extension + _CRC.pack(zlib.crc32(self.encode() + extension))
 
-    def is_of(self, log: RecordSource) -> bool:
-        """Return whether the checkpoint says what is delivered of the messages in this log.
+    def matches_log(self, log: RecordSource) -> bool:
+        """Return whether the checkpoint proves what was delivered of the messages in this log.
 
-        A record that retention has removed cannot be compared, and does not count against it.
+        The log must contain the checkpoint's last record, unless retention has removed it.
         """
-        if self.replay_offset == NONE:
+        if self.replay_offset == NO_UNIT:
             return False
-        if self.record_position == NONE or self.record_position < log.start:
+        if self.record_position == NO_UNIT or self.record_position < log.start:
             return True
         return log.record_crc(self.record_position) == self.record_crc
 
-    def without_files(self) -> "TimerCheckpoint":
-        """Return the checkpoint of a store whose wheel and log have to be built: every broker,
-        RocketMQ's too, takes in the whole queue."""
+    def without_timer_files(self) -> "TimerCheckpoint":
+        """Return the checkpoint of a store whose wheel and log must be rebuilt.
+
+        With it every broker, also RocketMQ's, reads the whole timer queue.
+        """
         return self._replace(log_end=0, queue_offset=0, master_queue_offset=0)
 
 
 def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
-    """Read a checkpoint; None when there is none, or nothing in it."""
+    """Return the checkpoint in a file, None if the file does not exist or contains only zeros.
+
+    Without a valid extension, the fields of SluiceMQ have their default values.
+    """
     if not files.exists(path):
         return None
     with closing(files.open(path)) as file:
-        data = file.pread(_CRC_AT + _CRC.size, 0)
+        data = file.pread(_CRC_OFFSET + _CRC.size, 0)
     if len(data) < _FIELDS.size or not any(data):
         return None
     fields = _FIELDS.unpack_from(data)
-    is_ours = len(data) == _CRC_AT + _CRC.size and _CRC.unpack_from(data, _CRC_AT) == (
-        zlib.crc32(data[:_CRC_AT]),
-    )
-    if not is_ours:
+    has_extension = len(data) == _CRC_OFFSET + _CRC.size
+    if not has_extension:
         return TimerCheckpoint(*fields)
-    _, *own, name = _OWN.unpack_from(data, _FIELDS.size)
-    return TimerCheckpoint._make((*fields, *own, name.rstrip(b"\0").decode("ascii", "replace")))
+    (crc,) = _CRC.unpack_from(data, _CRC_OFFSET)
+    if crc != zlib.crc32(data[:_CRC_OFFSET]):
+        return TimerCheckpoint(*fields)
+    _, *extension, name = _EXTENSION.unpack_from(data, _FIELDS.size)
+    incarnation = name.rstrip(b"\0").decode("ascii", "replace")
+    return TimerCheckpoint._make((*fields, *extension, incarnation))
 
 
 def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint) -> None:
-    """Write a checkpoint, durably. One that proves nothing leaves what stands behind RocketMQ's
-    bytes as it is. Raises OSError."""
+    """Write a checkpoint to a file, durably. Raises OSError.
+
+    If the checkpoint does not prove what was delivered (`replay_offset` is NO_UNIT), the bytes of
+    the extension in the file are not changed.
+    """
     directory = path.rpartition("/")[0]
     files.make_directory(directory)
     with closing(files.open(path, create=True)) as file:
         is_new = file.size() < CHECKPOINT_BYTES
         if is_new:
             file.truncate(CHECKPOINT_BYTES)
-        own = checkpoint.encode_own() if checkpoint.replay_offset != NONE else b""
-        file.pwrite(checkpoint.encode() + own, 0)
+        proves_delivery = checkpoint.replay_offset != NO_UNIT
+        extension = checkpoint.encode_extension() if proves_delivery else b""
+        file.pwrite(checkpoint.encode() + extension, 0)
         file.sync()
     if is_new:
         files.sync_directory(directory)

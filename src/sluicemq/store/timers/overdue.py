@@ -1,16 +1,16 @@
-"""Find out which timed messages that were due before a start have been delivered already.
+"""Find out which timed messages that were due before a start have already been delivered.
 
-A checkpoint says what was delivered when it was written, and a broker may have delivered more
-before it stopped. RocketMQ's checkpoint, and those of older versions, prove nothing at all. But a
-delivery leaves a record in the message's own queue, with the properties of the timed message. So
-before a broker delivers a message that was due before it started, it looks there:
+A checkpoint says what had been delivered when it was written, but the broker may have delivered
+more before it stopped. The checkpoints of RocketMQ and of older versions prove nothing at all. But
+a delivery leaves a record in the message's own queue, with the properties of the timed message. So
+before a broker delivers a message that was due before the broker started, it looks for that record:
 
-    add      let an overdue message wait
-    settle   read the queues of all waiting messages once, from where a delivery could lie up to
-             the end of the log at the start; return the messages that were not delivered
+    add                let an overdue message wait for the look-up
+    find_undelivered   read the queues of all waiting messages once, from where a delivery could be
+                       up to the end of the log at the start; return the undelivered messages
 
 At most `WAITING_MAX` messages wait at a time. A message that rolls is not delivered but put into
-the timer queue again; its next record there takes the place of the delivery.
+the timer queue again. Then its next record in the timer queue is looked up instead of the delivery.
 """
 
 import hashlib
@@ -23,42 +23,48 @@ from sluicemq.record.codec import value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.placing import (
-    OUT,
-    REAL_QUEUE,
-    REAL_TOPIC,
-    ROLLS,
-    UNIQUE_ID,
+    REAL_QUEUE_KEY,
+    REAL_TOPIC_KEY,
+    ROLL_COUNT_KEY,
+    TIMER_OUT_KEY,
+    UNIQUE_ID_KEY,
     TimedRecord,
     parse_record,
 )
 
 WAITING_MAX: Final = 100_000
+"""The number of waiting messages at which `DeliveryLookup.is_full`."""
 _CHUNK_UNITS: Final = 256
 _KEY_BYTES: Final = 16
 
 
-class Overdue(NamedTuple):
-    """A message that waits until `settle` finds out whether it was delivered. `position` is its
-    position in the commit log; times are milliseconds."""
+class OverdueMessage(NamedTuple):
+    """A message that was due before the start and may have been delivered.
+
+    `position` is its position in the commit log, `slot_ms` its slot, and `due_ms` its exact due
+    time, in milliseconds since 1970. `magic` is that of its unit.
+    """
 
     position: int
     slot_ms: int
     due_ms: int
     magic: int
     has_unit: bool
-    """Whether the wheel holds a unit of it."""
+    """Whether the timer log contains a unit of the message."""
 
 
 def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
-    """Return a hash that only the records of one timed message and of its delivery share. It covers
-    the unique id, TIMER_OUT_MS, the number of rolls, born time and host, and the CRC of the body.
-    `more_rolls` is added to the number of rolls: 1 for the record after the next roll, -1 for the
-    one before the last."""
+    """Return a hash that only the records of one timed message and of its delivery share.
+
+    It covers the unique id, TIMER_OUT_MS, the number of rolls, the born time and host, and the CRC
+    of the body. `more_rolls` is added to the number of rolls: 1 gives the key of the record after
+    the next roll, -1 that of the record before the last roll.
+    """
     properties = record.properties
-    rolls = natural(value_of(properties, ROLLS) or b"") or 0
+    rolls = natural(value_of(properties, ROLL_COUNT_KEY) or b"") or 0
     parts = (
-        value_of(properties, UNIQUE_ID) or b"",
-        value_of(properties, OUT) or b"",
+        value_of(properties, UNIQUE_ID_KEY) or b"",
+        value_of(properties, TIMER_OUT_KEY) or b"",
         b"%d" % (rolls + more_rolls),
         b"%d %d" % (record.born_time_ms, record.body_crc),
         record.born_host,
@@ -66,57 +72,74 @@ def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
     return hashlib.blake2b(b"\x00".join(parts), digest_size=_KEY_BYTES).digest()
 
 
-class OverdueMessages:
-    """The messages that wait, by the queue in which their deliveries would lie."""
+class DeliveryLookup:
+    """The look-up of deliveries for messages that were due before the start.
+
+    The messages wait grouped by the queue in which their deliveries would be.
+    """
 
     def __init__(self, store: Store, end: int) -> None:
-        """Take the store, and the end of its log at the start: deliveries lie before it."""
+        """Create a look-up in a store.
+
+        `end` is the position of the end of the commit log at the start. Deliveries of earlier runs
+        are before it.
+        """
         self._store = store
         self._end = end
-        self._waiting: dict[tuple[str, int], dict[bytes, list[Overdue]]] = {}
+        self._waiting: dict[tuple[str, int], dict[bytes, list[OverdueMessage]]] = {}
         self._floors: dict[tuple[str, int], int] = {}
-        self.count = 0
+        self.waiting_count = 0
+        """The number of messages that wait for `find_undelivered`."""
 
-    def add(self, record: TimedRecord, message: Overdue, floor: int, *, is_roll: bool) -> None:
-        """Let a message wait. Its delivery, if there is one, lies at commit log position `floor` or
-        behind. `is_roll`: look for its next record in the timer queue instead of a delivery in its
-        own queue."""
-        key, place = delivery_key(record, more_rolls=is_roll), (TIMER_TOPIC, 0)
+    def add(
+        self, record: TimedRecord, message: OverdueMessage, floor: int, *, is_roll: bool
+    ) -> None:
+        """Let a message wait for the look-up.
+
+        A delivery of the message is at commit log position `floor` or behind it. With `is_roll`,
+        the next record of the message in the timer queue is looked up instead of a delivery in the
+        message's own queue.
+        """
+        key, queue = delivery_key(record, more_rolls=is_roll), (TIMER_TOPIC, 0)
         if not is_roll:
-            place = target_queue(record)
-        self._waiting.setdefault(place, {}).setdefault(key, []).append(message)
-        self._floors[place] = min(self._floors.get(place, floor), floor)
-        self.count += 1
+            queue = target_queue(record)
+        self._waiting.setdefault(queue, {}).setdefault(key, []).append(message)
+        self._floors[queue] = min(self._floors.get(queue, floor), floor)
+        self.waiting_count += 1
 
     @property
     def is_full(self) -> bool:
-        """Whether `settle` has to be called before more is added."""
-        return self.count >= WAITING_MAX
+        """Whether `find_undelivered` must be called before more messages are added."""
+        return self.waiting_count >= WAITING_MAX
 
-    def settle(self) -> Generator[None, None, list[Overdue]]:
-        """Find out which of the waiting messages were delivered. Return the others in the order of
-        their due times; none waits afterwards. Yield now and then, so that other work can run."""
+    def find_undelivered(self) -> Generator[None, None, list[OverdueMessage]]:
+        """Return the waiting messages that were not delivered, in the order of their due times.
+
+        Afterwards no message waits. The generator yields after each chunk of a queue, so that other
+        work can run.
+        """
         waiting, floors = self._waiting, self._floors
-        self._waiting, self._floors, self.count = {}, {}, 0
-        for place, messages in waiting.items():
-            yield from self._drop_delivered(place, floors[place], messages)
+        self._waiting, self._floors, self.waiting_count = {}, {}, 0
+        for queue, messages in waiting.items():
+            yield from self._drop_delivered(queue, floors[queue], messages)
         left = [message for keys in waiting.values() for one in keys.values() for message in one]
         return sorted(left, key=lambda message: (message.due_ms, message.position))
 
     def _drop_delivered(
-        self, place: tuple[str, int], floor: int, messages: dict[bytes, list[Overdue]]
+        self, queue: tuple[str, int], floor: int, messages: dict[bytes, list[OverdueMessage]]
     ) -> Generator[None]:
+        """Remove from `messages` those whose delivery is in a queue, from position `floor` on."""
         store = self._store
-        offset = store.first_offset_from(*place, floor)
+        offset = store.first_offset_from(*queue, floor)
         while messages:
-            units = store.committed_units(*place, offset, _CHUNK_UNITS)
+            units = store.committed_units(*queue, offset, _CHUNK_UNITS)
             if not len(units):
                 return
             for position, size, _ in UNIT.iter_unpack(units):
                 if position >= self._end and size != BLANK_SIZE:
                     return
                 view = store.committed_record(position, size) if size != BLANK_SIZE else None
-                if view is not None and OUT in bytes(view):
+                if view is not None and TIMER_OUT_KEY in bytes(view):
                     record = parse_record(view)
                     key = delivery_key(record) if record is not None else b""
                     if key in messages:
@@ -129,6 +152,6 @@ class OverdueMessages:
 
 def target_queue(record: TimedRecord) -> tuple[str, int]:
     """Return the topic and the queue id to which a timed message is delivered."""
-    name = value_of(record.properties, REAL_TOPIC) or b""
-    queue_id = natural(value_of(record.properties, REAL_QUEUE) or b"") or 0
+    name = value_of(record.properties, REAL_TOPIC_KEY) or b""
+    queue_id = natural(value_of(record.properties, REAL_QUEUE_KEY) or b"") or 0
     return name.decode("utf-8", "replace"), queue_id

@@ -1,25 +1,25 @@
-"""State of the timers on disk: timer wheel, timer log and checkpoint, which are only valid
-together.
+"""The state of the timers on disk: timer wheel, timer log and checkpoint.
 
-All three are derived from the queue of rmq_sys_wheel_timer, the timer queue. A save syncs the log,
-then the changed slots, then the checkpoint, so the wheel on disk never points behind the log on
-disk. The next start begins at the checkpoint. It adds the units that the log holds behind the
-checkpoint to the slots, and then reads the timer queue from the message after the last of these
-units. A unit is good if its message is in the commit log, behind the message of the unit before.
-What lies behind the last good unit is wiped, because a later crash could make it look valid.
+The three files are valid only together. All of them are derived from the timer queue, which is
+queue 0 of rmq_sys_wheel_timer. A save syncs the log, then the changed slots, then the checkpoint.
+Therefore the wheel on disk never refers to units that are not on disk. The next start continues
+from the checkpoint. It adds the units behind the checkpoint's end of the log to the slots. Then it
+reads the timer queue from the message after the last of these units. A unit is good if its message
+is in the commit log, behind the message of the unit before. The log behind the last good unit is
+zeroed, because a later crash could make it look valid.
 
-A start trusts wheel and log only with the identity of this store (`store.identity`, one file beside
-the wheel for both) and with a checkpoint that this store wrote. After a clean shutdown their
-checksums have to match; after a crash wheel and log have to agree with each other (`checking`).
-Otherwise they are removed and built again from the whole timer queue.
+A start trusts wheel and log only with the identity of this store (`files.identity`, one file beside
+the wheel for both) and with a checkpoint that this store wrote. After a clean shutdown, their
+checksums must match. After a crash, wheel and log must agree with each other (`checking`).
+Otherwise they are removed and rebuilt from the whole timer queue.
 
-A rebuild knows what was delivered before the checkpoint: the slot of a message follows from its
-record alone, and the checkpoint tells which slots were delivered. The exceptions are messages that
-came too late for their slot; all of them are at offset `replay_offset` of the timer queue or
-behind. What was delivered after the checkpoint is found in the queues of the messages (`overdue`).
-If the checkpoint proves nothing, all deliveries are looked up there.
+A rebuild knows what was delivered before the checkpoint, because the slot of a message follows from
+its record and the checkpoint says which slots were delivered. The exceptions are messages that came
+too late for their slot. All of them are at offset `replay_offset` of the timer queue or behind it.
+What was delivered after the checkpoint is found in the queues of the messages (`overdue`). If the
+checkpoint proves nothing, all deliveries are looked up there.
 
-A slave has its master's checkpoint, and neither wheel nor log (`discard_timer_files`).
+A slave has its master's checkpoint, but neither wheel nor log (`discard_timer_files`).
 """
 
 import logging
@@ -33,10 +33,10 @@ from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files
 from sluicemq.files.identity import FileState, FileVerdict, IdentityFile
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
-from sluicemq.store.timers.checking import disagreement, gone_units, revise
+from sluicemq.store.timers.checking import find_disagreement, find_removed_units, recover_units
 from sluicemq.store.timers.files import (
-    DELETE,
-    NONE,
+    MAGIC_DELETE,
+    NO_UNIT,
     UNIT_BYTES,
     TimerCheckpoint,
     TimerLog,
@@ -48,8 +48,9 @@ from sluicemq.store.timers.files import (
 
 log = logging.getLogger(__name__)
 
-_QUIET_MS: Final = 60_000
-REASONS: Final = {
+_IDLE_SAVE_MS: Final = 60_000
+"""A checkpoint that changes only `read_ms` is written at most once in this time."""
+DISTRUST_REASONS: Final = {
     FileVerdict.FOREIGN: "they belong to another store, or to another commit log",
     FileVerdict.CHANGED: "they have changed since the last orderly stop",
     FileVerdict.UNKNOWN: (
@@ -59,14 +60,15 @@ REASONS: Final = {
         "they were discarded: this replica was a slave, or a start was interrupted"
     ),
 }
+"""Why the wheel and the log are not trusted, for each result of the identity check; for the log."""
 
 
-class Start(NamedTuple):
+class TimerStart(NamedTuple):
     """The result of `TimerFiles.load`.
 
-    `is_rebuilt`: wheel and log are empty, and the whole timer queue has to be read. `is_exact`: the
-    checkpoint tells exactly what was delivered when it was written. `is_settled`: nothing was
-    delivered after the checkpoint.
+    If `is_rebuilt`, wheel and log are empty, and the whole timer queue must be read. If `is_exact`,
+    the checkpoint says exactly what had been delivered when it was written. If `is_settled`,
+    nothing was delivered after the checkpoint.
     """
 
     is_rebuilt: bool
@@ -75,8 +77,10 @@ class Start(NamedTuple):
 
 
 class TimerFiles:
-    """The timer wheel, timer log and checkpoint of a store. Slot times are milliseconds since 1970,
-    rounded down to the precision."""
+    """The timer wheel, timer log and checkpoint of a store.
+
+    Slot times are milliseconds since 1970, rounded down to the precision.
+    """
 
     def __init__(
         self, store: Store, files: Files, root: str, *, log_file_bytes: int, precision_ms: int
@@ -87,59 +91,69 @@ class TimerFiles:
         self._log_file_bytes = log_file_bytes
         self._precision_ms = precision_ms
         self._saving = threading.Lock()
-        self._saved = self._begun = 0
+        self._saved = self._started = 0  # numbers of the last finished and the last started save
         self._is_broken = False
         self._sealed_checksum: int | None = None
-        """Of the files as they were found, while they have not changed since."""
+        """The checksum of the files at the start, None once they have changed."""
         self._check_path = f"{root}/config/timercheck"
         self._identity = IdentityFile(files, f"{root}/timerwheel", store.incarnation.text)
         self.wheel = TimerWheel(files, f"{root}/timerwheel", precision_ms)
         self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
         self.checkpoint = TimerCheckpoint()
-        """The checkpoint that is on disk. Of the messages before `old_end` in the commit log, those
-        due by its `done_ms` were delivered."""
+        """The checkpoint that is on disk.
+
+        The messages before `log_end_at_start` in the commit log that are due by its `done_ms` were
+        delivered.
+        """
         self.queue_offset = 0
-        """The first message of the queue that is not in the files."""
-        self.record_position = NONE
-        """Where the message before lies in the commit log."""
-        self.old_end = 0
+        """The offset of the first message of the timer queue that is not in the files."""
+        self.record_position = NO_UNIT
+        """The commit log position of the last message that is in the files, NO_UNIT if unknown."""
+        self.log_end_at_start = 0
+        """The commit log position up to which the checkpoint describes deliveries."""
 
-    # --- the start
+    # --- Start
 
-    def load(self) -> Start:
-        """Decide whether the files can be trusted, discard them if not, and return how the timers
-        start. Blocking. Raises OSError."""
+    def load(self) -> TimerStart:
+        """Load the files, discard them if they cannot be trusted, and return how the timers start.
+
+        The call blocks. Raises OSError.
+        """
         low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
         known = read_timer_checkpoint(self._files, self._check_path)
         self.checkpoint = known or TimerCheckpoint()
-        is_exact = known is not None and known.is_of(self._store.record_source)
+        is_exact = known is not None and known.matches_log(self._store.record_source)
         reason, is_settled = self._load_files(self.checkpoint, is_exact=is_exact)
-        if high == low and self.log.is_empty and not self.wheel.exists:  # nothing waits
-            self.queue_offset, self.old_end = high, self._store.written_offset
-            return Start(is_rebuilt=False, is_exact=is_exact, is_settled=True)
+        if high == low and self.log.is_empty and not self.wheel.exists:  # no message waits
+            self.queue_offset, self.log_end_at_start = high, self._store.written_offset
+            return TimerStart(is_rebuilt=False, is_exact=is_exact, is_settled=True)
         if not reason:
             self.queue_offset = min(max(self.checkpoint.queue_offset, low), high)
-            self.old_end = self.position_of(self.queue_offset)
+            self.log_end_at_start = self.log_position_of(self.queue_offset)
             self.record_position = self.checkpoint.record_position
             if not is_settled:
-                self._revise()
+                self._recover_units()
                 reason = self._disagreement()
             if not reason:
                 with suppress_full_disk():
                     self._identity.mark_open()  # before the first unit, and the first delivery
-                return Start(is_rebuilt=False, is_exact=True, is_settled=is_settled)
-        self.begin_again(reason, is_exact=is_exact)
-        return Start(is_rebuilt=True, is_exact=is_exact, is_settled=False)
+                return TimerStart(is_rebuilt=False, is_exact=True, is_settled=is_settled)
+        self.start_rebuild(reason, is_exact=is_exact)
+        return TimerStart(is_rebuilt=True, is_exact=is_exact, is_settled=False)
 
     def _disagreement(self) -> str:
+        """Return how wheel and log disagree, as a phrase, or ""."""
         from_ms = self.checkpoint.read_ms
-        return disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
+        return find_disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
 
     def _load_files(self, known: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
-        """Load and check wheel and log. Return (reason, is_settled): why they cannot be trusted, ""
-        if they can; and whether the last run shut down cleanly with them."""
+        """Load and check wheel and log. Return (reason, is_settled).
+
+        `reason` says why they cannot be trusted, "" if they can. `is_settled` is True if the last
+        run shut down cleanly with these files.
+        """
         try:
-            self.wheel.check()
+            self.wheel.check_size()
             self.log.load(known.log_end)
         except StoreDamagedError as error:
             return error.fact.rstrip("."), False
@@ -147,8 +161,8 @@ class TimerFiles:
         verdict = self._identity.check(source, lambda: self._checksum(known.log_end))
         if self.checkpoint.time_ms == 0 and not self.wheel.exists:
             return "there is no checkpoint of them yet", False
-        if verdict in REASONS:
-            return REASONS[verdict], False
+        if verdict in DISTRUST_REASONS:
+            return DISTRUST_REASONS[verdict], False
         if not is_exact or known.incarnation != self._store.incarnation.text:
             return "their checkpoint, config/timercheck, is not one that this store wrote", False
         if self.log.end != known.log_end or (known.log_end and not self.wheel.exists):
@@ -160,10 +174,13 @@ class TimerFiles:
         self._sealed_checksum = found.checksum if is_sealed and found is not None else None
         return "", is_sealed
 
-    def begin_again(self, reason: str, *, is_exact: bool = True) -> None:
-        """Empty wheel and log, durably, and start again at the beginning of the timer queue. Log
-        that with `reason`, a phrase. Log as lost the waiting messages that retention has removed.
-        `is_exact`: see `Start`. Raises OSError."""
+    def start_rebuild(self, reason: str, *, is_exact: bool = True) -> None:
+        """Empty wheel and log, durably, and continue at the beginning of the timer queue.
+
+        `reason` is a phrase for the log. Messages that wait but were removed by retention are
+        logged as lost. `is_exact` says whether the checkpoint proves what was delivered
+        (`TimerStart`). Raises OSError.
+        """
         found = self._identity.identity
         is_there = self.wheel.exists or not self.log.is_empty
         is_own = self.checkpoint.incarnation == self._store.incarnation.text
@@ -172,46 +189,54 @@ class TimerFiles:
         is_planned = is_new or is_discarded or not (is_there or is_own)
         log.log(
             logging.INFO if is_planned else logging.WARNING,
-            "timer wheel and timer log of %s are built again from the commit log: %s%s",
-            self._root, reason,
+            "timer wheel and timer log of %s are rebuilt from the commit log: %s%s",
+            self._root,
+            reason,
             "" if is_exact else "; deliveries are looked up in the queues of the messages",
-        )  # fmt: skip
-        self._name_gone()
+        )
+        self._log_lost_messages()
         self.discard()
         low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
-        self.queue_offset, self.record_position = low, NONE
-        self.old_end = self.position_of(max(self.checkpoint.replay_offset, low))
+        self.queue_offset, self.record_position = low, NO_UNIT
+        self.log_end_at_start = self.log_position_of(max(self.checkpoint.replay_offset, low))
 
-    def _name_gone(self) -> None:
-        """Log as lost the waiting messages of the timer log whose records are no longer in the
-        commit log: a rebuild cannot find them."""
+    def _log_lost_messages(self) -> None:
+        """Log the waiting messages whose records are no longer in the commit log as lost.
+
+        A rebuild cannot find them. Only the timer log still names them.
+        """
         with suppress(OSError):
-            gone = gone_units(self.log, self._store.log_start, self.checkpoint.read_ms)
-            if gone:
-                log.error(
-                    "%d timed messages are lost: they are due from %d to %d (ms since 1970), and"
-                    " retention has removed their records, at commit log positions %s and later;"
-                    " the commit log begins at %d."
-                    " Set fileReservedTime to more than the longest delay.",
-                    len(gone), min(gone)[0], max(gone)[0],
-                    ", ".join(str(position) for _, position in gone[:20]), self._store.log_start,
-                )  # fmt: skip
+            removed = find_removed_units(self.log, self._store.log_start, self.checkpoint.read_ms)
+            if not removed:
+                return
+            log.error(
+                "%d timed messages are lost: they are due from %d to %d (ms since 1970), and"
+                " retention has removed their records, at commit log positions %s and later;"
+                " the commit log begins at %d."
+                " Set fileReservedTime to more than the longest delay.",
+                len(removed),
+                min(removed)[0],
+                max(removed)[0],
+                ", ".join(str(position) for _, position in removed[:20]),
+                self._store.log_start,
+            )
 
-    def position_of(self, queue_offset: int) -> int:
-        """Return the commit log position of the message at `queue_offset` of the timer queue; the
-        end of the log if there is none yet."""
+    def log_position_of(self, queue_offset: int) -> int:
+        """Return the commit log position of the message at `queue_offset` of the timer queue.
+
+        Return the end of the commit log if there is no such message yet.
+        """
         units = self._store.committed_units(TIMER_TOPIC, 0, queue_offset, 1)
         return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
-    def _revise(self) -> None:
-        """Add the units behind the checkpoint to the slots, and wipe the log behind the last good
-        one."""
+    def _recover_units(self) -> None:
+        """Add the good units behind the checkpoint to the slots, and zero the log behind them."""
         start = self.log.end
-        found = revise(self.wheel, self.log, self.queue_offset, self._store.committed_record)
+        found = recover_units(self.wheel, self.log, self.queue_offset, self._store.committed_record)
         self.queue_offset = found.queue_offset
-        if found.record_position != NONE:
+        if found.record_position != NO_UNIT:
             self.record_position = found.record_position
-        self.log.cut(found.end)
+        self.log.truncate(found.end)
         if found.end != start:
             log.info(
                 "recovered %d bytes of the timer log that were written after the last checkpoint",
@@ -219,99 +244,129 @@ class TimerFiles:
             )
 
     def discard(self) -> None:
-        """Discard wheel and log, durably, so that they have to be built. Change the checkpoint so
-        that every broker reads the whole timer queue; what it says about deliveries stays. A full
-        disk is no error here. Raises OSError."""
-        with suppress_full_disk():  # a file that is missing is not trusted either
+        """Discard wheel and log, durably, so that they must be rebuilt.
+
+        The checkpoint is changed so that every broker reads the whole timer queue; what it says
+        about deliveries stays. A full disk is ignored. Raises OSError for other errors.
+        """
+        with suppress_full_disk():  # without an identity file, the files are not trusted either
             self._identity.mark_discarded()
         with suppress_full_disk():
             if self.checkpoint.time_ms:
-                self.checkpoint = self.checkpoint.without_files()
+                self.checkpoint = self.checkpoint.without_timer_files()
                 write_timer_checkpoint(self._files, self._check_path, self.checkpoint)
         self.wheel.remove()
         remove_timer_log(self._files, self._root)
         self.log.close()
         self.log = TimerLog(self._files, f"{self._root}/timerlog", self._log_file_bytes)
 
-    # --- taking in
+    # --- Adding units
 
-    def add(
+    def add_unit(
         self, slot_ms: int, magic: int, write_ms: int, position: int, size: int, topic_hash: int
     ) -> None:
-        """Append a unit for the record of `size` bytes at commit log position `position` to the
-        chain of the slot `slot_ms`. A `magic` with DELETE lowers the count of the slot by one.
-        Nothing is written to disk. HOT."""
+        """Append a unit to the chain of the slot `slot_ms`, in memory.
+
+        `position` and `size` are those of the record in the commit log, and `topic_hash` is the
+        hash of the topic to which it is delivered. `write_ms` is the time at which the record is
+        read from the timer queue. A `magic` with MAGIC_DELETE decrements the count of the slot, any
+        other increments it. The method is called for every timed message.
+        """
         slot = self.wheel.get(slot_ms)
-        first, last, count = (slot.first, slot.last, slot.messages) if slot else (NONE, NONE, 0)
+        first, last, count = (
+            (slot.first_unit, slot.last_unit, slot.message_count) if slot else (NO_UNIT, NO_UNIT, 0)
+        )
         unit = self.log.append(
             last, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
         )
-        count += -1 if magic & DELETE else 1
-        self.wheel.put(slot_ms, unit if first == NONE else first, unit, count)
+        count += -1 if magic & MAGIC_DELETE else 1
+        self.wheel.put(slot_ms, unit if first == NO_UNIT else first, unit, count)
 
     @property
     def last_unit(self) -> TimerUnit | None:
-        """The last unit of the timer log, None if it is empty."""
-        return self.log.unit(self.log.end - UNIT_BYTES) if self.log.end else None
+        """The last unit of the timer log, None if the log is empty."""
+        return self.log.unit_at(self.log.end - UNIT_BYTES) if self.log.end else None
 
-    def count(self, slot_ms: int) -> int:
-        """Return how many messages the slot `slot_ms` holds."""
+    def message_count(self, slot_ms: int) -> int:
+        """Return the number of messages in the slot `slot_ms`."""
         slot = self.wheel.get(slot_ms)
-        return slot.messages if slot is not None else 0
+        return slot.message_count if slot is not None else 0
 
-    # --- reading
+    # --- Reading
 
-    def chain(self, slot_ms: int, position: int) -> Iterator[tuple[int, TimerUnit | None]]:
-        """Yield (log position, unit) for the units of the slot `slot_ms`, from the one at
-        `position` back to the first. At a unit that is damaged or of another slot, yield (log
-        position, None) and stop."""
-        while position != NONE:
-            unit = self.log.unit(position)
-            is_sound = unit is not None and unit.is_whole and unit.previous < position
+    def iter_chain(self, slot_ms: int, position: int) -> Iterator[tuple[int, TimerUnit | None]]:
+        """Yield (position, unit) for the units of a slot, from `position` back to the first one.
+
+        Positions are those of the timer log. At a unit that is damaged or belongs to another slot,
+        yield (position, None) and stop.
+        """
+        while position != NO_UNIT:
+            unit = self.log.unit_at(position)
+            is_sound = unit is not None and unit.is_valid and unit.previous < position
             if unit is None or not is_sound or unit.due_ms != slot_ms:
                 yield position, None
                 return
             yield position, unit
             position = unit.previous
 
-    # --- saving
+    # --- Saving
 
     def save(
-        self, read_ms: int, now_ms: int, done_ms: int, replay_offset: int, log_position: int,
-        *, force: bool,
-    ) -> Generator[Callable[[], None]]:  # fmt: skip
-        """Write wheel, log and a new checkpoint. Yield a function that does the blocking part; call
-        it on any thread, then close the generator. Raises OSError.
+        self,
+        read_ms: int,
+        now_ms: int,
+        done_ms: int,
+        replay_offset: int,
+        log_position: int,
+        *,
+        force: bool,
+    ) -> Generator[Callable[[], None]]:
+        """Write wheel, log and a new checkpoint.
 
-        `now_ms` is the time of the checkpoint; the other times and offsets are its fields
-        (`store.timers.files`). If log, wheel and queue offset are as in the last checkpoint, write
-        nothing, unless `force` is set, or `read_ms` has advanced and that checkpoint is a minute
-        old.
+        The generator yields at most one function, which does the blocking part. Call it in any
+        thread, then resume the generator. If the generator is closed or receives an exception
+        instead, the save counts as failed, and the next one repeats it. Writing the log, before the
+        function is yielded, raises OSError.
+
+        `now_ms` is the time of the checkpoint; the other times and offsets are fields of the
+        checkpoint (`store.timers.files`). If log, wheel and queue offset are as in the last
+        checkpoint, nothing is written, unless `force` is set, or `read_ms` has advanced and that
+        checkpoint is a minute old.
 
         The function raises OSError and StoreError. Saves run one at a time; a function does nothing
-        after a later save has finished. After a disk error other than a full disk or a passing
+        after a later save has finished. After a disk error other than a full disk or a temporary
         shortage, nothing is saved any more, because the kernel may have dropped pages. The last
-        good checkpoint stays, and the next start begins there.
+        good checkpoint remains, and the next start continues from it.
         """
         if self._is_broken:
             return
         self.log.write()
         old = self.checkpoint
         state = (read_ms, self.log.end, self.queue_offset)
-        is_same = state[1:] == old[1:3] and not self.wheel.has_memory
-        is_young = not old.time_ms or now_ms - old.time_ms < _QUIET_MS
+        is_same = state[1:] == old[1:3] and not self.wheel.has_unsaved_slots
+        is_young = not old.time_ms or now_ms - old.time_ms < _IDLE_SAVE_MS
         if is_same and (is_young or state == old[:3]) and not force:
             return
         source, position = self._store.record_source, self.record_position
         new = TimerCheckpoint(
-            *state, self.queue_offset, old.state_version, now_ms, old.counter + 1, done_ms,
-            replay_offset, log_position, position, 0, self._store.incarnation.text,
-        )  # fmt: skip
-        slots, start, end = self.wheel.take(), old.log_end, self.log.end
+            read_ms=read_ms,
+            log_end=self.log.end,
+            queue_offset=self.queue_offset,
+            master_queue_offset=self.queue_offset,
+            state_version=old.state_version,
+            time_ms=now_ms,
+            counter=old.counter + 1,
+            done_ms=done_ms,
+            replay_offset=replay_offset,
+            log_position=log_position,
+            record_position=position,
+            incarnation=self._store.incarnation.text,
+        )
+        slots, start, end = self.wheel.take_changed_slots(), old.log_end, self.log.end
         if slots or start != end:
             self._sealed_checksum = None
-        self._begun += 1
-        number = self._begun
+        self._started += 1
+        number = self._started
         is_written = has_failed = False
 
         def write() -> None:
@@ -324,9 +379,9 @@ class TimerFiles:
                     self._identity.mark_open()
                     self.log.sync(start, end)
                     self.wheel.write(slots)
-                    crc = source.record_crc(position) if position != NONE else 0
+                    crc = source.record_crc(position) if position != NO_UNIT else 0
                     new = new._replace(
-                        record_position=NONE if crc is None else position, record_crc=crc or 0
+                        record_position=NO_UNIT if crc is None else position, record_crc=crc or 0
                     )
                     write_timer_checkpoint(self._files, self._check_path, new)
                 except OSError as error:
@@ -345,20 +400,23 @@ class TimerFiles:
                     "Check the disk and restart the broker.",
                     self._root,
                 )
-            self.wheel.settle(is_written=is_written)
+            self.wheel.finish_write(is_written=is_written)
             if is_written:
                 self.checkpoint = new
 
     def seal(self) -> None:
-        """Seal the files after the last save of a clean shutdown, so that the next start trusts
-        them at once. Do nothing if there are changes that are not saved, if saving has failed, or
-        if the files are discarded. Blocking. Raises OSError."""
+        """Seal the files after the last save of a clean shutdown.
+
+        The next start then trusts them without comparing wheel and log. Do nothing if there are
+        unsaved changes, if saving has failed, or if the files are discarded. The call blocks.
+        Raises OSError.
+        """
         saved, details = self.checkpoint, self._details(self.checkpoint)
         is_there = self.wheel.exists or not self.log.is_empty
         if (
             self._is_broken
             or not is_there
-            or self.wheel.has_memory
+            or self.wheel.has_unsaved_slots
             or saved.log_end != self.log.end
         ):
             return
@@ -373,21 +431,26 @@ class TimerFiles:
         )
 
     def _checksum(self, log_end: int) -> int:
-        return checksum_of(self.wheel, self.log, log_end)
+        return timer_files_checksum(self.wheel, self.log, log_end)
 
     def _details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
-        return details_of(checkpoint, self._precision_ms)
+        return identity_details(checkpoint, self._precision_ms)
 
 
-def checksum_of(wheel: TimerWheel, log: TimerLog, log_end: int) -> int:
-    """Return a checksum of the timer wheel and of the timer log before position `log_end`. Raises
-    OSError."""
+def timer_files_checksum(wheel: TimerWheel, log: TimerLog, log_end: int) -> int:
+    """Return a checksum of the timer wheel and of the timer log before position `log_end`.
+
+    Raises OSError.
+    """
     return wheel.checksum() ^ log.checksum(log_end)
 
 
-def details_of(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int | str]:
-    """Return the `details` of the identity file: facts of the checkpoint by which a start
-    recognises that it belongs to wheel and log."""
+def identity_details(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int | str]:
+    """Return the `details` of the identity file.
+
+    They are fields of the checkpoint, by which a start recognises that the checkpoint belongs to
+    the wheel and the log.
+    """
     return {
         "counter": checkpoint.counter,
         "timeMs": checkpoint.time_ms,
@@ -397,9 +460,11 @@ def details_of(checkpoint: TimerCheckpoint, precision_ms: int) -> dict[str, int 
 
 
 def discard_timer_files(store: Store, files: Files, root: str) -> None:
-    """Discard the wheel and the timer log of a store, durably, and remove them. A slave calls this
-    before it follows a master, because the master's checkpoint does not belong to them. Raises
-    OSError."""
+    """Discard the wheel and the timer log of a store, durably, and remove them.
+
+    A slave calls this before it follows a master, because the master's checkpoint does not belong
+    to them. Raises OSError.
+    """
     names = files.names(root)
     if "timerwheel" not in names and "timerlog" not in names:
         return
@@ -413,7 +478,7 @@ def discard_timer_files(store: Store, files: Files, root: str) -> None:
 
 
 def remove_timer_log(files: Files, root: str) -> None:
-    """Remove the files of the timer log, whatever size they have. Raises OSError."""
+    """Remove the files of the timer log, of whatever size. Raises OSError."""
     for name in files.names(f"{root}/timerlog"):
         files.remove(f"{root}/timerlog/{name}")
     if files.exists(f"{root}/timerlog"):
@@ -422,7 +487,7 @@ def remove_timer_log(files: Files, root: str) -> None:
 
 @contextmanager
 def suppress_full_disk() -> Iterator[None]:
-    """Suppress an OSError that says that the disk is full."""
+    """Suppress an OSError that means that the disk is full."""
     try:
         yield
     except OSError as error:

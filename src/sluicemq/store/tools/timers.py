@@ -18,9 +18,9 @@ from sluicemq.files.incarnation import read_incarnation
 from sluicemq.model.system_names import TIMER_TOPIC, is_revive_topic
 from sluicemq.record.codec import value_of
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.timers.checking import disagreement, revise, unit_arrays
+from sluicemq.store.timers.checking import find_disagreement, iter_unit_arrays, recover_units
 from sluicemq.store.timers.files import (
-    DELETE,
+    MAGIC_DELETE,
     SLOTS,
     UNIT_BYTES,
     TimerCheckpoint,
@@ -29,14 +29,20 @@ from sluicemq.store.timers.files import (
     read_timer_checkpoint,
 )
 from sluicemq.store.timers.overdue import delivery_key, target_queue
-from sluicemq.store.timers.placing import DELETES, OUT, ROLLS, parse_record, recall_key
-from sluicemq.store.timers.state import REASONS, checksum_of, details_of
+from sluicemq.store.timers.placing import (
+    ROLL_COUNT_KEY,
+    TIMER_DELETES_KEY,
+    TIMER_OUT_KEY,
+    parse_record,
+    recall_key,
+)
+from sluicemq.store.timers.state import DISTRUST_REASONS, identity_details, timer_files_checksum
 from sluicemq.store.tools.checks import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.layout import Run, StoreLayout
 
 PRECISION_MS: Final = 1000
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
-_WANTED: Final = OUT + b"\x01"
+_WANTED: Final = TIMER_OUT_KEY + b"\x01"
 
 
 class _Noted(NamedTuple):
@@ -70,16 +76,16 @@ class TimerCheck:
         for row in _rows_with(data, records.starts, records.ends):
             start = int(records.starts[row])
             record = parse_record(data[start : int(records.ends[row])])
-            out = value_of(record.properties, OUT) if record is not None else None
+            out = value_of(record.properties, TIMER_OUT_KEY) if record is not None else None
             if record is None or out is None or not out.isdigit():
                 continue
             if record.topic != _TIMER_TOPIC:
                 self._cross_off(delivery_key(record))
                 continue
-            if ROLLS + b"\x01" in record.properties:
+            if ROLL_COUNT_KEY + b"\x01" in record.properties:
                 self._cross_off(delivery_key(record, more_rolls=-1))
-            if DELETES in record.properties:
-                key = value_of(record.properties, DELETES) or b""
+            if TIMER_DELETES_KEY in record.properties:
+                key = value_of(record.properties, TIMER_DELETES_KEY) or b""
                 self._marks.add((int(out), key))
                 continue
             noted = _Noted(
@@ -202,11 +208,13 @@ class _Files:
         phrase; "" if they can."""
         known, log, wheel = self.checkpoint, self.log, self.wheel
         try:
-            wheel.check(removes=False)
+            wheel.check_size(removes=False)
             log.load(known.log_end, removes=False)
         except StoreDamagedError as error:
             return error.fact.rstrip(".")
-        verdict = self._identity.check(self._source, lambda: checksum_of(wheel, log, known.log_end))
+        verdict = self._identity.check(
+            self._source, lambda: timer_files_checksum(wheel, log, known.log_end)
+        )
         found: Identity | None = self._identity.identity
         if found is not None:
             precision_ms = found.details.get("precisionMs")
@@ -217,22 +225,24 @@ class _Files:
                 return "the timer wheel is missing"
             self._walk_on()  # RocketMQ's, or of an older version: each message is compared
             return ""
-        if verdict in REASONS:
-            return REASONS[verdict]
-        if known.incarnation != self._incarnation or not known.is_of(self._source):
+        if verdict in DISTRUST_REASONS:
+            return DISTRUST_REASONS[verdict]
+        if known.incarnation != self._incarnation or not known.matches_log(self._source):
             return "their checkpoint, config/timercheck, is not one that this store wrote"
         if log.end != known.log_end or (known.log_end and not wheel.exists):
             return "files are missing"
         if verdict is FileVerdict.SEALED:
-            is_same = found is not None and found.details == details_of(known, self.precision_ms)
+            is_same = found is not None and found.details == identity_details(
+                known, self.precision_ms
+            )
             return "" if is_same else "config/timercheck is not that of the last orderly stop"
         self._walk_on()
-        return disagreement(wheel, log, known.read_ms, self.precision_ms) or ""
+        return find_disagreement(wheel, log, known.read_ms, self.precision_ms) or ""
 
     def _walk_on(self) -> None:
         """Add the units behind the checkpoint to the wheel, in memory, as a start does."""
-        found = revise(self.wheel, self.log, self.queue_offset, self._layout.log.read)
-        self.log.set_end(max(found.end, self.log.end))
+        found = recover_units(self.wheel, self.log, self.queue_offset, self._layout.log.read)
+        self.log.reset_end(max(found.end, self.log.end))
         self.queue_offset = found.queue_offset
 
     def listed(self) -> set[int]:
@@ -251,12 +261,12 @@ class _Files:
             return []
         first_ms = self.checkpoint.read_ms
         end_ms = first_ms + SLOTS // 2 * self.precision_ms
-        chains = set(self.wheel.occupied(first_ms, end_ms))
+        chains = set(self.wheel.iter_occupied_ms(first_ms, end_ms))
         found: list[tuple[int, int]] = []
-        for _, units in unit_arrays(self.log, self.log.start, self.log.end):
+        for _, units in iter_unit_arrays(self.log, self.log.start, self.log.end):
             due_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
             is_live = (due_ms >= first_ms) & (due_ms < end_ms)
-            is_live &= (units["unit_bytes"] == UNIT_BYTES) & ((units["magic"] & DELETE) == 0)
+            is_live &= (units["unit_bytes"] == UNIT_BYTES) & ((units["magic"] & MAGIC_DELETE) == 0)
             rows = np.flatnonzero(is_live)
             pairs = zip(due_ms[rows].tolist(), units["position"][rows].tolist(), strict=True)
             found += [pair for pair in pairs if pair[0] in chains]

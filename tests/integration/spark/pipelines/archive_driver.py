@@ -2,9 +2,10 @@
 
     python archive_driver.py NAME_SERVER TOPIC PATH NAME KILL_AT
 
-KILL_AT: the step before which the driver dies (SIGKILL): `commit`, the rows are written and the run
-is not there; `move`, it is there and its files stand beside; `step`, the first step of the replay
-is sent and not noted; `none`. The replay NAME goes into the topic TOPIC-again.
+KILL_AT is the method before which the driver kills itself with SIGKILL: `commit`, the rows are
+staged and the run is not committed; `move`, it is committed and its files are still staged;
+`finish_step`, the first step of the replay is sent and not counted; or `none`. The replay NAME
+sends to the topic TOPIC-again.
 """
 
 import os
@@ -12,8 +13,13 @@ import signal
 import sys
 from typing import Any
 
-from sluicemq.pipelines.archive import Runs, archive, replay
-from sluicemq.pipelines.ready import Folder, Ledger
+from sluicemq.pipelines.archive import ArchiveRuns, archive, replay
+from sluicemq.pipelines.ready import (
+    Folder,
+)
+from sluicemq.pipelines.steps import (
+    JobState,
+)
 from sluicemq.spark.session import spark_session
 
 SETTINGS = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "1"}
@@ -24,7 +30,7 @@ def die(*_: Any) -> None:
 
 
 def main(name_server: str, topic: str, path: str, name: str, kill_at: str) -> None:
-    for owner in (Runs, Folder, Ledger):
+    for owner in (ArchiveRuns, Folder, JobState):
         if hasattr(owner, kill_at):
             setattr(owner, kill_at, die)
     spark = spark_session("archive", master="local[1]", settings=SETTINGS)

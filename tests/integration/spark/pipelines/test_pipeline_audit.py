@@ -12,7 +12,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import PushConsumer
 from sluicemq.model.message import Message
-from sluicemq.pipelines.ready import Report, Task, ready
+from sluicemq.pipelines.ready import Report, Task, find_ready_pipeline
 from waiting import wait_for
 
 TOPIC = "audited"
@@ -63,7 +63,7 @@ def publish(producer: Producer) -> None:
 
 
 def run(spark: Any, name_server: str, output: Path) -> tuple[Report, dict[str, Any], list[str]]:
-    pipeline = ready("audit")
+    pipeline = find_ready_pipeline("audit")
     options = {field.name: field.default for field in pipeline.fields}
     options |= {"topics": [TOPIC], "groups": ["unequal", "dear"], "output": str(output)}
     lines: list[str] = []

@@ -18,7 +18,7 @@ import pytest
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.pipelines.dedup import Written, stream_table, write_table
-from sluicemq.pipelines.ready import Task, ready
+from sluicemq.pipelines.ready import Task, find_ready_pipeline
 from thorough import seeds
 from waiting import limit
 
@@ -37,7 +37,7 @@ def test_a_batch_that_is_written_again_changes_nothing(
     spark: Any, name_server: str, topic: str, publish: Callable[..., None], tmp_path: Path
 ) -> None:
     publish(0, COUNT)
-    pipeline = ready("dedup")
+    pipeline = find_ready_pipeline("dedup")
     options = {field.name: field.default for field in pipeline.fields}
     options |= {
         "topic": topic, "url": f"sqlite:///{tmp_path / 'shop.db'}", "table": "orders",
@@ -73,7 +73,7 @@ def test_the_same_message_may_be_what_an_expression_says(
         write_table(
             spark, connection, table="other", key="properties['nothing']", columns=NUMBER, **where
         )
-    with pytest.raises(ConfigurationError, match=r"there is no table 'third'.*create: true"):
+    with pytest.raises(ConfigurationError, match=r"the table 'third' does not exist.*create: true"):
         write_table(spark, connection, table="third", create=False, **where)
 
 

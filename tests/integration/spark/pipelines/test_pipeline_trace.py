@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.tracing import (
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
+from sluicemq.model.message import Message
+from sluicemq.model.trace_records import (
     ConsumeOutcome,
     ConsumeTrace,
     DeliveryTrace,
@@ -16,10 +19,7 @@ from sluicemq.client.core.tracing import (
     TransactionTrace,
     encode_trace_records,
 )
-from sluicemq.client.sync.admin import Admin
-from sluicemq.client.sync.producer import Producer
-from sluicemq.model.message import Message
-from sluicemq.pipelines.ready import Task, ready
+from sluicemq.pipelines.ready import Task, find_ready_pipeline
 
 START_MS = 1_760_000_400_000  # 2025-10-09 09:00 UTC
 HOUR_MS = 3_600_000
@@ -108,7 +108,7 @@ def ran(
     spark: Any, name_server: str, traces: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, list[str], Path]:
     """Report, lines, output: with CSV, so that both the frames and the files are looked at."""
-    pipeline = ready("trace")
+    pipeline = find_ready_pipeline("trace")
     output = tmp_path_factory.mktemp("trace")
     options = {field.name: field.default for field in pipeline.fields}
     options |= {"output": str(output), "topic": traces, "settle": 60.0, "format": "csv"}

@@ -11,14 +11,14 @@ import pytest
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.pipelines.archive import (
-    COLUMNS,
-    Run,
-    Runs,
+    ArchiveRun,
+    ArchiveRuns,
     archive,
     read_archive,
     replay,
 )
 from sluicemq.pipelines.ready import Folder
+from sluicemq.pipelines.verify import COLUMNS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -54,7 +54,7 @@ def test_an_archive_holds_whole_messages_and_grows_run_by_run(
     path, said = str(tmp_path / "archive"), list[str]()
     options: dict[str, Any] = {"path": path, "topics": [topic]}
     publish(0, 60)
-    task = archive.task(spark, connection, options)
+    task = archive.build_task(spark, connection, options)
     assert archive.plan(task) == [f"archive 60 messages of 2 queues of {topic!r}"]
     report = archive(spark, connection, **options, say=said.append)
     assert report.figures == {"rows": 60, "verified": 60}
@@ -111,7 +111,7 @@ def test_a_crash_neither_loses_nor_doubles_a_row(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        owner, name = (Runs, "commit") if step.startswith("before") else (Folder, "move")
+        owner, name = (ArchiveRuns, "commit") if step.startswith("before") else (Folder, "move")
         patch.setattr(owner, name, die)
         with pytest.raises(KeyboardInterrupt):
             archive(spark, connection, **options)
@@ -148,7 +148,7 @@ def test_what_cannot_be_archived_is_said(
         run.write_text(json.dumps(known))
 
     pretend(99)
-    with pytest.raises(ConfigurationError, match="made anew, or messages were lost"):
+    with pytest.raises(ConfigurationError, match="created again, or messages were lost"):
         archive(spark, connection, path=path, topics=[topic], say=quiet)
     pretend(-3)  # offsets -3 to -1 were deleted before anybody archived them
     with pytest.raises(OffsetOutOfRangeError, match=r"3 messages were deleted.*on_gap: note"):
@@ -184,25 +184,25 @@ def test_a_replay_brings_back_what_was_asked_for_once_also_after_a_kill(
         map(str, wanted.select(*names).collect())
     )
     assert replay(spark, connection, **options).figures["rows"] == 0
-    with pytest.raises(ConfigurationError, match="was begun with where="):
+    with pytest.raises(ConfigurationError, match="was started with where="):
         replay(spark, connection, **options | {"where": "tags = 'A'"})
 
 
 def test_of_two_runs_at_once_the_second_to_commit_keeps_nothing(spark: Any, tmp_path: Path) -> None:
     folder = Folder(spark, str(tmp_path / "archive"))
-    runs = [Runs(folder), Runs(folder)]
+    runs = [ArchiveRuns(folder), ArchiveRuns(folder)]
     made = []
     for turn, one in enumerate(runs):
-        number, staging = one.begin()
+        number, staging = one.new_staging()
         (tmp_path / "archive" / staging / "day=1").mkdir(parents=True)
         (tmp_path / "archive" / staging / "day=1" / f"rows-{turn}.parquet").write_text("rows")
         files = (f"day=1/rows-{turn}.parquet",)
-        made.append(Run(number, "now", (), {}, {}, 1, False, files, staging))
-    Runs(folder).settle()  # a third that begins takes nothing away from them
+        made.append(ArchiveRun(number, "now", (), {}, {}, 1, False, files, staging))
+    ArchiveRuns(folder).recover()  # a third that begins takes nothing away from them
     runs[1].commit(made[1])
-    with pytest.raises(ConfigurationError, match="another run has archived into"):
+    with pytest.raises(ConfigurationError, match="another run has archived to"):
         runs[0].commit(made[0])
-    assert Runs(folder).last == made[1]
+    assert ArchiveRuns(folder).last == made[1]
     assert [path.name for path in (tmp_path / "archive" / "day=1").glob("*.parquet")] == [
         "rows-1.parquet"
     ]

@@ -22,7 +22,7 @@ from waiting import limit
 
 ROOT = Path(__file__).parents[4]
 SEEDS = seeds(1)
-STEPS = ("commit", "move", "step")
+STEPS = ("commit", "move", "finish_step")
 COUNT = 60
 
 
@@ -38,7 +38,7 @@ def test_drivers_are_killed_and_every_message_is_archived_and_sent_once(
         place = tmp_path / str(seed)
         place.mkdir()
         chosen = random.Random(seed)
-        kills = ["step"] if SEEDS == 1 else chosen.choices(STEPS, k=3)
+        kills = ["finish_step"] if SEEDS == 1 else chosen.choices(STEPS, k=3)
         for kill_at in kills:
             run_driver(name_server, topic, place, kill_at)
         assert "done" in run_driver(name_server, topic, place, "none")

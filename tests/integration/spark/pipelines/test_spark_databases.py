@@ -74,8 +74,8 @@ def test_the_newest_row_of_a_key_stays_whatever_is_read_again(
         assert made is not None, problems
         return made
 
-    told = plan(pipeline(COUNT), spark).told()
-    assert "it would be made" in told
+    told = plan(pipeline(COUNT), spark).describe()
+    assert "it would be created" in told
     assert f"store {store_directory}" in told
     for limit in (COUNT, 40, 0):
         outcome = run(pipeline(limit), spark)

@@ -32,7 +32,7 @@ class BusyWatch(VirtualClock):
     def idle(self, select: Any, timeout_s: float | None) -> list[Any]:
         """Let time pass."""
         self._busy_turns = 0
-        return super().idle(select, timeout_s)
+        return super().on_idle(select, timeout_s)
 
     def busy(self) -> None:
         """Count a turn. Raises Violation when there were too many without a wait."""
@@ -40,7 +40,7 @@ class BusyWatch(VirtualClock):
         if self._busy_turns > BUSY_TURNS_MAX:
             self._busy_turns = 0
             raise Violation(f"the loop has turned {BUSY_TURNS_MAX} times without waiting")
-        super().busy()
+        super().on_busy()
 
 
 class World:

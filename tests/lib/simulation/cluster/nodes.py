@@ -21,7 +21,7 @@ from sluicemq.clock import Clock
 from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.nameserver.server import NameServer
-from sluicemq.testing.embedded import Calm, InlineExecutor
+from sluicemq.testing.embedded import IdlePauses, InlineExecutor
 from sluicemq.testing.files import CrashableFiles
 
 NAME_PORT: Final = 9876
@@ -112,7 +112,7 @@ class BrokerNode(Node):
         """Raises SluiceError when it cannot recover."""
         config, store, _ = load_broker_config("", overrides=self._settings, environment={})
         process = self.begin()
-        calm = Calm(self.clock)
+        calm = IdlePauses(self.clock)
         broker = Broker(
             config,
             store,
@@ -123,7 +123,7 @@ class BrokerNode(Node):
             stretch_pause=calm.stretch,
         )
         await process.run(broker.start())
-        calm.watch(broker)
+        calm.attach(broker)
         self.broker = broker
 
     async def stop(self, rng: random.Random) -> None:

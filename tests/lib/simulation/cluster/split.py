@@ -32,7 +32,7 @@ from simulation.cluster.world import ClusterWorld
 from simulation.crashes.plan import Violation
 from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
-from sluicemq.client.aio import members as groups
+from sluicemq.client.aio import memberships as groups
 from sluicemq.errors import SluiceError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message, StoredMessage
@@ -414,7 +414,7 @@ class SplitWorld(ClusterWorld):
         """The lanes that those who want this may read for now."""
         node = next(node for node in self.brokers if node.name == place[1])
         found = [(key, _lane(node, key)) for key in map(_key, sorted(wishes))]
-        return [(key, lane.number if lane is not None else 0) for key, lane in found]
+        return [(key, lane.join_number if lane is not None else 0) for key, lane in found]
 
     def _look(self) -> None:
         self._look_at_members()
@@ -465,9 +465,9 @@ def _committed(node: BrokerNode, place: Place, lanes: Sequence[tuple[str, int]])
     if any(
         lane is None
         or lane.is_idle
-        or lane.number != number
-        or (topic, queue_id) not in lane.places
+        or lane.join_number != number
+        or (topic, queue_id) not in lane.queues
         for lane, (_, number) in zip(found, lanes, strict=True)
     ):
         return least
-    return min((int(lane.places[topic, queue_id].position) for lane in found), default=least)
+    return min((int(lane.queues[topic, queue_id].current_offset) for lane in found), default=least)

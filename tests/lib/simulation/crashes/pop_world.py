@@ -273,7 +273,7 @@ class PopWorld:
         """222, back; answered when it is on disk."""
         group, topic, queue_id = rng.choice(GROUPS), rng.choice(TOPICS), rng.choice(QUEUES)
         core, promises = self.broker.core, self.promises[group]
-        end = core.checkpoints.next_offset(group, topic, queue_id)
+        end = core.checkpoints.resolve_next_offset(group, topic, queue_id)
         if end <= 0:
             return "nothing to go back to"
         offset = rng.randrange(end)
@@ -335,7 +335,7 @@ class PopWorld:
 
     def _save_offsets(self) -> None:
         core = self.broker.core
-        if core.checkpoints.is_ahead:
+        if core.checkpoints.has_uncommitted_offsets:
             self._guard(self.broker.store.sync)
         for document in (
             core.offsets.document, core.offsets.resets_document, core.checkpoints.document

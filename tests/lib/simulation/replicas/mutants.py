@@ -12,11 +12,11 @@ from unittest.mock import patch
 from sluicemq.broker.failover.election import View
 from sluicemq.broker.group_commit import Announced
 from sluicemq.broker.registration import Announcements
-from sluicemq.broker.replication.follower import Follower
-from sluicemq.broker.replication.insync import InSync
-from sluicemq.broker.replication.mirror import Applier
+from sluicemq.broker.replication.in_sync import InSyncReplicas
+from sluicemq.broker.replication.log_receiver import LogReceiver
+from sluicemq.broker.replication.state_applier import StateApplier
 from sluicemq.broker.table import TABLE
-from sluicemq.broker.waiting.requests import DelayRequests
+from sluicemq.broker.waiting.requests import DelayHandlers
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
@@ -29,17 +29,17 @@ Mutant = Callable[[], Any]
 
 def waits_for_nobody() -> Any:
     """Fencing and in-sync: a master confirms what it has itself."""
-    return patch.object(InSync, "end_of", lambda self, member: self.own_end())
+    return patch.object(InSyncReplicas, "log_end_of", lambda self, member: self.local_end())
 
 
 def joins_early() -> Any:
     """In-sync: whoever is connected is in the set, however far it is."""
-    real = InSync._belongs
+    real = InSyncReplicas._should_be_member
 
-    def belongs(self: InSync, member: int, incarnation: str | None) -> bool:
+    def belongs(self: InSyncReplicas, member: int, incarnation: str | None) -> bool:
         return incarnation is None or real(self, member, incarnation)
 
-    return patch.object(InSync, "_belongs", belongs)
+    return patch.object(InSyncReplicas, "_should_be_member", belongs)
 
 
 def anybody_is_elected() -> Any:
@@ -62,7 +62,7 @@ def same_disk() -> Any:
 
 def keeps_its_tail() -> Any:
     """Truncation: none."""
-    return patch.object(Follower, "_cut", lambda self, end: None)
+    return patch.object(LogReceiver, "_truncate", lambda self, end: None)
 
 
 def cuts_at_the_master_s_end() -> Any:
@@ -71,12 +71,12 @@ def cuts_at_the_master_s_end() -> Any:
     def end_of(own: Any, end: int, other: Any, other_end: int) -> int:
         return min(end, other_end)
 
-    return patch("sluicemq.broker.replication.follower.common_end", end_of)
+    return patch("sluicemq.broker.replication.log_receiver.common_end", end_of)
 
 
 def acknowledges_without_doing() -> Any:
     """In-sync: a slave says that it has a change, and has not."""
-    return patch.object(Applier, "_do", lambda self, operation: None)
+    return patch.object(StateApplier, "_execute", lambda self, operation: None)
 
 
 def has_no_gate() -> Any:
@@ -117,20 +117,20 @@ def trusts_stale_timer_files() -> Any:
 
 def takes_in_new_ones_alone() -> Any:
     """A master whose timer files are gone takes in what comes, and not what waits already."""
-    real = TimerFiles.begin_again
+    real = TimerFiles.start_rebuild
 
-    def begin_again(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
+    def start_rebuild(self: TimerFiles, reason: str, *, is_exact: bool = True) -> None:
         real(self, reason, is_exact=is_exact)
         self.queue_offset = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
 
-    return patch.object(TimerFiles, "begin_again", begin_again)
+    return patch.object(TimerFiles, "start_rebuild", start_rebuild)
 
 
 def cancels_here_alone() -> Any:
     """A cancelled delay is answered before the slaves know of it."""
-    real = DelayRequests.cancel
+    real = DelayHandlers.cancel
 
-    def cancel(self: DelayRequests, header: Any, command: Any, peer: Any) -> Any:
+    def cancel(self: DelayHandlers, header: Any, command: Any, peer: Any) -> Any:
         outcome = real(self, header, command, peer)
         return outcome.answer if isinstance(outcome, Announced) else outcome
 

@@ -1,6 +1,6 @@
 """A replica of the simulated world: its disk, its consensus client, and a process while it runs.
 
-What runs is the replication of the product: the store with its follower, both ends of the HA
+What runs is the replication of the product: the store with its receiver, both ends of the HA
 protocol, the in-sync set, the epoch file, the mirrored state, the election. The broker around them
 is reduced to `ReplicatedStore`: three requests of clients, and what it takes to change roles. So
 a history costs a tenth of one with whole brokers, and thousands of seeds fit into minutes.
@@ -19,12 +19,14 @@ from simulation.cluster.processes import Process
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.replica import LogEnd, Replica
 from sluicemq.broker.group_commit import Postponed
-from sluicemq.broker.replication.epochs import Epochs
-from sluicemq.broker.replication.feed import Admission, Feeds
-from sluicemq.broker.replication.follower import Follower, follow
-from sluicemq.broker.replication.insync import InSync, Term
-from sluicemq.broker.replication.mirror import Applier, Mirror, MirroredFiles, Places
-from sluicemq.broker.replication.state import Claim, StateFollower, StateRequests
+from sluicemq.broker.replication.admission import AddressCheck
+from sluicemq.broker.replication.in_sync import InSyncReplicas, Term
+from sluicemq.broker.replication.log_receiver import LogReceiver, keep_connected
+from sluicemq.broker.replication.log_sender import LogSenders
+from sluicemq.broker.replication.state_applier import StateApplier
+from sluicemq.broker.replication.state_log import RecordingFiles, ReplicatedPaths, StateLog
+from sluicemq.broker.replication.state_transfer import ReplicaIdentity, StateReceiver, StateSender
+from sluicemq.broker.replication.terms import LogTerms
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.config import load_broker_config
@@ -56,7 +58,7 @@ SYNC_S: Final = (0.0005, 0.02)
 
 
 class ReplicatedStore:
-    """A broker as far as replication goes. It is a `RoleControl`."""
+    """A broker as far as replication goes. It is a `RoleExecutor`."""
 
     def __init__(self, node: "ReplicaNode", process: Process, rng: random.Random) -> None:
         config, store, _ = load_broker_config("", overrides=node.settings, environment={})
@@ -67,24 +69,24 @@ class ReplicatedStore:
         self.rng, self.id = rng, node.id
         self.incarnation = Incarnation(self.files, ROOT, boot=str(node.boot))
         self.pool = ChannelPool(clock=self.clock, connect=self.network.dial)
-        self.in_sync: InSync | None = None
+        self.in_sync: InSyncReplicas | None = None
         self.topics: set[str] = set()
         self._tasks: list[asyncio.Task[Any]] = []
         self._is_paused = False
         self._term: Term | None = None
-        self._applier: Applier | None = None
-        self._follower: Follower | None = None
+        self._applier: StateApplier | None = None
+        self._receiver: LogReceiver | None = None
         self._confirmed = 0
         self._has_failed = False
         self._sync_timer: asyncio.TimerHandle | None = None
 
-    # --- RoleControl
+    # --- RoleExecutor
 
     @property
     def log_end(self) -> LogEnd:
         if self._is_incomplete():
             return LogEnd(0, INCOMPLETE)
-        return LogEnd(max(self.epochs.last.number, 0), self.store.written_offset)
+        return LogEnd(max(self.log_terms.last.number, 0), self.store.written_offset)
 
     @property
     def has_failed_disk(self) -> bool:
@@ -96,7 +98,7 @@ class ReplicatedStore:
 
     def update_term(self, term: Term) -> None:
         if self.in_sync is not None:
-            self.in_sync.decided(term)
+            self.in_sync.set_term(term)
 
     def depose(self, reason: str) -> None:
         if self.in_sync is not None:
@@ -129,63 +131,63 @@ class ReplicatedStore:
 
     def _open(self, term: Term | None, life: str) -> None:
         is_master = term is not None and term.master_id == self.id
-        places = Places({"config": f"{ROOT}/config"})
+        places = ReplicatedPaths({"config": f"{ROOT}/config"})
         text = read_text(self.files, CONFIRMED)
         self._confirmed = json.loads(text)["confirmed"] if text else 0
-        self._applier = None if is_master else Applier(self.files, places)
+        self._applier = None if is_master else StateApplier(self.files, places)
         if self._applier is not None:
-            self._applier.settle()
-        self.mirror = Mirror(places, life=life)
-        self.mirrored = MirroredFiles(self.files, self.mirror)
+            self._applier.finish_snapshot()
+        self.state_log = StateLog(places, run_id=life)
+        self.recording_files = RecordingFiles(self.files, self.state_log)
         self.store = Store.open(
             self.settings.store, files=self.files, clock=self.clock, is_gated=is_master,
             confirmed=self._confirmed, incarnation=self.incarnation,
         )  # fmt: skip
-        self.mirror.log_end = lambda: self.store.written_offset
+        self.state_log.log_end = lambda: self.store.written_offset
         path = f"{ROOT}/epochFileCheckpoint"
-        self.epochs = Epochs(self.files, path, self.store.written_offset)
+        self.log_terms = LogTerms(self.files, path, self.store.written_offset)
 
     async def _lead(self, term: Term, life: str) -> None:
         store, settings = self.store, self.settings
-        self.epochs.reign(term.epoch, store.log_start, store.written_offset)
+        self.log_terms.start_term(term.number, store.log_start, store.written_offset)
         self.topics = set(json.loads(read_text(self.files, TOPICS) or "[]"))
         is_sync = settings.store.flush_sync
-        self.in_sync = in_sync = InSync(
+        self.in_sync = in_sync = InSyncReplicas(
             settings, self.clock,
             lambda: store.synced_offset if is_sync else store.written_offset,
-            confirmed=self._confirmed, own_id=self.id, term=term, propose=self.steering.propose,
+            confirmed=self._confirmed, local_id=self.id, term=term, propose=self.steering.propose,
         )  # fmt: skip
-        in_sync.state_number = lambda: self.mirror.number
+        in_sync.last_state_number = lambda: self.state_log.last_number
         loop = asyncio.get_running_loop()
-        self.feeds = Feeds(
-            store, in_sync, self.epochs, settings, self.clock, call_soon=loop.call_soon,
-            offload=offload_inline, admission=Admission(settings),
+        self.log_senders = LogSenders(
+            store, in_sync, self.log_terms, settings, self.clock, call_soon=loop.call_soon,
+            offload=offload_inline, address_check=AddressCheck(settings),
         )  # fmt: skip
-        in_sync.on_confirmed += [self._show, lambda end: self.feeds.grown()]
-        self._requests = StateRequests(
-            self.mirror, in_sync, self.files, self.clock, lambda: store.log_start
+        in_sync.on_confirmed += [self._show, lambda end: self.log_senders.send_pending()]
+        self._requests = StateSender(
+            self.state_log, in_sync, self.files, self.clock, lambda: store.log_start
         )
-        self._ha = self.network.stream_listener(self.feeds.accept)
+        self._ha = self.network.stream_listener(self.log_senders.accept)
         await self._ha.start(HOST, [parse_host(self.ha_address).port])
         self._tasks.append(watch(loop.create_task(self._chores())))
         if is_sync:
             store.sync()
-        in_sync.run()
+        in_sync.tick()
 
     def _follow(self, term: Term, life: str) -> None:
         assert self._applier is not None
-        follower = self._follower = Follower(
-            self.store, self.store.start_following(), self.epochs, self.settings, self.clock
+        receiver = self._receiver = LogReceiver(
+            self.store, self.store.start_following(), self.log_terms, self.settings, self.clock
         )
-        follower.replica_id = self.id
-        follower.master_is_ours = True
-        follower.confirmed = self._confirmed
-        follower.is_unclean = term.is_unclean
-        follower.on_confirmed = self._note_confirmed
-        follower.on_appended = self._sync_soon
-        follower.on_incomplete = lambda: replace_text(self.files, INCOMPLETE_MARK, "")
-        state = StateFollower(
-            self._applier, Claim(self.id, self.incarnation.text, life),
+        receiver.replica_id = self.id
+        receiver.is_sluicemq_master = True
+        receiver.confirmed = self._confirmed
+        receiver.is_unclean = term.is_unclean
+        receiver.on_confirmed = self._note_confirmed
+        receiver.on_appended = self._sync_soon
+        receiver.on_truncation = lambda: replace_text(self.files, INCOMPLETE_MARK, "")
+        state = StateReceiver(
+            self._applier, ReplicaIdentity(self.id, self.incarnation.text, life),
             log_end=lambda: self.store.written_offset, sync=self.store.sync,
             in_executor=_inline,
         )  # fmt: skip
@@ -195,7 +197,7 @@ class ReplicatedStore:
             return term.ha_address if state.master_log_start >= 0 else ""
 
         work = (
-            follow(self.network, follower, ha_address),
+            keep_connected(self.network, receiver, ha_address),
             state.run(self.pool, lambda: term.address),
             self._chores(),
         )
@@ -209,7 +211,7 @@ class ReplicatedStore:
         if self.in_sync is not None:
             self.in_sync.depose("another role")
             await self._ha.close()
-        self.in_sync = self._follower = None
+        self.in_sync = self._receiver = None
         self._is_paused = False
         if self._sync_timer is not None:
             self._sync_timer.cancel()
@@ -221,18 +223,18 @@ class ReplicatedStore:
         for _ in iter(int, 1):
             await asyncio.sleep(TICK_S)
             if self.in_sync is not None:
-                self.in_sync.run()
-                self.feeds.run()
-                self._requests.run(self.clock.monotonic_s())
+                self.in_sync.tick()
+                self.log_senders.tick()
+                self._requests.tick(self.clock.monotonic_s())
             self._save()
             self.store.tick()
 
     def _is_incomplete(self) -> bool:
         """It has cut its log, and not got all of a master's state, or what is confirmed, since."""
-        follower, applier = self._follower, self._applier
+        receiver, applier = self._receiver, self._applier
         is_marked = self.files.exists(INCOMPLETE_MARK)
-        if is_marked and follower is not None and applier is not None:
-            is_marked = not (follower.is_level and applier.is_whole)
+        if is_marked and receiver is not None and applier is not None:
+            is_marked = not (receiver.is_caught_up and applier.has_snapshot)
             if not is_marked:
                 self.files.remove(INCOMPLETE_MARK)
                 self.files.sync_directory(ROOT)
@@ -263,10 +265,10 @@ class ReplicatedStore:
         except SluiceError:
             self._has_failed = True
             return
-        if self._follower is not None:
-            self._follower.synced()
+        if self._receiver is not None:
+            self._receiver.report_synced()
         elif self.in_sync is not None:
-            self.in_sync.run()
+            self.in_sync.tick()
 
     # --- requests
 
@@ -275,8 +277,8 @@ class ReplicatedStore:
         in_sync = self.in_sync
         return in_sync is not None and self._has_served(in_sync) and in_sync.refusal is None
 
-    def _has_served(self, in_sync: InSync) -> bool:
-        start = self.epochs.last.start
+    def _has_served(self, in_sync: InSyncReplicas) -> bool:
+        start = self.log_terms.last.start
         return in_sync.confirmed >= start
 
     def _send(self, command: Command, peer: Peer) -> Command | None:
@@ -289,7 +291,7 @@ class ReplicatedStore:
         )
         end = self.store.commit()
         self._sync_soon()
-        self.feeds.grown()
+        self.log_senders.send_pending()
 
         def done(result: int | BaseException) -> None:
             is_ok = not isinstance(result, BaseException)
@@ -328,10 +330,10 @@ class ReplicatedStore:
         if in_sync is None or not self._serves:
             return Command(ResponseCode.SYSTEM_BUSY)
         self.topics.add((command.fields or {})["topic"])
-        replace_text(self.mirrored, TOPICS, json.dumps(sorted(self.topics)))
+        replace_text(self.recording_files, TOPICS, json.dumps(sorted(self.topics)))
 
         def members() -> list[int]:
-            return [member for member in in_sync.members() if member != self.id]
+            return [member for member in in_sync.awaited_members() if member != self.id]
 
         def kept() -> None:
             in_sync.wait(end, lambda result: peer.write(answer(result)))
@@ -342,14 +344,14 @@ class ReplicatedStore:
             return encode_response_to(Command(code), command)
 
         end = self.store.written_offset
-        self.mirror.kept(members, kept)
+        self.state_log.call_when_replicated(members, kept)
         return None
 
     def _follow_state(self, command: Command, peer: Peer) -> Any:
         if self.in_sync is None:
             return Command(ResponseCode.SYSTEM_BUSY)
         header = decode_header(FollowStateRequest, command.fields)
-        outcome = self._requests.follow(header, command, peer)
+        outcome = self._requests.follow_state(header, command, peer)
         return _finish(outcome.steps) if isinstance(outcome, Postponed) else outcome
 
     def _switch(self, command: Command, peer: Peer) -> Command:
@@ -463,7 +465,7 @@ class ReplicaNode(Node):
             self.files.clock = self.clock
         self.boot += how == "power"
         await self.end(rng, is_silent=how == "power")
-        self.consensus.is_cut = True
+        self.consensus.is_disconnected = True
         await self.consensus.close()
 
     @property

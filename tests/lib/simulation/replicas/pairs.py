@@ -109,9 +109,12 @@ class PairWorld(TimedWorld):
         side, other = master.broker.replication_side, slave.broker.replication_side
         assert isinstance(side, MasterSide)
         assert isinstance(other, SlaveSide)
-        mirror = side._mirror
-        has_state = other.state.applier.is_whole and mirror.number_of(1) == mirror.number
-        return other.follows() and has_state and master.log_end == slave.log_end
+        state_log = side._state_log
+        has_state = (
+            other.state_receiver.applier.has_snapshot
+            and state_log.acked_number(1) == state_log.last_number
+        )
+        return other.is_connected() and has_state and master.log_end == slave.log_end
 
     async def _crash(self, rng: random.Random, how: str) -> str:
         node, away_s = self._one(rng), rng.choice((0.0, 0.3, 3.0))

@@ -140,7 +140,7 @@ class ReplicaWorld(World):
 
     @property
     def view(self) -> election.View:
-        return election.parse_view(PREFIX, self.service.found(PREFIX))
+        return election.parse_view(PREFIX, self.service.find(PREFIX))
 
     def _master(self) -> ReplicaNode:
         state = self.view.state
@@ -347,7 +347,7 @@ class ReplicaWorld(World):
         if node.process is None:
             return f"{node.name} does not run"
         self.network.pause(node.process, for_s)
-        node.consensus.is_cut = True
+        node.consensus.is_disconnected = True
         self.loop.call_later(for_s, setattr, node.consensus, "is_cut", False)
         return f"{node.name} pauses for {for_s} s"
 
@@ -413,8 +413,8 @@ class ReplicaWorld(World):
         self.service.is_down = False
         for node in self.nodes:
             node.clock.wrong_ms, node.files.free_bytes = 0, None
-            node.consensus.is_cut = node.consensus.is_deaf = False
-            node.consensus.unlucky = None
+            node.consensus.is_disconnected = node.consensus.loses_responses = False
+            node.consensus.fault_rng = None
         await self.clock.advance(max(0.0, network.rests_at_s - network.now_s()) + 30)
         for node in self.nodes:
             node.clock.wrong_ms, node.files.free_bytes = 0, None

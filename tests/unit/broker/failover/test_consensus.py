@@ -34,18 +34,18 @@ def mine(service: MemoryConsensus) -> MemoryClient:
 async def test_a_cut_client_knows_nothing_and_changes_nothing(
     service: MemoryConsensus, mine: MemoryClient
 ) -> None:
-    mine.is_cut = True
-    with pytest.raises(ConsensusError, match="not answered"):
+    mine.is_disconnected = True
+    with pytest.raises(ConsensusError, match="did not respond"):
         await mine.swap([Swap("a", b"1")])
     assert not service.entries
 
 
 async def test_a_deaf_client_is_heard(service: MemoryConsensus, mine: MemoryClient) -> None:
-    mine.is_deaf = True
+    mine.loses_responses = True
     with pytest.raises(ConsensusError):
         await mine.swap([Swap("a", b"1", 0)])
     assert service.entries["a"].value == b"1"
-    mine.is_deaf = False
+    mine.loses_responses = False
     assert not await mine.swap([Swap("a", b"1", 0)])
 
 
@@ -55,7 +55,7 @@ async def test_a_late_request_is_done_unless_its_version_is_gone(
     other = service.client()
     done = refused = 0
     for seed in range(200):
-        mine.unlucky = random.Random(seed)
+        mine.fault_rng = random.Random(seed)
         before = service.entries.get("a")
         expected = before.version if before else 0
         try:
@@ -79,7 +79,7 @@ async def test_a_lease_that_is_not_heard_of_ends_on_both_sides(
     await asyncio.sleep(30)
     assert "a" in service.entries
     cut_s = clock.monotonic_s()
-    mine.is_cut = True
+    mine.is_disconnected = True
     await asyncio.sleep(5)
     assert "a" not in service.entries
     assert 2 < lost[0] - cut_s < 5
@@ -101,11 +101,11 @@ async def test_a_service_that_is_down_ends_no_lease(
 async def test_a_watch_goes_on_after_a_cut(service: MemoryConsensus, mine: MemoryClient) -> None:
     seen: list[Entries] = []
     end = mine.watch("a", seen.append)
-    mine.is_cut = True
+    mine.is_disconnected = True
     await service.client().swap([Swap("a", b"1")])
     await asyncio.sleep(1)
     assert not seen
-    mine.is_cut = False
+    mine.is_disconnected = False
     await asyncio.sleep(1)
     assert seen[-1]["a"].value == b"1"
     end()

@@ -12,7 +12,7 @@ from sluicemq.broker.failover import election
 from sluicemq.broker.failover.consensus import Entries
 from sluicemq.broker.failover.election import INCOMPLETE, State
 from sluicemq.broker.failover.replica import LEASE_S, LogEnd, Replica
-from sluicemq.broker.replication.insync import Term
+from sluicemq.broker.replication.in_sync import Term
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.files.incarnation import Incarnation
 from sluicemq.net.dispatch import Peer
@@ -29,8 +29,8 @@ class FakeInSync:
     """What the set has is what a test says."""
 
     def __init__(self) -> None:
-        self.claims: dict[int, Any] = {}
-        self.replicas: dict[Any, Any] = {}
+        self.state_reports: dict[int, Any] = {}
+        self.slaves: dict[Any, Any] = {}
         self.propose: Callable[[frozenset[int]], None]
         self.terms: list[Term] = []
         self.deposed = ""
@@ -42,7 +42,7 @@ class FakeInSync:
     def depose(self, reason: str) -> None:
         self.deposed = reason
 
-    def own_end(self) -> int:
+    def local_end(self) -> int:
         return 0
 
     def wait(self, end: int, done: Callable[[Any], None]) -> None:
@@ -51,7 +51,7 @@ class FakeInSync:
 
 
 class FakeBroker:
-    """A `RoleControl` that notes what it is told."""
+    """A `RoleExecutor` that notes what it is told."""
 
     def __init__(self, number: int, led: list[Term]) -> None:
         self.number = number
@@ -84,7 +84,7 @@ class FakeBroker:
         if self.in_sync is not None:
             self.led.append(term)
             self.in_sync.propose = self.propose
-            self.log_end = self.log_end._replace(term=term.epoch)
+            self.log_end = self.log_end._replace(term=term.number)
 
     def update_term(self, term: Term) -> None:
         self.in_sync.decided(term)
@@ -130,7 +130,7 @@ class Node:
     async def kill(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        self.client.is_cut = True
+        self.client.is_disconnected = True
         await self.client.close()
         if self.broker.terms:
             self.broker.terms.append(Term(0, 0))
@@ -164,7 +164,7 @@ async def nodes(service: MemoryConsensus) -> AsyncIterator[list[Node]]:
 
 
 def state_of(service: MemoryConsensus) -> State:
-    state = election.parse_view(PREFIX, service.found(PREFIX)).state
+    state = election.parse_view(PREFIX, service.find(PREFIX)).state
     assert state is not None
     return state
 
@@ -180,7 +180,7 @@ async def all_in_sync(service: MemoryConsensus, nodes: list[Node]) -> None:
     in_sync = master.broker.in_sync
     for node in nodes:
         if node is not master:
-            in_sync.claims[node.broker.number] = node.replica.member
+            in_sync.state_reports[node.broker.number] = node.replica.member
     in_sync.propose(frozenset(node.broker.number for node in nodes))
     await asyncio.sleep(1)
     assert len(state_of(service).in_sync) == len(nodes)
@@ -252,11 +252,11 @@ async def test_a_master_that_is_cut_off_is_deposed_when_it_hears(
 ) -> None:
     await all_in_sync(service, nodes)
     old = nodes[0].broker.in_sync
-    nodes[0].client.is_cut = True
+    nodes[0].client.is_disconnected = True
     await asyncio.sleep(10)
     assert masters(nodes) == [1, 2]  # it cannot know, and cannot acknowledge: the set follows 2
     assert nodes[2].broker.term.master_id == 2
-    nodes[0].client.is_cut = False
+    nodes[0].client.is_disconnected = False
     await asyncio.sleep(5)
     assert "replica 2" in old.deposed
     assert masters(nodes) == [2]
@@ -278,13 +278,13 @@ async def test_a_proposal_is_asked_until_it_is_known(
 ) -> None:
     await asyncio.sleep(5)
     broker, client = nodes[0].broker, nodes[0].client
-    broker.in_sync.claims[2] = nodes[1].replica.member
-    client.is_deaf = True
+    broker.in_sync.state_reports[2] = nodes[1].replica.member
+    client.loses_responses = True
     broker.in_sync.propose(frozenset({1, 2}))
     await asyncio.sleep(1)
     assert set(state_of(service).in_sync) == {1, 2}  # it happened, and its master does not know
     assert not any(2 in term.in_sync for term in broker.in_sync.terms)
-    client.is_deaf = False
+    client.loses_responses = False
     await asyncio.sleep(3)
     assert set(broker.in_sync.terms[-1].in_sync) == {1, 2}
 
@@ -343,7 +343,7 @@ async def test_a_replica_that_cuts_its_log_during_a_switch_gives_the_role_back(
     await asyncio.sleep(2)
     assert masters(nodes) in ([1], [3])
     assert state_of(service).term > 2, "it was given the role, and gave it back"
-    record = election.parse_view(PREFIX, service.found(PREFIX)).members[2]
+    record = election.parse_view(PREFIX, service.find(PREFIX)).members[2]
     assert record.log_end == INCOMPLETE, "it says so at once"
 
 
@@ -357,7 +357,7 @@ async def test_a_master_that_stops_in_order_hands_over(
     await asyncio.sleep(0.2)
     assert masters(nodes[1:]) == [2]
     assert set(state_of(service).in_sync) == {2, 3}
-    assert set(election.parse_view(PREFIX, service.found(PREFIX)).members) == {2, 3}
+    assert set(election.parse_view(PREFIX, service.find(PREFIX)).members) == {2, 3}
 
 
 async def test_a_master_whose_disk_fails_resigns(
@@ -423,7 +423,7 @@ async def test_a_service_that_is_set_back_is_said_and_elects_nobody(
 ) -> None:
     def set_to(entries: Entries) -> None:
         service.entries = dict(entries)
-        service._ring()
+        service._notify_clients()
 
     await asyncio.sleep(5)
     old = {} if is_empty else dict(service.entries)
@@ -449,7 +449,7 @@ async def test_a_lease_that_ends_while_its_record_is_made_is_followed_by_another
     async def read_late(prefix: str) -> Entries:
         monkeypatch.undo()
         for lease in {entry.lease_id for entry in service.entries.values()}:
-            service.end(lease)
+            service.end_lease(lease)
         await asyncio.sleep(2 * LEASE_S)
         return await read(prefix)
 
@@ -471,15 +471,15 @@ async def mishap(nodes: list[Node], rng: random.Random) -> None:
             await asyncio.sleep(rng.uniform(0, 6))
             node.start()
         case "cut":
-            node.client.is_cut = True
+            node.client.is_disconnected = True
             await asyncio.sleep(rng.uniform(0, 8))
-            node.client.is_cut = False
+            node.client.is_disconnected = False
         case "switch":
             with contextlib.suppress(RequestError):
                 node.replica.switch(None)
         case "propose" if node.broker.is_master:
             for one in nodes:
-                node.broker.in_sync.claims[one.broker.number] = one.replica.member
+                node.broker.in_sync.state_reports[one.broker.number] = one.replica.member
             node.broker.in_sync.propose(frozenset({1, 2, 3}))
 
 
@@ -491,16 +491,16 @@ async def test_whatever_gets_lost_one_epoch_has_one_master(
     await all_in_sync(service, nodes)
     for _ in range(16):
         for one in nodes:
-            one.client.unlucky = random.Random(rng.random())
+            one.client.fault_rng = random.Random(rng.random())
         await mishap(nodes, rng)
         await asyncio.sleep(rng.uniform(0, 10))
     led: dict[int, set[str]] = {}
     for term in (term for one in nodes for term in one.led):
-        led.setdefault(term.epoch, set()).add(term.life)
+        led.setdefault(term.number, set()).add(term.run_id)
     assert len(led) > 1
     assert all(len(lives) == 1 for lives in led.values())
     for one in nodes:
-        one.client.unlucky = None
+        one.client.fault_rng = None
     await asyncio.sleep(30)
     assert len(masters(nodes)) == 1
 

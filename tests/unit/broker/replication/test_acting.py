@@ -4,11 +4,11 @@ import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.replication.acting import (
-    Acting,
-    Escape,
-    ask_escaped,
+    ActingMaster,
+    EscapeBridge,
     decode_escaped,
     encode_escaped,
+    fetch_escaped,
 )
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConnectionLostError, ProtocolError
@@ -37,13 +37,13 @@ class World:
         self.is_away = False
         self.members: dict[int, str] | None = {1: "10.0.0.1:2"}
         self.stand_in: SteppedBroker | None = None
-        self.acting = Acting(
-            1, open_stand_in=self.open, close=self.close, escape=self.escape,
-            members=self.ask_members, clock=self.clock, period_s=lambda: 1.0,
+        self.acting = ActingMaster(
+            1, open_broker=self.open, close_broker=self.close, make_escape_bridge=self.escape,
+            fetch_members=self.ask_members, clock=self.clock, period_s=lambda: 1.0,
         )  # fmt: skip
 
-    def escape(self) -> Escape:
-        return Escape("broker-a", "c", self.ask, self.look_up, self.clock)
+    def escape(self) -> EscapeBridge:
+        return EscapeBridge("broker-a", "c", self.ask, self.look_up, self.clock)
 
     async def open(self):
         self.stand_in = SteppedBroker(config=CONFIG, files=self.left.kill(), clock=self.clock)
@@ -81,7 +81,7 @@ class World:
     async def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.25)):
             self.clock.advance(0.25)
-            await self.acting.step()
+            await self.acting.deliver_due()
             if self.stand_in is not None:
                 self.stand_in.settle()
 
@@ -112,7 +112,7 @@ async def test_what_falls_due_arrives_at_another_master_and_nowhere_else(world: 
     world.send(2, "TIMER_DELAY_MS\x012000\x02")
     world.send(3, "DELAY\x015\x02")  # a minute
     world.master_dies()
-    await world.acting.begin()
+    await world.acting.start_acting()
     await world.pass_time(6)
     assert sorted(bodies(world.there)) == [b"1", b"2"]
     answer = await world.acting.hand_back()
@@ -128,7 +128,7 @@ async def test_what_falls_due_arrives_at_another_master_and_nowhere_else(world: 
 async def test_a_transaction_ends_at_the_slave(world: World) -> None:
     world.send(1, "TRAN_MSG\x01true\x02PGROUP\x01P\x02", f=4)
     world.master_dies()
-    await world.acting.begin()
+    await world.acting.start_acting()
     assert world.stand_in is not None
     producer = world.stand_in.connect()
     beat = b'{"clientID":"me","consumerDataSet":[],"producerDataSet":[{"groupName":"P"}]}'
@@ -159,7 +159,7 @@ async def test_what_was_popped_comes_again_from_another_master(world: World) -> 
     assert world.client.call(200050, pop).code == 0
     world.master.settle()
     world.master_dies()
-    await world.acting.begin()
+    await world.acting.start_acting()
     await world.pass_time(12)
     retry = pop_retry_topic("G", "T", is_v2=False)
     assert sorted(bodies(world.there, retry)) == [b"1", b"2"]
@@ -173,7 +173,7 @@ async def test_what_no_other_master_takes_waits_in_its_order(world: World) -> No
         world.send(number, "DELAY\x011\x02")
     world.master_dies()
     world.is_away = True
-    await world.acting.begin()
+    await world.acting.start_acting()
     await world.pass_time(3)
     assert bodies(world.there) == []
     world.is_away = False
@@ -184,7 +184,7 @@ async def test_what_no_other_master_takes_waits_in_its_order(world: World) -> No
 async def test_what_has_not_escaped_is_the_masters(world: World) -> None:
     world.send(1, "DELAY\x011\x02")
     world.master_dies()
-    await world.acting.begin()
+    await world.acting.start_acting()
     answer = await world.acting.hand_back()
     assert decode_escaped(answer.body) == []
     assert bodies(world.master_returns([])) == [b"1"]
@@ -196,8 +196,8 @@ async def test_a_slave_stands_in_when_it_is_the_first_that_lives(world: World) -
 
     async def is_acting(members: dict[int, str] | None) -> bool:
         world.members = members
-        await acting.decide()
-        return acting.stand_in is not None
+        await acting.start_or_stop()
+        return acting.broker is not None
 
     assert not await is_acting({0: "m", 1: "s"})
     assert not await is_acting(None), "nobody can tell"
@@ -209,7 +209,7 @@ async def test_a_slave_stands_in_when_it_is_the_first_that_lives(world: World) -
     assert not await is_acting({1: "s"}), "a master is on its way"
     world.clock.advance(31)
     assert await is_acting({1: "s"})
-    await acting.end()
+    await acting.stop_acting()
 
 
 async def test_what_is_handed_back_is_read_again(world: World) -> None:
@@ -225,4 +225,4 @@ async def test_what_is_handed_back_is_read_again(world: World) -> None:
             raise ConnectionLostError("away.")
         return Command(0, body=encode_escaped(done))
 
-    assert await ask_escaped(["java", "away", "ours"], ask) == done
+    assert await fetch_escaped(["java", "away", "ours"], ask) == done

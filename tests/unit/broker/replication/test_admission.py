@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.broker.replication.admission import Doorkeeper
+from sluicemq.broker.replication.admission import TicketCheck
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Peer
@@ -57,7 +57,7 @@ def test_what_comes_behind_a_ticket_is_heard_however_it_is_cut(
     first: bytes, needed: bool, shown: bool, cuts: list[int]
 ) -> None:
     user, said = User(), first + b"and more"
-    door = Doorkeeper(stream(), lambda _: user, TICKET if needed else b"")
+    door = TicketCheck(stream(), lambda _: user, TICKET if needed else b"")
     data = (encode_ticket(TICKET) if shown else b"") + said
     ends = sorted({*cuts, len(data)})
     pieces = [data[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -78,7 +78,7 @@ def test_what_comes_behind_a_ticket_is_heard_however_it_is_cut(
 @pytest.mark.parametrize("shown", [bytes(TICKET_BYTES), TICKET[::-1]])
 def test_another_ticket_opens_nothing(shown: bytes) -> None:
     user = User()
-    door = Doorkeeper(stream(), lambda _: user, TICKET)
+    door = TicketCheck(stream(), lambda _: user, TICKET)
     with pytest.raises(ConfigurationError):
         door.data_received(encode_ticket(shown) + GREETINGS[0])
     door.resume_writing()
@@ -88,7 +88,7 @@ def test_another_ticket_opens_nothing(shown: bytes) -> None:
 
 def test_who_is_behind_the_door_is_told_the_rest() -> None:
     user = User()
-    door = Doorkeeper(stream(), lambda _: user, TICKET)
+    door = TicketCheck(stream(), lambda _: user, TICKET)
     door.data_received(encode_ticket(TICKET) + GREETINGS[0])
     door.resume_writing()
     door.connection_lost()

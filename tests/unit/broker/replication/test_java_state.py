@@ -9,7 +9,7 @@ import pytest
 
 from simulation.stepped import SMALL, SteppedBroker
 from sluicemq.broker.replication import java_state
-from sluicemq.broker.replication.java_state import ROWS, JavaState
+from sluicemq.broker.replication.java_state import TABLE_REQUESTS, JavaStateReceiver
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.topic import TopicConfig
 from sluicemq.net.dispatch import Dispatcher, Peer
@@ -32,7 +32,7 @@ class Rounds:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files, self.changed = CrashableFiles(), list[set[str]]()
-        self.state = JavaState(
+        self.state = JavaStateReceiver(
             self.files, "/s", in_executor=in_place, on_changed=self.changed.append
         )
         self.answers: dict[int, Command] = {}
@@ -58,7 +58,7 @@ class Rounds:
             assert broker is not None
             return broker.connect().call(command.code, command.fields)
 
-        dispatcher = Dispatcher({int(row.code): handle for row in ROWS})
+        dispatcher = Dispatcher({int(table.code): handle for table in TABLE_REQUESTS})
         await network.listener(dispatcher).start("127.0.0.1", [10911])
         with pytest.raises(asyncio.CancelledError):
             await self.state.follow(await network.dial(ADDRESS))
@@ -79,7 +79,7 @@ async def test_all_tables_are_there_for_a_start(rounds: Rounds) -> None:
     assert slave.core.topics.table.keys() >= {"T"}
     assert slave.core.groups.table.keys() == core.groups.table.keys()
     assert slave.core.offsets.committed("G", "T", 0) == 7
-    assert {row.name for row in ROWS} <= {*rounds.files.names("/s/config")}
+    assert {table.name for table in TABLE_REQUESTS} <= {*rounds.files.names("/s/config")}
 
 
 async def test_what_has_not_changed_is_not_written(rounds: Rounds) -> None:
@@ -119,7 +119,7 @@ async def test_the_timers_checkpoint_is_in_its_place(rounds: Rounds) -> None:
     assert found.done_ms == 0
     rounds.answers[RequestCode.GET_TIMER_CHECK_POINT] = Command(0, {}, b"short")
     with pytest.raises(ProtocolError, match="5 bytes"):
-        rounds.state._write(ROWS[-1], b"short")
+        rounds.state._write(TABLE_REQUESTS[-1], b"short")
 
 
 async def test_a_release_without_a_table_is_not_asked_again(rounds: Rounds) -> None:
@@ -143,5 +143,5 @@ async def test_a_refusal_ends_the_round(rounds: Rounds) -> None:
 @pytest.mark.parametrize("body", [b"\xff", b"[]", b"{"])
 def test_what_is_no_table_is_refused(rounds: Rounds, body: bytes) -> None:
     with pytest.raises(ProtocolError):
-        rounds.state._write(ROWS[0], body)
+        rounds.state._write(TABLE_REQUESTS[0], body)
     assert not rounds.files.exists("/s/config/topics.json")

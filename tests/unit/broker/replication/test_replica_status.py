@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker.replication.insync import InSync
+from sluicemq.broker.replication.in_sync import InSyncReplicas
 from sluicemq.broker.replication.status import ReplicaAdmin
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
@@ -63,10 +63,10 @@ def admin(role: str, seat: Seat | None = None) -> ReplicaAdmin:
     settings, clock = Settings(config, StoreConfig()), VirtualClock()
     in_sync = None
     if role != "SLAVE":
-        in_sync = InSync(settings, clock, lambda: 1000)
+        in_sync = InSyncReplicas(settings, clock, lambda: 1000)
         link = Slave()
-        in_sync.joined(link)
-        in_sync.acknowledged(link, 900)
+        in_sync.add_slave(link)
+        in_sync.record_ack(link, 900)
     return ReplicaAdmin(settings, in_sync, seat, lambda: 1000, lambda: (70, 8))
 
 
@@ -100,7 +100,7 @@ def test_a_switch_and_an_election_are_for_replicas_that_a_consensus_decides_abou
     asked.switch(Command(Code.SLUICE_SWITCH_MASTER), PEER)
     asked.elect(Command(Code.SLUICE_ELECT_MASTER), PEER)
     assert seat.asked == [2, None, "elect"]
-    with pytest.raises(RequestError, match="is no id"):
+    with pytest.raises(RequestError, match="must be a number"):
         asked.switch(Command(Code.SLUICE_SWITCH_MASTER, {"brokerId": "-1"}), PEER)
     with pytest.raises(RequestError, match="sluiceConsensus"):
         admin("SYNC_MASTER").switch(Command(Code.SLUICE_SWITCH_MASTER), PEER)

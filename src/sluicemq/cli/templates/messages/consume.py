@@ -1,4 +1,4 @@
-"""Ships the orders of 50 and more, until Ctrl-C: python consume.py"""
+"""Ship the orders of 50 and more, until Ctrl-C. Run: python consume.py."""
 
 import asyncio
 import contextlib
@@ -9,17 +9,20 @@ from sluicemq import ReceivedMessage, Sluice
 
 
 class Shipping:
-    """What is done with orders. A handler may be a method, a function or a coroutine function."""
+    """The handler of orders. A handler may be a method, a function or a coroutine function."""
 
     def __init__(self) -> None:
         self.shipped = 0
 
     async def ship(self, message: ReceivedMessage) -> None:
-        """Return, and the message is done with. Raise, and it comes again: after 10 s, 30 s and so
-        on, sixteen times, then it lies in the dead letters (topic %DLQ%shipping).
+        """Ship an order.
 
-        It may come twice, when this process dies before its progress is stored: do what may be
-        repeated, or see `idempotent`.
+        When the handler returns, the message is acknowledged. If it raises, the message is
+        delivered again after 10 s, 30 s and so on, 16 times. Then it becomes a dead letter, in the
+        topic %DLQ%shipping.
+
+        If this process ends before its progress is stored, the message is delivered again. So a
+        handler must be idempotent; see also `idempotent`.
         """
         order = json.loads(message.body)
         self.shipped += 1
@@ -30,7 +33,7 @@ async def main() -> None:
     shipping = Shipping()
     async with Sluice() as mq:
         consumer = mq.consumer("shipping", shipping.ship)
-        # The broker decides the filter: what does not match is never sent here.
+        # The broker evaluates the filter, and sends only messages that match.
         consumer.subscribe("orders", where="amount >= 50")
         print("shipping; Ctrl-C ends it", flush=True)
         try:
@@ -40,9 +43,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # Service managers and containers end a program with SIGTERM: here that is Ctrl-C, which
-    # cancels main(). Leaving `async with` then stores how far the group is.
+    # Service managers and containers end a program with SIGTERM. Let it do what Ctrl-C does: cancel
+    # main(). Leaving `async with` then commits the offsets of the group.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Sends ten orders: python produce.py"""
+"""Send ten orders. Run: python produce.py."""
 
 import asyncio
 import json
@@ -7,12 +7,12 @@ from sluicemq import Sluice
 
 
 async def main() -> None:
-    # The address of the cluster is that of NAMESRV_ADDR, or this machine.
+    # Connects to the name servers in NAMESRV_ADDR, or to the one on this machine.
     async with Sluice() as mq:
         for number in range(1, 11):
             amount = 15 * number
-            # The properties are what filters see; the body is yours. The key finds the message
-            # again: sluice message query --topic orders --key order-7
+            # Filters read the properties; the body is only for the application. The key finds the
+            # message again: sluice message query --topic orders --key order-7
             result = await mq.send(
                 "orders",
                 json.dumps({"number": number, "amount": amount}),
@@ -20,7 +20,7 @@ async def main() -> None:
                 keys=[f"order-{number}"],
                 properties={"amount": str(amount)},
             )
-            # Here it is stored: send() raises an error that says what to do when it is not.
+            # The message is stored now. Otherwise send() raises an error that says how to fix it.
             print(f"order {number} of {amount} is message {result.message_id}", flush=True)
 
 

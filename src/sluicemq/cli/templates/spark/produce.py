@@ -1,4 +1,4 @@
-"""Sends a thousand flights: python produce.py"""
+"""Send a thousand flights. Run: python produce.py."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ ORIGINS = ("EWR", "JFK", "LGA")
 
 
 def flight(number: int) -> Message:
-    """Made up, and the same each time. What filters and columns are to see is a property."""
+    """Return a flight with invented data. Filters and columns read its properties."""
     delay = number * 37 % 180 - 30
     return Message(
         "flights",
@@ -22,7 +22,7 @@ def flight(number: int) -> Message:
 
 async def main() -> None:
     async with Sluice() as mq:
-        # A batch travels in few requests, each of which is stored as a whole or not at all.
+        # A batch is sent in a few requests. The broker stores all messages of a request, or none.
         results = await mq.send_batch([flight(number) for number in range(1000)])
     print(f"{len(results)} flights sent", flush=True)
 

@@ -1,4 +1,4 @@
-"""How many flights of each carrier were late, and the worst: python report.py"""
+"""Print how many flights of each carrier were late, and the worst. Run: python report.py."""
 
 import os
 
@@ -10,8 +10,8 @@ NAME_SERVERS = os.environ.get("NAMESRV_ADDR", "127.0.0.1:9876")
 
 
 def main() -> None:
-    # Spark on this machine, with a Java found. On a cluster: your own SparkSession, and
-    # `sluicemq[spark]` on the workers.
+    # Runs Spark on this machine, with the Java that is installed. On a cluster, use your own
+    # SparkSession, and install `sluicemq[spark]` on the workers.
     spark = spark_session("report", log_level="error")
     flights = (
         spark.read.format("rocketmq")
@@ -22,7 +22,7 @@ def main() -> None:
         .groupBy(sf.col("tags").alias("carrier"))
         .agg(sf.count("*").alias("flights"))
     )
-    # What the pipeline wrote is plain Parquet.
+    # The pipeline has written Parquet.
     late = (
         spark.read.parquet("out/late-flights")
         .groupBy("carrier")

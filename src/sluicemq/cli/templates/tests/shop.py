@@ -1,5 +1,7 @@
-"""A shop: orders are announced, shipped, and reminded of. It is handed its client, so that a test
-can hand it another one."""
+"""A shop that announces orders, ships them, and sends reminders.
+
+Each function takes the client as an argument, so that a test can pass another one.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,13 +12,13 @@ REMIND_AFTER = timedelta(minutes=30)
 
 
 async def place(mq: Sluice, order: str) -> None:
-    """Announces an order, and a reminder of it for later, which the broker keeps until then."""
+    """Send a message about an order, and a reminder that the broker delivers later."""
     await mq.send("orders", order, keys=[order])
     await mq.send("reminders", order, keys=[order], delay=REMIND_AFTER)
 
 
 async def start_shipping(mq: Sluice, ship: Callable[[str], None]) -> PushConsumer:
-    """Calls `ship` for each order; one that it raises for comes again, later and later."""
+    """Call `ship` for each order. If it raises, the order is delivered again after a delay."""
 
     async def handle(message: ReceivedMessage) -> None:
         ship(message.body.decode())

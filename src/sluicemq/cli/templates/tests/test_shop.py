@@ -1,4 +1,4 @@
-"""The shop against a real broker, in virtual time: pytest"""
+"""Test the shop with a real broker and virtual time. Run: pytest."""
 
 from shop import place, start_shipping
 from sluicemq.testing.embedded import EmbeddedSluice
@@ -8,7 +8,7 @@ async def test_an_order_is_shipped(sluicemq: EmbeddedSluice) -> None:
     shipped: list[str] = []
     await place(sluicemq, "order-1")
     await start_shipping(sluicemq, shipped.append)
-    # Returns when nobody has anything left to do: no sleeping, no polling.
+    # Returns when client and broker are idle, so that the test neither sleeps nor polls.
     await sluicemq.clock.settle()
     assert shipped == ["order-1"]
 
@@ -34,7 +34,7 @@ async def test_an_order_that_cannot_be_shipped_ends_in_the_dead_letters(
 
     await place(sluicemq, "order-3")
     await start_shipping(sluicemq, ship)
-    await sluicemq.clock.advance(hours=5)  # of the broker's retries, none of yours
+    await sluicemq.clock.advance(hours=5)  # virtual time, for all retries of the broker
     assert len(tried) == 1 + 16
     async for message in sluicemq.subscribe("%DLQ%shipping", group="undertaker"):
         assert message.body == b"order-3"

@@ -1,4 +1,4 @@
-"""Ships orders, each once, until Ctrl-C: python ship.py"""
+"""Ship each order once, until Ctrl-C. Run: python ship.py."""
 
 import asyncio
 import contextlib
@@ -18,8 +18,8 @@ async def main() -> None:
 
         async def ship(message: ReceivedMessage) -> None:
             order = json.loads(message.body)["order"]
-            # Messages are delivered at least once, so the work has to bear a repetition: here the
-            # primary key does. (For effects in any SQL database, exactly once: `idempotent`.)
+            # A message is delivered at least once, so the handler must be idempotent: here, the
+            # primary key makes it so. (For effects in any SQL database, see `idempotent`.)
             with database:
                 added = database.execute("insert or ignore into shipped values (?)", (order,))
             if added.rowcount:
@@ -31,8 +31,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # SIGTERM, with which service managers end a program, is to do what Ctrl-C does: cancel main().
+    # Service managers end a program with SIGTERM. Let it do what Ctrl-C does: cancel main().
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())

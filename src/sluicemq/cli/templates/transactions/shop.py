@@ -1,4 +1,4 @@
-"""Places orders, each a row and a message, both or neither: python shop.py [--crash]"""
+"""Place orders: for each, a row and a message, or neither. Run: python shop.py [--crash]."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from sluicemq import Producer, Sluice, StoredMessage, TransactionListener, Trans
 
 DATABASE = os.environ.get("SHOP_DATABASE", "shop.db")
 CHECK_AFTER_S = 15
-"""The broker asks about a transaction not before it is so old. None of ours takes that long."""
+"""The age at which the broker checks an open transaction. No transaction here takes that long."""
 
 
 def open_database() -> sqlite3.Connection:
@@ -26,8 +26,10 @@ def open_database() -> sqlite3.Connection:
 
 
 class Ledger(TransactionListener):
-    """Answers the broker about transactions that were left undecided: by a crash, or because the
-    network lost how they ended. Any process of the producer group is asked, at any later time.
+    """Tells the broker how transactions ended that it still considers open.
+
+    A transaction stays open if the process crashes, or if the network loses its commit. The broker
+    may check it with any process of the producer group, at any later time.
     """
 
     def __init__(self, database: sqlite3.Connection) -> None:
@@ -41,23 +43,23 @@ class Ledger(TransactionListener):
         if found:
             print(f"asked about order {found[0]}: committed", flush=True)
             return TransactionState.COMMIT
-        # No row, and after CHECK_AFTER_S none will come. (Where that is not sure, answer UNKNOWN:
-        # who says ROLLBACK too early loses the message of an order that is placed.)
+        # There is no row, and after CHECK_AFTER_S none will be inserted. (If that is not certain,
+        # return UNKNOWN: an early ROLLBACK loses the message of an order that is then placed.)
         return TransactionState.ROLLBACK
 
 
 async def place(
     producer: Producer, database: sqlite3.Connection, amount: int, *, crash: bool = False
 ) -> str:
-    """The id of the order. Raises sqlite3.IntegrityError when the database refuses it."""
+    """Place an order and return its id. Raises sqlite3.IntegrityError if it is invalid."""
     order = secrets.token_hex(4)
     body = json.dumps({"order": order, "amount": amount})
     async with producer.transaction(
         "orders", body, keys=[order], check_after_s=CHECK_AFTER_S
     ) as transaction:
-        # The broker has the message and shows it to nobody yet. Now our own work: the id beside
-        # the row is how check() finds out later. (A statement of SQLite takes a millisecond; for
-        # a database across a network use its asyncio driver.)
+        # The broker has stored the message, but delivers it to no consumer yet. Now insert the row.
+        # check() finds it later by the transaction id. (A statement of SQLite takes a millisecond;
+        # for a database across a network, use its asyncio driver.)
         with database:
             database.execute(
                 "insert into orders values (?, ?, ?)", (order, amount, transaction.transaction_id)
@@ -65,7 +67,7 @@ async def place(
         if crash:
             print(f"order {order} has a row; this process dies before the commit", flush=True)
             os._exit(1)
-    # Leaving the block has committed the message; an exception in it rolls back, and goes on.
+    # Leaving the block commits the message. An exception in it rolls back and is raised again.
     return order
 
 
@@ -73,7 +75,7 @@ async def main() -> None:
     with contextlib.closing(open_database()) as database:
         async with Sluice() as mq:
             producer = mq.producer("shop", listener=Ledger(database))
-            # Before the first send: for transactions that a crash has left.
+            # Called before the first send, for transactions that an earlier crash has left open.
             await producer.answer_checks("orders")
             if "--crash" in sys.argv:
                 await place(producer, database, 75, crash=True)
@@ -88,8 +90,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # SIGTERM, with which service managers end a program, is to do what Ctrl-C does: cancel main().
+    # Service managers end a program with SIGTERM. Let it do what Ctrl-C does: cancel main().
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main())

@@ -214,7 +214,7 @@ def _ignored_text(subscription: Subscription) -> Iterator[Values]:
     """Yield the text behind the end of the expression, which RocketMQ's parser ignores."""
     if is_tag_kind(subscription.kind) or not compiles(subscription):
         return
-    if ignored := compile_sql92(subscription.expression).ignored:
+    if ignored := compile_sql92(subscription.expression).ignored_text:
         yield {
             "expression": subscription.expression,
             "topic": subscription.topic,

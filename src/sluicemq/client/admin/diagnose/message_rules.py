@@ -56,7 +56,7 @@ from sluicemq.client.admin.diagnose.group_rules import (
     UNEQUAL_IN_LANES,
     GroupQueueFacts,
 )
-from sluicemq.filter.selector import Explanation, Outcome, deciding, explain
+from sluicemq.filter.selector import Explanation, Outcome, deciding_atoms, explain
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -97,7 +97,7 @@ def _not_true(verdict: FilterVerdict) -> Iterator[Values]:
         yield {
             "expression": verdict.subscription.expression,
             "outcome": explanation.outcome.value,
-            "conditions": "; ".join(describe_condition(one) for one in deciding(explanation)),
+            "conditions": "; ".join(describe_condition(one) for one in deciding_atoms(explanation)),
         }
 
 

@@ -1,0 +1,81 @@
+"""The messages in the response of a pop: records as they are stored, or copies of them.
+
+Clients build the receipt handle of a message from the response header, unless the message has the
+property POP_CK. Messages of a retry topic are returned under the name of the topic to which they
+were sent, and with their receipt handle as POP_CK.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.message import POP_CK
+from sluicemq.record.codec import (
+    as_text,
+    decode_properties,
+    encode_record,
+    parse_head,
+    properties_slice,
+)
+from sluicemq.wire.popping import (
+    ReceiptHandle,
+)
+
+_HANDLE_START: Final = f"{POP_CK}\x01".encode()
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def without_handles(
+    records: Sequence[tuple[int, memoryview]], data: Sequence[bytes | memoryview]
+) -> Sequence[bytes | memoryview]:
+    """Return messages as stored, but without the property POP_CK. Keep it cheap.
+
+    `records` are the offsets and records of `data`, which is returned if no record has the
+    property. Clients take the property for the receipt handle; a store of an earlier release may
+    contain one that a producer wrote.
+    """
+    if all(_HANDLE_START not in bytes(one[properties_slice(one)]) for _, one in records):
+        return data
+    return [_encode_copy(record) for _, record in records]
+
+
+def with_handle(record: memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
+    """Return a message of a retry topic under the name of `topic`, with its receipt handle.
+
+    Return it as it is stored if the record has no room for that.
+    """
+    return _encode_copy(record, topic, {POP_CK: handle.encode()})
+
+
+def _encode_copy(
+    record: memoryview, topic: str = "", added: Mapping[str, str] = _NO_PROPERTIES
+) -> bytes | memoryview:
+    """Return a stored record under the name of `topic`, with the properties `added`.
+
+    An empty `topic` means the record's own. Any other property POP_CK is removed. Return the record
+    unchanged if the copy would be too long for a record.
+    """
+    head = parse_head(record)
+    properties = decode_properties(record[head.properties])
+    properties.pop(POP_CK, None)
+    properties |= added
+    try:
+        return encode_record(
+            topic=topic or bytes(record[head.topic]).decode("utf-8", "replace"),
+            queue_id=head.queue_id,
+            queue_offset=head.queue_offset,
+            physical_offset=head.physical_offset,
+            body=record[head.body],
+            properties=as_text(properties).encode(),
+            flag=head.flag,
+            sys_flag=head.sys_flag,
+            born_time_ms=head.born_time_ms,
+            born_host=record[head.born_host],
+            store_time_ms=head.store_time_ms,
+            store_host=record[head.store_host],
+            reconsume_times=head.reconsume_times,
+            prepared_offset=head.prepared_offset,
+        )
+    except ProtocolError:
+        return record

@@ -1,0 +1,472 @@
+"""What each replica has of the log, and from that: what is confirmed, and who is in sync.
+
+`InSyncReplicas` is the replication gate of `group_commit.py`. Each connection of a slave
+(`log_sender.py`) reports the position up to which the slave has the log. From these positions
+follows `confirmed`, the position up to which enough replicas have the log. Nothing behind it is
+visible. It never decreases. There are two rules for "enough":
+
+    plain      roles from the configuration: the master and `inSyncReplicas` - 1 slaves, any of them
+    failover   a term of the consensus service: all members of its in-sync set, each with the
+               incarnation that the term names
+
+In failover the in-sync set changes by proposals: this module calls `propose`, and `set_term` says
+what the consensus service has stored. Until then, the members of both the old and the proposed set
+are awaited.
+
+A slave that wants to become a member must have everything that is confirmed, in log and state, at
+the moment of the proposal. On a busy master that moment would never come, because the log always
+grows. A slave that is near the end is therefore *joining*: it is awaited like a member, for JOIN_S
+seconds at most (`JoiningReplica`). Meanwhile it only has to reach what existed when it started to
+join.
+
+An acknowledgement counts only for the incarnation and the run id that the slave reported with its
+SLUICE_FOLLOW_STATE request (900301). A report with another run id closes the older connections of
+the same replica (design/0022, "What holds, and why").
+
+If no slave can confirm a message in the plain case, the answer to a send depends on the
+configuration (spec/ha.md §2):
+
+    inSyncReplicas not set   as RocketMQ 4.9: SLAVE_NOT_AVAILABLE at once if no slave is near
+    set                      as RocketMQ 5.x: FLUSH_SLAVE_TIMEOUT; with enableSlaveActingMaster
+                             IN_SYNC_REPLICAS_NOT_ENOUGH, before the message is stored
+
+There is no I/O and no timer here. The broker calls `tick` a few times a second.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from sluicemq.broker.settings import Settings
+from sluicemq.clock import Clock
+from sluicemq.errors import RequestError, StoreUncertainError
+from sluicemq.model.ids import Host
+from sluicemq.wire.codes import ResponseCode
+
+SAMPLES_MAX: Final = 512
+"""The number of samples of the log's end that are kept: those of about a hundred seconds."""
+NEAR_S: Final = 1.0
+"""A slave may join if it has what the log contained this many seconds ago."""
+JOIN_S: Final = 2.0
+"""The longest time for which a joining replica is awaited, in seconds."""
+REST_S: Final = 15.0
+"""The pause before a replica that failed to join may try again, in seconds."""
+NOT_MASTER: Final = "this replica is not master any more, try again."
+NOT_ENOUGH: Final = "in-sync replicas not enough"
+"""The remark of RocketMQ."""
+
+OnConfirmed = Callable[[int | BaseException], None]
+"""Called with the confirmed position, or with an error if nothing will be confirmed any more."""
+
+
+class Term(NamedTuple):
+    """A term as the consensus service has stored it: the master and its in-sync set.
+
+    - `number` increases from term to term. RocketMQ calls it epoch.
+    - `run_id` is that of the master's process.
+    - `address` and `ha_address` are the master's, as "host:port".
+    - `in_sync` maps the ids of the members of the in-sync set to their incarnations.
+    - `is_unclean` says that an operator has accepted the loss of messages.
+    """
+
+    number: int
+    master_id: int
+    run_id: str = ""
+    address: str = ""
+    ha_address: str = ""
+    in_sync: Mapping[int, str] = {}
+    is_unclean: bool = False
+
+
+class SlaveLink(Protocol):
+    """The connection of a slave. `replica_id` is None in the plain protocol."""
+
+    @property
+    def replica_id(self) -> int | None: ...
+
+    @property
+    def remote(self) -> Host: ...
+
+    def close(self) -> None: ...
+
+
+class StateReport(NamedTuple):
+    """What a slave said with its last SLUICE_FOLLOW_STATE request (900301).
+
+    `state_number` is the number of the last operation of the state log that the slave has applied;
+    -1 means that it has not applied a whole snapshot of this master.
+    """
+
+    incarnation: str
+    run_id: str
+    state_number: int
+
+
+@dataclass(slots=True, eq=False)
+class ConnectedSlave:
+    """A slave with a connection.
+
+    `run_id` is the one that the slave had reported when the connection was opened; None if it had
+    not reported any. `acked_end` is the position up to which it has the log; -1 means that it has
+    not reported a position.
+    """
+
+    link: SlaveLink
+    run_id: str | None
+    joined_s: float
+    acked_end: int = -1
+
+
+class JoiningReplica(NamedTuple):
+    """A replica that is awaited, and that may become a member of the in-sync set.
+
+    It is awaited until `deadline_s`. `state_number` is the number of the last operation of the
+    state log when it started to join. Everything that was confirmed since then, the replica has.
+    """
+
+    deadline_s: float
+    state_number: int
+
+
+@dataclass(slots=True, eq=False)
+class InSyncReplicas:
+    """What a master knows about its slaves, and the replication gate.
+
+    `local_end` returns the position up to which this broker itself has the log; under SYNC_FLUSH,
+    up to which the log is synced. Each function in `on_confirmed` is called with each new value of
+    `confirmed`.
+    """
+
+    settings: Settings
+    clock: Clock
+    local_end: Callable[[], int]
+    confirmed: int = 0
+    local_id: int = 0
+    term: Term | None = None
+    """The term in which this broker is master; None in the plain case."""
+    propose: Callable[[frozenset[int]], None] | None = None
+    """Called with the ids of a new in-sync set. `set_term` must be called when it is decided."""
+    on_confirmed: list[Callable[[int], None]] = field(default_factory=list)
+    last_state_number: Callable[[], int] = int
+    """Returns the number of the last operation of the state log, which a new member must have."""
+    slaves: dict[SlaveLink, ConnectedSlave] = field(default_factory=dict)
+    state_reports: dict[int, StateReport] = field(default_factory=dict)
+    """The last report of each replica id."""
+    _proposed: frozenset[int] | None = None
+    """The set that is proposed and not decided yet."""
+    _joining: dict[int, JoiningReplica] = field(default_factory=dict)
+    _rests_until_s: dict[int, float] = field(default_factory=dict)
+    """When a replica that failed to join may try again, so that it does not delay sends all the
+    time."""
+    _waiting: deque[tuple[int, OnConfirmed]] = field(default_factory=deque)
+    _failure: StoreUncertainError | None = None
+    """The error for everything that waits, after `depose`."""
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """Times and ends of the log at these times."""
+    _started_s: float = 0.0
+    _start_end: int = 0
+    """The end of this broker's log when its term began. Everything that earlier masters confirmed
+    is before it, including what this broker does not know to be confirmed yet."""
+
+    def __post_init__(self) -> None:
+        """Note the time and the end of the log at the start of the term."""
+        self._started_s = self.clock.monotonic_s()
+        self._start_end = self.local_end()
+
+    # ------------------------------------------------------------------------ what slaves report
+
+    def add_slave(self, link: SlaveLink) -> None:
+        """Count a slave that has connected, in failover after its handshake."""
+        report = self.state_reports.get(link.replica_id) if link.replica_id is not None else None
+        run_id = report.run_id if report is not None else None
+        self.slaves[link] = ConnectedSlave(link, run_id, self.clock.monotonic_s())
+
+    def remove_slave(self, link: SlaveLink) -> None:
+        """Stop counting a slave whose connection has ended. An unknown connection is ignored."""
+        if self.slaves.pop(link, None) is not None:
+            if link.replica_id is not None:
+                self._joining.pop(link.replica_id, None)
+            self._update_confirmed()
+            self._propose_changes()
+
+    def record_ack(self, link: SlaveLink, position: int) -> None:
+        """Note that a slave has the log up to `position`.
+
+        An unknown connection is ignored. Called for every report: keep it cheap.
+        """
+        slave = self.slaves.get(link)
+        if slave is None:
+            return
+        slave.acked_end = position
+        self._update_confirmed()
+
+    def record_state_report(
+        self, replica_id: int, incarnation: str, run_id: str, log_end: int, state_number: int
+    ) -> None:
+        """Note what a slave said with SLUICE_FOLLOW_STATE (900301). See `StateReport`.
+
+        If its run id has changed, close the older connections of the replica, and stop counting
+        them. `log_end` is not used, because HA connections report it.
+        """
+        before = self.state_reports.get(replica_id)
+        self.state_reports[replica_id] = StateReport(incarnation, run_id, state_number)
+        if before is not None and before.run_id == run_id:
+            return
+        self._joining.pop(replica_id, None)
+        for link in [link for link in self.slaves if link.replica_id == replica_id]:
+            link.close()
+            self.remove_slave(link)
+
+    # ------------------------------------------------------------------------ the replication gate
+
+    def wait(self, end: int, done: OnConfirmed) -> None:
+        """Call `done` when the log is confirmed up to `end`, with the confirmed position.
+
+        It is called immediately if the log is already confirmed. It is called with a
+        StoreUncertainError if this broker is not the master any more, now or later. Calls that have
+        to wait must come with ascending values of `end`. Called for every group commit: keep it
+        cheap.
+        """
+        if self._failure is not None:
+            done(self._failure)
+            return
+        if end <= self.confirmed:  # all calls that wait have a greater `end`
+            done(self.confirmed)
+            return
+        self._waiting.append((end, done))
+        self._update_confirmed()
+
+    @property
+    def refusal(self) -> RequestError | None:
+        """The error for requests that store messages; None if they are accepted.
+
+        They are refused if this broker is not the master any more. In failover, they are also
+        refused if the in-sync set has fewer than `minInSyncReplicas` members; in the plain case, if
+        `enableSlaveActingMaster` is set and too few slaves are near.
+        """
+        broker = self.settings.broker
+        if self._failure is not None:
+            return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, NOT_MASTER)
+        if self.term is not None:
+            is_enough = len(self.term.in_sync) >= broker.in_sync_min
+        else:
+            is_enough = (
+                not broker.acting_master or self._required_copies() <= 1 + self._near_slaves()
+            )
+        return None if is_enough else RequestError(ResponseCode.SYSTEM_ERROR, NOT_ENOUGH)
+
+    @property
+    def holds_answers(self) -> bool:
+        """Whether sends are answered when they are confirmed (SYNC_MASTER), not when written."""
+        return self.settings.broker.broker_role == "SYNC_MASTER"
+
+    @property
+    def timeout_s(self) -> float:
+        """The longest time for which an answer waits for slaves, in seconds (`slaveTimeout`)."""
+        return self.settings.broker.slave_timeout_ms / 1000
+
+    @property
+    def is_slave_missing(self) -> bool:
+        """Whether answers need not wait because no slave could confirm (SLAVE_NOT_AVAILABLE).
+
+        This is the rule of RocketMQ 4.9, for the plain case without a configured `inSyncReplicas`.
+        """
+        return (
+            self.term is None
+            and self.settings.broker.in_sync_written is None
+            and self._required_copies() > 1
+            and not self._near_slaves()
+        )
+
+    def _required_copies(self) -> int:
+        """Return how many replicas, with this one, must have a message in the plain case."""
+        broker = self.settings.broker
+        required = broker.in_sync_replicas
+        if broker.acting_master and broker.in_sync_auto:
+            required = max(broker.in_sync_min, min(required, 1 + self._near_slaves()))
+        return required
+
+    def is_in_sync(self, link: SlaveLink) -> bool:
+        """Return whether the slave with this connection counts as in sync.
+
+        In failover it must be a member of the in-sync set. In the plain case it must not be further
+        behind than `haMaxGapNotInSync` bytes.
+        """
+        slave = self.slaves.get(link)
+        if self.term is not None:
+            return link.replica_id in self.term.in_sync and slave is not None
+        least = self.local_end() - self.settings.broker.gap_bytes_max
+        # An empty slave acknowledges nothing before its first byte; until then it has 0 bytes.
+        return slave is not None and max(slave.acked_end, 0) >= least
+
+    def _near_slaves(self) -> int:
+        """Return the number of slaves in sync. Also called on the thread that answers /ready."""
+        return sum(map(self.is_in_sync, self.slaves.copy()))
+
+    def _update_confirmed(self) -> None:
+        """Compute `confirmed`, and call the functions that wait for it. Keep it cheap."""
+        local_end = self.local_end()
+        if self.term is None:
+            ends = sorted([slave.acked_end for slave in self.slaves.values()], reverse=True)
+            slaves = self._required_copies() - 1
+            if slaves < 1:
+                end = local_end
+            elif slaves <= len(ends):
+                end = ends[slaves - 1]
+            else:
+                end = -1
+        else:
+            end = min((self.log_end_of(member) for member in self.awaited_members()), default=-1)
+        end = min(end, local_end)
+        is_more = end > self.confirmed and self._failure is None
+        if is_more:
+            self.confirmed = end
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= self.confirmed:
+            waiting.popleft()[1](self.confirmed)
+        if is_more:  # last, because it sends the answers that the functions above have released
+            for listener in self.on_confirmed:
+                listener(end)
+
+    def awaited_members(self) -> frozenset[int]:
+        """Return the ids of the replicas that must have a message before it is confirmed.
+
+        They are the members of the in-sync set, with this replica; those of a proposed set, which
+        may be stored already; and the joining ones. Only for failover.
+        """
+        assert self.term is not None, "members are those of a term"
+        return frozenset().union(self.term.in_sync, self._joining, self._proposed or ())
+
+    def log_end_of(self, member: int) -> int:
+        """Return the position up to which a replica has the log; -1 if nothing of it counts.
+
+        Only acknowledgements over a connection of its present run count, and only if its
+        incarnation is that in the in-sync set. Only for failover.
+        """
+        if member == self.local_id:
+            return self.local_end()
+        assert self.term is not None, "members are those of a term"
+        report = self.state_reports.get(member)
+        incarnation = self.term.in_sync.get(member)
+        if report is None or (incarnation is not None and report.incarnation != incarnation):
+            return -1
+        return max(
+            (
+                slave.acked_end
+                for link, slave in self.slaves.items()
+                if link.replica_id == member and slave.run_id == report.run_id
+            ),
+            default=-1,
+        )
+
+    # -------------------------------------------------------------------------- the in-sync set
+
+    def set_term(self, term: Term) -> None:
+        """Apply the term that the consensus service has stored. No proposal is open any more."""
+        self.term, self._proposed = term, None
+        self._update_confirmed()
+
+    def depose(self, reason: str) -> None:
+        """Stop confirming, because this broker is not the master any more.
+
+        Functions that wait are called with a StoreUncertainError that contains `reason`, and so are
+        those of later calls to `wait`.
+        """
+        self._failure = StoreUncertainError(
+            f"This broker is not the master any more ({reason}). The message was written here, but "
+            "the new master may not have it."
+        )
+        waiting, self._waiting = self._waiting, deque()
+        for _, done in waiting:
+            done(self._failure)
+
+    def tick(self) -> None:
+        """Take a sample of the log's end, and propose a new in-sync set if it should change.
+
+        The broker calls this a few times a second.
+        """
+        self._samples.append((self.clock.monotonic_s(), self.local_end()))
+        self._update_confirmed()
+        self._propose_changes()
+
+    def _propose_changes(self) -> None:
+        """Propose the set of all replicas that should be members, if it differs from the set."""
+        term = self.term
+        propose = self.propose
+        if term is None or propose is None or self._proposed is not None or self._failure:
+            return
+        wanted = frozenset(
+            member
+            for member in term.in_sync.keys() | self.state_reports.keys()
+            if member == self.local_id or self._should_be_member(member, term.in_sync.get(member))
+        )
+        if wanted != term.in_sync.keys():
+            self._proposed = wanted
+            self._joining.clear()  # a replica that is not proposed has to start again
+            propose(wanted)
+
+    def _should_be_member(self, member: int, incarnation: str | None) -> bool:
+        """Return whether a replica should be in the in-sync set.
+
+        `incarnation` is the one with which it is in the set now; None if it is not.
+        """
+        slaves = [slave for link, slave in self.slaves.items() if link.replica_id == member]
+        report, end = self.state_reports.get(member), self.log_end_of(member)
+        if incarnation is None:
+            return self._has_joined(member, report, end)
+        if report is not None and (report.incarnation != incarnation or not slaves):
+            return False  # its store is another one, or its connection has ended
+        # At the beginning of the term a member may not have connected yet.
+        missing_ms = round((self.clock.monotonic_s() - self._started_s) * 1000)
+        lag_ms = min(map(self.lag_ms, slaves), default=missing_ms)
+        return lag_ms < self.settings.broker.catch_up_ms
+
+    def _has_joined(self, member: int, report: StateReport | None, end: int) -> bool:
+        """Return whether a replica, which has the log up to `end`, may become a member.
+
+        It may if it has everything that this master, or one before it, has confirmed. A replica
+        that is near and lacks some of it starts to join: it is awaited from now on.
+        """
+        now_s, joining = self.clock.monotonic_s(), self._joining.get(member)
+        needed = max(self.confirmed, self._start_end)
+        if report is None or report.state_number < 0:
+            return False
+        if joining is None:
+            older_ends = (
+                log_end
+                for sampled_s, log_end in reversed(self._samples)
+                if now_s - sampled_s >= NEAR_S
+            )
+            is_near = end >= min(next(older_ends, self.local_end()), needed)
+            if not is_near or now_s < self._rests_until_s.get(member, 0.0):
+                return False
+            joining = JoiningReplica(now_s + JOIN_S, self.last_state_number())
+            self._joining[member] = joining
+        if report.state_number >= joining.state_number and end >= needed:
+            return True
+        if now_s >= joining.deadline_s:
+            del self._joining[member]
+            self._rests_until_s[member] = now_s + REST_S
+            self._update_confirmed()
+        return False
+
+    # -------------------------------------------------------------------------------- monitoring
+
+    def lag_ms(self, slave: ConnectedSlave) -> int:
+        """Return for how long the log has had bytes that the connected slave lacks, in ms.
+
+        0 means that it lacks nothing. Also called on the thread of the metrics.
+        """
+        samples = self._samples.copy()
+        if not samples or slave.acked_end >= samples[-1][1]:
+            return 0
+        index = bisect_right([end for _, end in samples], slave.acked_end)
+        since_s = max(samples[index][0], slave.joined_s)
+        return round((self.clock.monotonic_s() - since_s) * 1000)
+
+    @property
+    def is_fully_confirmed(self) -> bool:
+        """Whether the whole log is confirmed. A new master accepts requests once it is."""
+        return self.confirmed >= self.local_end()

@@ -1,0 +1,529 @@
+"""The slave's end of the connection on which it copies its master's commit log.
+
+    data_received -> ReceivedLog.append (bytes into the log)
+                  -> ReceivedLog.dispatch (records into queues)
+                  -> report
+
+Received bytes are written to the log before the next read, in as few pieces as they came in; frames
+may end anywhere. A report follows each read immediately. It contains the position up to which the
+log is written, or under SYNC_FLUSH synced (`report_synced` is called after each sync). In failover,
+which is the protocol with `terms`, records are dispatched up to the confirmed position. In the
+plain protocol all complete records are dispatched.
+
+If the logs of slave and master differ, the rules are those of design/0022, "What holds, and why":
+
+- If the own log ends before the master's log begins, it starts again, empty, where the master's log
+  begins: the master has deleted everything older.
+- If the end of the own log was written by another master (failover only), it is cut off, but never
+  below the position that is known to be confirmed.
+- In every other case the connection is closed with an error. The next connection tries again.
+
+If the master is a Java broker, an empty log begins with the master's last file, as on RocketMQ's
+slaves.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from sluicemq.broker.replication.log_sender import ByteRate
+from sluicemq.broker.replication.terms import LogTerms
+from sluicemq.broker.settings import Settings
+from sluicemq.clock import Clock
+from sluicemq.errors import ProtocolError, SluiceError, StoreError
+from sluicemq.net.stream import ByteStream, StreamProtocol
+from sluicemq.wire.ha import (
+    FROM_START,
+    ConnectionState,
+    LogChunk,
+    MasterFrameReader,
+    MasterHandshake,
+    SlaveHandshake,
+    common_end,
+    encode_slave_handshake,
+    encode_slave_report,
+    encode_ticket,
+)
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+"""The pause before the next attempt to connect to the master."""
+TICK_S: Final = 0.2
+BEHIND_BYTES: Final = 64 << 10
+"""If reads have at least this size on average, the slave is behind. The reads of a slave that is
+caught up have the size of one group commit of its master."""
+LEVEL_BYTES: Final = 16 << 10
+"""If reads of a slave that was behind become smaller than this on average, it has caught up."""
+READS: Final = 8
+"""The number of reads in the average. A single small read says nothing: it may be the remainder of
+a large write of the master."""
+BULK_BYTES: Final = 4 << 20
+"""While a slave is behind, it dispatches this many bytes of the log at a time."""
+LONG_BYTES: Final = 64 << 20
+"""A slave that received this many bytes while it was behind will need long to catch up."""
+
+
+class ReceivingStore(Protocol):
+    """The methods of the store that a receiver uses."""
+
+    @property
+    def log_start(self) -> int: ...
+
+    @property
+    def synced_offset(self) -> int: ...
+
+    def sync(self) -> int: ...
+
+
+class ReceivedLog(Protocol):
+    """The log that a master writes: `store.follow.LogFollower`."""
+
+    @property
+    def end(self) -> int: ...
+
+    def append(self, position: int, data: bytes | memoryview) -> None: ...
+
+    def dispatch(self, confirmed: int | None) -> None: ...
+
+    def truncate(self, end: int) -> None: ...
+
+
+class ReceiverStatus(NamedTuple):
+    """The state of a slave's HA connection, for tools.
+
+    - `end` is the end of the slave's log, and `log_start` its first position.
+    - `confirmed` is the position that the master has confirmed. In the plain protocol, in which the
+      master does not say it, it is the end of the log.
+    - `read_ms` and `written_ms` are the times of the last bytes in each direction, in ms since
+      1970; 0 means never.
+    - `last_error` says why replication does not go on. It is "" if there was no error.
+    """
+
+    state: ConnectionState
+    end: int
+    confirmed: int
+    log_start: int
+    bytes_per_s: int
+    read_ms: int
+    written_ms: int
+    last_error: str
+
+
+class CatchUpDetector:
+    """Detects from the sizes of reads whether a slave is behind its master.
+
+    A plain master does not say where its log ends. If the slave reads large pieces, more bytes are
+    waiting in the socket.
+    """
+
+    __slots__ = ("_average", "_bytes")
+
+    def __init__(self) -> None:
+        self._average = self._bytes = 0
+
+    def add_read(self, size: int) -> None:
+        """Count a read of `size` bytes."""
+        self._average += (size - self._average) // READS
+        least = LEVEL_BYTES if self._bytes else BEHIND_BYTES
+        self._bytes = self._bytes + size if self._average >= least else 0
+
+    def reset(self) -> None:
+        """Forget all reads, because nothing came for a while or the connection has ended."""
+        self._average = self._bytes = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more bytes are waiting in the socket."""
+        return self._bytes > 0
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the slave has been behind for the last LONG_BYTES bytes or more."""
+        return self._bytes >= LONG_BYTES
+
+
+class LogReceiver:
+    """The protocol of a slave's HA connection to its master. It is reused for each connection.
+
+    The creator may set these attributes before a connection is made:
+
+    - `replica_id`: the id of this replica (failover only).
+    - `is_sluicemq_master`: whether the master is a SluiceMQ broker, so that an empty log gets the
+      whole log of the master.
+    - `ticket`: the ticket for the master's HA port; b"" if none is required.
+    - `confirmed`: the position that is known to be confirmed.
+    - `is_unclean`: an operator has accepted the loss of messages, so that confirmed bytes may be
+      cut off.
+    - `on_truncation`: called before the log is truncated or emptied.
+    - `on_confirmed`: called with the new confirmed position, after the records before it were added
+      to their queues.
+    - `on_appended`: called when the log has grown, so that it may have to be synced.
+    - `on_catch_up`: called with True when the slave will need long to catch up, and with False when
+      it has caught up.
+    """
+
+    def __init__(
+        self,
+        store: ReceivingStore,
+        received_log: ReceivedLog,
+        terms: LogTerms | None,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        """Create a receiver that writes to `received_log`, the log of `store`.
+
+        `terms` selects the protocol: failover if given, plain if None.
+        """
+        self._store = store
+        self._log = received_log
+        self._terms = terms
+        self._settings = settings
+        self._clock = clock
+        self._stream: ByteStream | None = None
+        self._reader = MasterFrameReader(failover=terms is not None)
+        self._reported = 0  # the position in the last report
+        self._has_received_bytes = False  # over the current connection
+        self._master_confirmed: int | None = None  # as the master said over this connection
+        self._read_s = self._written_s = 0.0
+        self._read_ms = self._written_ms = 0
+        self._rate = ByteRate()
+        self._dispatched = 0  # the end of the log at the last dispatch
+        self._catch_up = CatchUpDetector()
+        self.state = ConnectionState.READY
+        self.last_error = ""
+        self.replica_id = 0
+        self.is_sluicemq_master = False
+        self.ticket = b""
+        self.confirmed = 0
+        self.is_unclean = False
+        self.on_truncation: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[int], None] = lambda end: None
+        self.on_appended: Callable[[], None] = lambda: None
+        self.on_catch_up: Callable[[bool], None] = lambda is_long: None
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether the slave has everything that the master has confirmed over this connection.
+
+        A plain master does not send a confirmed position. Its heartbeats, which contain the end of
+        its log, are used instead.
+        """
+        return self._master_confirmed is not None and self._log.end >= self._master_confirmed
+
+    def status(self) -> ReceiverStatus:
+        """Return the state of the connection and of the log."""
+        self._rate.add(0, self._clock.monotonic_s())
+        end = self._log.end
+        return ReceiverStatus(
+            state=self.state,
+            end=end,
+            confirmed=end if self._terms is None else self.confirmed,
+            log_start=self._store.log_start,
+            bytes_per_s=self._rate.per_s,
+            read_ms=self._read_ms,
+            written_ms=self._written_ms,
+            last_error=self.last_error,
+        )
+
+    # --------------------------------------------------------------------- what the slave sends
+
+    def start(self, stream: ByteStream) -> None:
+        """Start to receive over `stream`, which is connected to the master.
+
+        Send the ticket if there is one, and then the handshake (failover) or a report (plain).
+        """
+        self._stream = stream
+        self._reader = MasterFrameReader(failover=self._terms is not None)
+        self._has_received_bytes, self._master_confirmed = False, None
+        self._read_s = self._clock.monotonic_s()
+        if self._settings.store.flush_sync:
+            self._store.sync()  # the first report also says from where on the slave needs the log
+        if self.ticket:
+            self._write(encode_ticket(self.ticket))
+        if self._terms is not None:
+            self.state = ConnectionState.HANDSHAKE
+            self._write(encode_slave_handshake(SlaveHandshake(self.replica_id)))
+        else:
+            self.state = ConnectionState.TRANSFER
+            self._report()
+
+    def report_synced(self) -> None:
+        """Send a report if more of the log may be reported than the last report said.
+
+        Called after the log was synced.
+        """
+        if self.state == ConnectionState.TRANSFER and self._reportable_end > self._reported:
+            self._report()
+
+    def _report(self) -> None:
+        end = self._reported = self._reportable_end
+        if self._is_empty:
+            end = FROM_START if self.is_sluicemq_master and self._terms is None else 0
+        self._write(encode_slave_report(end, failover=self._terms is not None))
+
+    def _write(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._written_s, self._written_ms = self._clock.monotonic_s(), self._clock.now_ms()
+            self._stream.write(data)
+
+    @property
+    def _reportable_end(self) -> int:
+        """The position up to which a report may say that the slave has the log."""
+        is_sync = self._settings.store.flush_sync
+        return self._store.synced_offset if is_sync else self._log.end
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._log.end <= self._store.log_start
+
+    # -------------------------------------------------------------------- what the master sends
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of the master, and report what was written.
+
+        A SluiceError or OSError, for example because the disk is full, closes the connection and is
+        kept in `last_error`. Runs for every read of the connection: keep it cheap.
+        """
+        self._read_s, self._read_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        self._rate.add(len(data), self._read_s)
+        try:
+            for frame in self._reader.feed(data):
+                if isinstance(frame, MasterHandshake):
+                    self._handle_handshake(frame)
+                else:
+                    self._handle_chunk(frame)
+            self._count_read(len(data))
+            self._dispatch()
+            self.report_synced()
+        except (SluiceError, OSError) as error:
+            self._fail(str(error))
+
+    def _handle_handshake(self, handshake: MasterHandshake) -> None:
+        """Cut off what the master does not have, and then ask for the rest of its log."""
+        terms, end = self._terms, self._log.end
+        if self.state != ConnectionState.HANDSHAKE or terms is None:
+            raise ProtocolError("The master sent a second handshake.")
+        if handshake.term_number < terms.last.number:
+            raise ProtocolError(
+                f"The master is in term {handshake.term_number}, but the log of this replica has "
+                f"term {terms.last.number}."
+            )
+        point = 0
+        if not self._is_empty:
+            point = common_end(terms.entries, end, handshake.terms, handshake.end)
+            if point < 0 and handshake.terms and end <= handshake.terms[0].start:
+                self._start_again(handshake.terms[0].start)
+            elif point < end:
+                self._truncate(max(point, 0))
+        terms.truncate(point)  # also terms in which nothing was written
+        self.state = ConnectionState.TRANSFER
+        self._report()
+
+    def _truncate(self, end: int) -> None:
+        """Cut the log off at `end`. Raises StoreError if confirmed bytes would be lost."""
+        if end < self.confirmed and not self.is_unclean:
+            raise StoreError(
+                f"The master has the log of this replica only up to {end}, but the log up to "
+                f"{self.confirmed} is known to be confirmed.",
+                fix="Check whether the consensus service has lost its data, or whether its address "
+                "belongs to another cluster. To discard the messages of this replica, empty its "
+                "store.",
+            )
+        log.warning(
+            "The log is truncated from %d to %d, where it begins to differ from the master's log.",
+            self._log.end,
+            end,
+        )
+        self.on_truncation()
+        start = self._store.log_start
+        self._log.truncate(max(end, start))
+        if self._terms is not None:
+            self._terms.truncate(end if end > start else 0)
+        self.confirmed = min(self.confirmed, end)
+        self._dispatched = 0
+
+    def _start_again(self, master_start: int) -> None:
+        """Empty the log, because it ends before the master's log begins, at `master_start`."""
+        log.warning(
+            "The log is emptied, because it ends at %d and the master's log begins at %d or later.",
+            self._log.end,
+            master_start,
+        )
+        self.confirmed = 0
+        self._truncate(0)
+
+    def _handle_chunk(self, chunk: LogChunk) -> None:
+        """Append bytes of the log, or handle a heartbeat, which has none."""
+        if self.state != ConnectionState.TRANSFER:
+            raise ProtocolError("The master sent bytes of the log before its handshake.")
+        end = self._log.end
+        if chunk.position != end and not self._is_empty:
+            is_sluicemq = self.is_sluicemq_master or self._terms is not None
+            if self._has_received_bytes or not is_sluicemq or chunk.position < end:
+                raise StoreError(
+                    f"The log of this replica ends at {end}, but the master continues at "
+                    f"{chunk.position}.",
+                    fix="The master's log has other bytes at this position, or does not have them "
+                    "any more. Empty the store of this replica, so that it copies everything from "
+                    "its master.",
+                )
+            self._start_again(chunk.position)
+        if chunk.term is not None:
+            self._handle_term(chunk)
+        elif not chunk.data:
+            self._master_confirmed = chunk.position
+        if chunk.data:
+            self._has_received_bytes = True
+            self._log.append(chunk.position, chunk.data)
+
+    def _handle_term(self, chunk: LogChunk) -> None:
+        """Store the term of `chunk` before its bytes are written, and note what is confirmed."""
+        terms, term = self._terms, chunk.term
+        assert terms is not None, "plain chunks have no term"
+        assert term is not None, "chunks of the failover protocol have a term"
+        last = terms.last
+        if term.number < last.number or (term.number == last.number and term != last):
+            raise ProtocolError(
+                f"The master sent bytes of {term}, but the last term of this log is {last}."
+            )
+        terms.append(term)
+        if chunk.confirmed is not None:
+            self._master_confirmed = max(chunk.confirmed, self._master_confirmed or 0)
+
+    def _count_read(self, size: int) -> None:
+        """Count a read of `size` bytes; 0 means that nothing was read for a while."""
+        was_long = self._catch_up.is_long
+        self._catch_up.add_read(size) if size else self._catch_up.reset()
+        if self._catch_up.is_long != was_long:
+            self.on_catch_up(not was_long)
+
+    def _dispatch(self) -> None:
+        """Add the records that may become visible to their queues.
+
+        While the slave is behind, wait until there are BULK_BYTES to dispatch: many records at
+        once take a third of the time.
+        """
+        end = self._log.end
+        self.on_appended()
+        if self._catch_up.is_behind and end - self._dispatched < BULK_BYTES:
+            return
+        self._dispatched = end
+        if self._terms is None:
+            self._log.dispatch(None)
+            return
+        confirmed = min(self._master_confirmed or 0, end)
+        if confirmed > self.confirmed:
+            self.confirmed = confirmed
+            self._log.dispatch(confirmed)
+            self.on_confirmed(confirmed)
+
+    # ------------------------------------------------------------------------------------ timers
+
+    def resume_writing(self) -> None:
+        """Do nothing: reports are small, and are never held back."""
+
+    def tick(self) -> None:
+        """Send a heartbeat or report if it is due, and close the connection of a silent master.
+
+        Called every TICK_S seconds while the slave is connected. A heartbeat is a report. A master
+        is silent if it has sent nothing for `haHousekeepingInterval`.
+        """
+        stream, now_s, broker = self._stream, self._clock.monotonic_s(), self._settings.broker
+        if stream is None:
+            return
+        if (now_s - self._read_s) * 1000 > broker.ha_housekeeping_ms:
+            self._fail(f"The master has sent nothing for {now_s - self._read_s:.1f} s.")
+        elif self.state == ConnectionState.TRANSFER:
+            if now_s - self._read_s >= TICK_S:
+                self._count_read(0)
+            if self._dispatched < self._log.end:
+                self._dispatch()
+            is_due = (now_s - self._written_s) * 1000 >= broker.ha_heartbeat_ms
+            self._report() if is_due else self.report_synced()
+
+    def stop(self) -> None:
+        """Close the connection and send no more reports."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+    def _fail(self, error: str) -> None:
+        """Close the connection because of `error`. An error that repeats is logged once."""
+        if error != self.last_error:
+            log.warning("The connection to the master is closed: %s", error)
+        self.last_error = error
+        if self._stream is not None:
+            self._stream.close()
+
+    def connection_lost(self) -> None:
+        """Become ready for the next connection."""
+        self._count_read(0)
+        self.state, self._stream = ConnectionState.READY, None
+
+
+class StreamDialer(Protocol):
+    """The method of `net.network.Network` that is used here."""
+
+    async def dial_stream(self, address: str, user: StreamProtocol) -> ByteStream: ...
+
+
+class ReceiverConnection:
+    """One connection of a receiver, until it ends.
+
+    The end of an old connection may be reported late, when the receiver already has a new one: a
+    socket with unsent bytes ends only when the kernel stops retrying. Such a report must not end
+    the new connection, so everything that comes after the end of this connection is ignored.
+    """
+
+    __slots__ = ("_is_over", "_receiver")
+
+    def __init__(self, receiver: LogReceiver) -> None:
+        self._receiver = receiver
+        self._is_over = False
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes of the master on to the receiver."""
+        if not self._is_over:
+            self._receiver.data_received(data)
+
+    def resume_writing(self) -> None:
+        """Pass on that most of the unsent bytes were sent."""
+        if not self._is_over:
+            self._receiver.resume_writing()
+
+    def connection_lost(self) -> None:
+        """Tell the receiver, once, that this connection is over."""
+        if not self._is_over:
+            self._is_over = True
+            self._receiver.connection_lost()
+
+
+async def keep_connected(
+    network: StreamDialer, receiver: LogReceiver, address: Callable[[], str]
+) -> None:
+    """Keep `receiver` connected to the master until cancelled.
+
+    `address` returns the HA address of the master as "host:port"; "" means that it is not known. If
+    it changes, the connection is closed and a new one is made. While connected, call
+    `receiver.tick` every TICK_S seconds. After a connection has ended or failed, wait RETRY_S.
+    """
+    while True:
+        target = address()
+        if target:
+            connection = ReceiverConnection(receiver)
+            try:
+                stream = await network.dial_stream(target, connection)
+            except SluiceError as error:
+                receiver.last_error = str(error)
+            else:
+                try:
+                    receiver.start(stream)
+                    while not stream.closed and address() == target:
+                        await asyncio.sleep(TICK_S)
+                        receiver.tick()
+                finally:
+                    stream.close()
+                    connection.connection_lost()
+        await asyncio.sleep(RETRY_S)

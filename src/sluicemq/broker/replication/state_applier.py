@@ -1,0 +1,289 @@
+"""The state of a slave: the files that it copies from its master.
+
+`StateApplier` applies the operations of the master's state log (`state_log.py`) to the files.
+`DiscardingFiles` keeps all other components of the slave from changing them.
+"""
+
+import contextlib
+import errno
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import closing
+
+from sluicemq.broker.replication.state_log import (
+    SNAPSHOT_NAME,
+    Operation,
+    OperationKind,
+    RecordingFiles,
+    ReplicatedPaths,
+    StateLog,
+    decode_operations,
+    encode_operations,
+    read_file,
+)
+from sluicemq.files import DEFAULT_ACCESS, OWNER_ONLY, Access, File, Files
+
+
+class DiscardingFiles(RecordingFiles):
+    """The files of a slave for everything but its `StateApplier`.
+
+    Changes of replicated files are discarded, because these files are copies of the master's.
+    """
+
+    def __init__(self, below: Files, paths: ReplicatedPaths) -> None:
+        super().__init__(below, StateLog(paths, run_id=""))
+
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Open a file, like `Files.open`. A replicated file is not created if it is missing."""
+        if self._state_log.paths.name_of(path) is None:
+            return self._below.open(path, create=create, access=access)
+        return _DiscardingFile(
+            self._below.open(path) if self._below.exists(path) or not create else None
+        )
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, like `Files.rename`. Do nothing if `old` is replicated."""
+        if self._state_log.paths.name_of(old) is None:
+            self._below.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, like `Files.remove`. Do nothing if the file is replicated."""
+        if self._state_log.paths.name_of(path) is None:
+            self._below.remove(path)
+
+
+class _DiscardingFile:
+    """A replicated file of a slave: reads work, and changes are discarded.
+
+    `below` is None if the file was not created because it is missing. Then it looks empty.
+    """
+
+    def __init__(self, below: File | None) -> None:
+        self._below = below
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Do nothing."""
+
+    def truncate(self, size: int) -> None:
+        """Do nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return b"" if self._below is None else self._below.pread(size, offset)
+
+    def size(self) -> int:
+        return 0 if self._below is None else self._below.size()
+
+    def data_start(self, offset: int) -> int | None:
+        return None if self._below is None else self._below.data_start(offset)
+
+    def data_end(self, offset: int) -> int:
+        return 0 if self._below is None else self._below.data_end(offset)
+
+    def fileno(self) -> int:
+        if self._below is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._below.fileno()
+
+    def close(self) -> None:
+        if self._below is not None:
+            self._below.close()
+
+
+class StateApplier:
+    """Applies a master's operations to the files of this replica.
+
+    `enqueue` adds operations, and `apply` applies those that the log of this replica allows. All
+    methods block, and must be called by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        paths: ReplicatedPaths,
+        put_unit: Callable[[str, int, int, bytes], object] = lambda *_: None,
+    ) -> None:
+        """Create an applier that changes `files`.
+
+        `put_unit(topic, queue_id, offset, unit)` is called for the UNIT operations of a snapshot.
+        """
+        self._files, self._paths, self._put_unit = files, paths, put_unit
+        self.run_id = ""
+        """The run of the master that the operations are from; "" if there are none."""
+        self.applied_number = 0
+        """The number of the last operation that was applied. Request what comes after it."""
+        self.has_snapshot = False
+        """Whether a whole snapshot of this run was applied."""
+        self._waiting: deque[Operation] = deque()
+        self._snapshot: list[Operation] | None = None
+        self._dirty: set[str] = set()
+        self._dirty_directories: set[str] = set()
+
+    @property
+    def next_log_end(self) -> int | None:
+        """The log end that the next operation waits for; None if no operation waits."""
+        return self._waiting[0].log_end if self._waiting else None
+
+    def reset(self) -> None:
+        """Forget all operations, so that a snapshot is requested next."""
+        self.run_id, self.applied_number, self.has_snapshot, self._snapshot = "", 0, False, None
+        self._waiting.clear()
+
+    def enqueue(self, run_id: str, operations: Iterable[Operation]) -> None:
+        """Add operations that a master sent in its run `run_id`.
+
+        If that is not the run of the earlier operations, these are forgotten.
+        """
+        if run_id != self.run_id:
+            self.reset()
+            self.run_id = run_id
+        self._waiting.extend(operations)
+
+    def apply(self, log_end: int) -> set[str]:
+        """Apply the operations that were made before the log was longer than `log_end`.
+
+        On return, the changes are durable. Return the names of the files that have changed. Raises
+        OSError and ProtocolError; then all operations are forgotten, and a snapshot is requested
+        next.
+        """
+        changed: set[str] = set()
+        try:
+            while self._waiting and self._waiting[0].log_end <= log_end:
+                operation = self._waiting.popleft()
+                self.applied_number = operation.number
+                if operation.kind is OperationKind.BEGIN:
+                    self._snapshot = []
+                elif self._snapshot is None:
+                    self._execute(operation)
+                    changed.add(operation.name)
+                elif operation.kind is not OperationKind.END:
+                    self._snapshot.append(operation)
+                else:
+                    changed |= self._apply_snapshot(self._snapshot)
+                    self._snapshot, self.has_snapshot = None, True
+                    self.applied_number = operation.offset
+            self._sync()
+        except BaseException:
+            self.reset()
+            raise
+        return changed
+
+    def finish_snapshot(self) -> None:
+        """Apply a snapshot that was written when the process was killed. Raises OSError.
+
+        Call this when a broker starts. An incomplete snapshot file is removed.
+        """
+        path = self._paths.path_of(SNAPSHOT_NAME)
+        if not self._files.exists(path):
+            return
+        content = read_file(self._files, path)
+        if content[:4] == zlib.crc32(content[4:]).to_bytes(4):
+            self._write_snapshot(decode_operations(content[4:]))
+        self._files.remove(path)
+        self._files.sync_directory(path.rpartition("/")[0])
+
+    # --- single operations
+
+    def _execute(self, operation: Operation) -> None:
+        """Apply an operation that is not part of a snapshot."""
+        path = self._paths.path_of(operation.name)
+        directory = path.rpartition("/")[0]
+        if operation.kind is OperationKind.RENAME:
+            new = self._paths.path_of(operation.data.decode())
+            self._sync_file(path)
+            self._files.rename(path, new)
+            self._dirty_directories.add(directory)
+        elif operation.kind is OperationKind.REMOVE:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.remove(path)
+            self._dirty.discard(path)
+            self._dirty_directories.add(directory)
+        else:
+            if not self._files.exists(path):
+                self._files.make_directory(directory)
+                self._dirty_directories.add(directory)
+            access = self._access(path)
+            with closing(self._files.open(path, create=True, access=access)) as file:
+                if operation.kind is OperationKind.TRUNCATE:
+                    file.truncate(operation.offset)
+                else:
+                    file.pwrite(operation.data, operation.offset)
+            self._dirty.add(path)
+
+    def _access(self, path: str) -> Access:
+        """Return the access of the file, or that of a new one: access rules are for the owner."""
+        if self._files.exists(path):
+            return self._files.access(path)
+        is_table = (self._paths.name_of(path) or "").startswith("config/")
+        return DEFAULT_ACCESS if is_table else OWNER_ONLY
+
+    def _sync_file(self, path: str) -> None:
+        if path in self._dirty:
+            self._dirty.discard(path)
+            with closing(self._files.open(path)) as file:
+                file.sync()
+
+    def _sync(self) -> None:
+        """Sync the files and directories that have changed."""
+        for path in sorted(self._dirty):
+            self._sync_file(path)
+        for directory in sorted(self._dirty_directories):
+            self._files.sync_directory(directory)
+        self._dirty_directories.clear()
+
+    # --- snapshots
+
+    def _apply_snapshot(self, operations: list[Operation]) -> set[str]:
+        """Apply a snapshot as a whole, and return the names of the files that have changed."""
+        encoded = encode_operations(operations)
+        path = self._paths.path_of(SNAPSHOT_NAME)
+        self._replace_file(path, zlib.crc32(encoded).to_bytes(4) + encoded, OWNER_ONLY)
+        self._files.sync_directory(path.rpartition("/")[0])
+        changed = self._write_snapshot(operations)
+        self._files.remove(path)
+        self._files.sync_directory(path.rpartition("/")[0])
+        return changed
+
+    def _write_snapshot(self, operations: list[Operation]) -> set[str]:
+        """Make the files those of the snapshot, and remove all others.
+
+        Return the names of the files that have changed.
+        """
+        contents: dict[str, bytearray] = {}
+        for operation in operations:
+            if operation.kind is OperationKind.UNIT:
+                topic, _, queue_id = operation.name.rpartition("/")
+                self._put_unit(topic, int(queue_id), operation.offset, operation.data)
+            else:
+                contents.setdefault(operation.name, bytearray()).extend(operation.data)
+        changed = set()
+        for name, path in list(self._paths.find_files(self._files)):
+            if name not in contents:
+                self._files.remove(path)
+            elif read_file(self._files, path) == contents[name]:
+                del contents[name]
+                continue
+            changed.add(name)
+            self._dirty_directories.add(path.rpartition("/")[0])
+        for name, content in contents.items():
+            path = self._paths.path_of(name)
+            self._replace_file(path, content, self._access(path))
+            changed.add(name)
+        self._dirty.clear()
+        self._sync()
+        return changed
+
+    def _replace_file(self, path: str, content: bytes | bytearray, access: Access) -> None:
+        """Replace a file atomically. The directory must be synced afterwards."""
+        directory, new_path = path.rpartition("/")[0], path + ".new"
+        self._files.make_directory(directory)
+        with closing(self._files.open(new_path, create=True, access=access)) as file:
+            file.truncate(len(content))
+            file.pwrite(content, 0)
+            file.sync()
+        self._files.rename(new_path, path)
+        self._dirty_directories.add(directory)

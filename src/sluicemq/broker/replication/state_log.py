@@ -1,0 +1,501 @@
+"""The state log: operations on files by which a slave copies everything that is not the commit log.
+
+What a broker promises and does not store in its log is in small files: tables with their journals,
+checkpoints, access rules. The files of a master are wrapped in `RecordingFiles`, and each change of
+a small file becomes a numbered `Operation`, with the end of the log at that moment:
+
+    WRITE      write bytes at an offset
+    TRUNCATE   set the size of a file; creates a missing file
+    RENAME     rename a file
+    REMOVE     remove a file
+
+A slave applies each operation to its own files once its own log has reached that end
+(`state_applier.StateApplier`). Its directory is therefore always what this master would have left
+if it had been killed: the files of some moment, and a log that is as long or longer. A failover is
+like a restart after `kill -9`, which every table survives. Nothing else on a slave writes these
+files (`state_applier.DiscardingFiles`).
+
+Operations contain names, not paths, such as `config/topics.json` and `acl/main`. Each replica has
+the files where its own configuration says (`ReplicatedPaths`).
+
+Operation numbers belong to one run of one master. A slave gets a snapshot if it has no number, a
+number of another run, or a number so old that the following operations are not retained any more. A
+snapshot consists of BEGIN, every file, and END, which contains the number of the operation that the
+snapshot corresponds to. A slave applies a snapshot as a whole: it first writes it to one file
+(`config/sluiceSnapshot`), and if it is killed before the end, it finishes at its next start
+(`StateApplier.finish_snapshot`). UNIT operations of a snapshot contain what is neither in a file
+nor in the log: the last unit of each queue all of whose messages have expired, so that its offsets
+continue.
+
+Changes from outside the broker, such as an editor's changes of access rules, are found by
+`StateLog.record_edits`.
+"""
+
+import contextlib
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from sluicemq.errors import ProtocolError
+from sluicemq.files import Access, File, Files
+
+CHUNK_BYTES: Final = 1 << 20
+"""The most bytes of a WRITE. A longer write becomes several operations, so that each of them fits
+into a frame."""
+ANSWER_BYTES: Final = 4 << 20
+"""A response contains operations until they have at least this size, in bytes."""
+RETAINED_BYTES_MAX: Final = 64 << 20
+"""The size of the operations that a master retains. A slave that is further behind gets a
+snapshot."""
+FORGOTTEN_S: Final = 60.0
+"""A slave that has not sent a request for this time, in seconds, is forgotten: operations are not
+retained for it."""
+SNAPSHOT_NAME: Final = "config/sluiceSnapshot"
+EDITED: Final = "acl/"
+"""The start of the names of files that users edit."""
+UNREPLICATED_NAMES: Final = ("config/sluiceReplicas.json", SNAPSHOT_NAME)
+"""The starts of the names of files that are not replicated: each replica has its own."""
+_SNAPSHOT_NUMBERS: Final = 1 << 40
+"""Numbers from here on are those of operations in a snapshot."""
+_HEAD: Final = struct.Struct(">qqBHqI")
+
+
+class OperationKind(IntEnum):
+    """What an operation does."""
+
+    WRITE = 1
+    TRUNCATE = 2
+    RENAME = 3
+    REMOVE = 4
+    BEGIN = 5
+    END = 6
+    UNIT = 7
+
+
+class Operation(NamedTuple):
+    """One change of a file, made when the commit log ended at `log_end`.
+
+    - `name` is the name of the file; for UNIT, "topic/queue id".
+    - `offset` is, for WRITE, the offset in bytes; for TRUNCATE, the size; for END, the number that
+      the snapshot corresponds to; for UNIT, the queue offset.
+    - `data` is, for WRITE, the bytes; for RENAME, the new name; for UNIT, the unit of the consume
+      queue.
+    """
+
+    number: int
+    log_end: int
+    kind: OperationKind
+    name: str = ""
+    offset: int = 0
+    data: bytes = b""
+
+
+def encode_operations(operations: Iterable[Operation]) -> bytes:
+    """Encode operations, one after the other.
+
+    The encoding of each is big-endian: number 8, log end 8, kind 1, size of the name 2, offset 8,
+    size of the data 4, name, data.
+    """
+    parts = []
+    for number, log_end, kind, name, offset, data in operations:
+        encoded = name.encode()
+        parts += [_HEAD.pack(number, log_end, kind, len(encoded), offset, len(data)), encoded, data]
+    return b"".join(parts)
+
+
+def decode_operations(data: bytes) -> list[Operation]:
+    """Decode what `encode_operations` returns. Raises ProtocolError."""
+    operations, position = [], 0
+    try:
+        while position < len(data):
+            number, log_end, kind, name_size, offset, size = _HEAD.unpack_from(data, position)
+            position += _HEAD.size
+            name = data[position : position + name_size].decode()
+            position += name_size
+            content = data[position : position + size]
+            operations.append(
+                Operation(number, log_end, OperationKind(kind), name, offset, content)
+            )
+            position += size
+    except (struct.error, ValueError) as error:
+        raise ProtocolError(
+            f"Operation {len(operations)} of the state log is invalid: {error}"
+        ) from error
+    if position != len(data):
+        raise ProtocolError(
+            f"The operations of the state log end {position - len(data)} bytes too early."
+        )
+    return operations
+
+
+class ReplicatedPaths:
+    """The files that are replicated, and where they are on this replica.
+
+    `roots` maps the start of names to the path of a directory or file. The files beside such a path
+    that continue it with a dot, such as backups, belong to it.
+    """
+
+    def __init__(self, roots: Mapping[str, str]) -> None:
+        self.roots = dict(roots)
+
+    @classmethod
+    def for_broker(cls, files: Files, root: str, rules: Iterable[str] = ()) -> "ReplicatedPaths":
+        """Return the paths of a broker that has its store below `root`.
+
+        `rules` are the paths where the file with the access rules may be. The first one that exists
+        is used, or the first one if none exists. Its directory may have further rules in `acl`.
+        """
+        roots, paths = {"config": f"{root}/config"}, tuple(rules)
+        if paths:
+            main = next(filter(files.exists, paths), paths[0])
+            roots |= {"acl/main": main, "acl/more": f"{main.rpartition('/')[0] or '.'}/acl"}
+        return cls(roots)
+
+    def name_of(self, path: str) -> str | None:
+        """Return the name of the file at `path`, or None if it is not replicated."""
+        for name, root in self.roots.items():
+            if path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/", "."):
+                found = name + path[len(root) :]
+                return None if found.startswith(UNREPLICATED_NAMES) else found
+        return None
+
+    def path_of(self, name: str) -> str:
+        """Return the path of the file `name`.
+
+        Raises ProtocolError if the name does not begin with a key of `roots`, or contains "..".
+        """
+        for start, root in self.roots.items():
+            if name.startswith(start) and name[len(start) : len(start) + 1] in ("", "/", "."):
+                if ".." not in name.split("/"):
+                    return root + name[len(start) :]
+                break
+        raise ProtocolError(f"{name!r} is not the name of a replicated file.")
+
+    def find_files(self, files: Files, start: str = "") -> Iterator[tuple[str, str]]:
+        """Yield name and path of each replicated file that exists.
+
+        Only the roots whose names begin with `start` are searched.
+        """
+        for name, root in self.roots.items():
+            if not name.startswith(start):
+                continue
+            parent, _, last = root.rpartition("/")
+            siblings = [each for each in files.names(parent) if each.startswith(last + ".")]
+            for path in [root, *(f"{parent}/{each}" for each in siblings)]:
+                for found in _files_below(files, path):
+                    if self.name_of(found) == name + found[len(root) :]:
+                        yield name + found[len(root) :], found
+
+
+def _files_below(files: Files, path: str) -> Iterator[str]:
+    """Yield `path` if it is a file, or the paths of all files below it if it is a directory."""
+    if inner := files.names(path):
+        for name in inner:
+            yield from _files_below(files, f"{path}/{name}")
+    elif files.exists(path):
+        with contextlib.suppress(IsADirectoryError):
+            files.open(path).close()
+            yield path
+
+
+def read_file(files: Files, path: str) -> bytes:
+    """Return the content of a file. Raises OSError."""
+    with closing(files.open(path)) as file:
+        return file.pread(file.size(), 0)
+
+
+class _SlaveProgress:
+    """What the master knows about a slave.
+
+    `number` is the last operation that it has; -1 if it has no snapshot of this run. `asked_s` is
+    the time of its last request.
+    """
+
+    __slots__ = ("asked_s", "number")
+
+    def __init__(self) -> None:
+        self.number, self.asked_s = -1, 0.0
+
+
+class StateLog:
+    """The operations of one run of a master.
+
+    Operations are retained while at least one slave may need them. `record` and `make_snapshot` may
+    be called on any thread; everything else belongs to the thread of the event loop.
+    """
+
+    def __init__(
+        self,
+        paths: ReplicatedPaths,
+        *,
+        run_id: str,
+        call_soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+    ) -> None:
+        """Create an empty state log for the run `run_id`.
+
+        `call_soon` calls a function in the event loop. It must be callable on any thread.
+        """
+        self.paths, self.run_id = paths, run_id
+        self.last_number = 0
+        """The number of the last operation."""
+        self.log_end: Callable[[], int] = lambda: 0
+        """Returns the end of the commit log. Set it when the log is open."""
+        self.expired_queues: Callable[[], Iterable[tuple[str, int, int, bytes]]] = tuple
+        """Returns (topic, queue id, queue offset, unit) for the UNIT operations of snapshots."""
+        self.lock = threading.RLock()
+        """Held while a replicated file is changed and the operation is recorded."""
+        self._call_soon = call_soon
+        self._operations: deque[Operation] = deque()
+        self._bytes = 0
+        self._snapshots: deque[list[Operation]] = deque(maxlen=2)
+        self._snapshots_made = 0
+        self._slaves: dict[int, _SlaveProgress] = {}
+        self._edited_contents: dict[str, bytes] = {}
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._unreplicated: list[tuple[int, Callable[[], Collection[int]], Callable[[], None]]] = []
+        self._is_waking = False
+
+    # --- recording
+
+    def record(self, kind: OperationKind, name: str, offset: int = 0, data: bytes = b"") -> None:
+        """Append an operation that has been done. See `Operation` for the arguments.
+
+        The caller must hold `lock`, and must have held it when it changed the file.
+        """
+        self.last_number += 1
+        if self._slaves:
+            operation = Operation(self.last_number, self.log_end(), kind, name, offset, data)
+            self._operations.append(operation)
+            self._bytes += _HEAD.size + len(data)
+            while self._bytes > RETAINED_BYTES_MAX:
+                self._drop_oldest()
+        if self._waiting and not self._is_waking:
+            self._is_waking = True
+            self._call_soon(self._wake)
+
+    def _drop_oldest(self) -> None:
+        self._bytes -= _HEAD.size + len(self._operations.popleft().data)
+
+    def record_edits(self, files: Files) -> None:
+        """Record changes of access rules that were made outside of this process.
+
+        Called periodically. Blocks. Raises OSError.
+        """
+        found = dict(self.paths.find_files(files, EDITED))
+        for name in self._edited_contents.keys() - found:
+            with self.lock:
+                self.record(OperationKind.REMOVE, name)
+            del self._edited_contents[name]
+        for name, path in found.items():
+            content = read_file(files, path)
+            if self._edited_contents.get(name) != content:
+                self._edited_contents[name] = content
+                with self.lock:
+                    self.record(OperationKind.TRUNCATE, name)
+                    for write in _split_write(name, content):
+                        self.record(*write)
+
+    # --- serving slaves
+
+    def record_progress(self, replica_id: int, run_id: str, number: int, now_s: float) -> None:
+        """Note that a slave has all operations of the run `run_id` up to `number`.
+
+        If that is another run, or a number within a snapshot, the slave has no operations of this
+        run. Operations that all slaves have are removed, and so are slaves that have not sent a
+        request for FORGOTTEN_S.
+        """
+        slave = self._slaves.setdefault(replica_id, _SlaveProgress())
+        is_this_run = run_id == self.run_id and number < _SNAPSHOT_NUMBERS
+        slave.number, slave.asked_s = number if is_this_run else -1, now_s
+        self.check_replicated()
+        with self.lock:
+            for key, other in list(self._slaves.items()):
+                if now_s - other.asked_s > FORGOTTEN_S:
+                    del self._slaves[key]
+            acked = min(other.number for other in self._slaves.values())
+            while self._operations and self._operations[0].number <= acked:
+                self._drop_oldest()
+
+    def operations_after(self, run_id: str, number: int) -> list[Operation] | None:
+        """Return the operations after `number` that fit into one response.
+
+        `number` may be one within a snapshot; then the rest of that snapshot follows. Return [] if
+        there are none yet, and None if the slave needs a new snapshot.
+        """
+        if run_id != self.run_id:
+            return None
+        if number >= _SNAPSHOT_NUMBERS:
+            for snapshot in self._snapshots:
+                index = number - snapshot[0].number + 1
+                if 0 < index < len(snapshot):
+                    return _take_response(snapshot[index:])
+            return None
+        with self.lock:
+            first = self._operations[0].number if self._operations else self.last_number + 1
+            if not first - 1 <= number <= self.last_number:
+                return None
+            return _take_response(op for op in self._operations if op.number > number)
+
+    def make_snapshot(self, files: Files) -> list[Operation]:
+        """Make a snapshot of all replicated files, and return as much as fits into one response.
+
+        `operations_after` returns the rest. The last two snapshots are kept. Blocks, and blocks
+        changes of the files meanwhile. Raises OSError.
+        """
+        with self.lock:
+            self._snapshots_made += 1
+            changes: list[tuple[OperationKind, str, int, bytes]] = [
+                (OperationKind.BEGIN, "", 0, b"")
+            ]
+            for name, path in self.paths.find_files(files):
+                changes.append((OperationKind.TRUNCATE, name, 0, b""))
+                changes += _split_write(name, read_file(files, path))
+            for topic, queue_id, offset, unit in self.expired_queues():
+                changes.append((OperationKind.UNIT, f"{topic}/{queue_id}", offset, unit))
+            changes.append((OperationKind.END, "", self.last_number, b""))
+            base, log_end = self._snapshots_made * _SNAPSHOT_NUMBERS, self.log_end()
+        operations = [
+            Operation(
+                number=base + index,
+                log_end=log_end if kind is OperationKind.END else 0,
+                kind=kind,
+                name=name,
+                offset=offset,
+                data=data,
+            )
+            for index, (kind, name, offset, data) in enumerate(changes)
+        ]
+        self._snapshots.append(operations)
+        return _take_response(operations)
+
+    def call_when_recorded(self, number: int, done: Callable[[], None]) -> None:
+        """Call `done` when the operation `number` exists; immediately if it does already."""
+        if self.last_number >= number:
+            done()
+        else:
+            self._waiting.append((number, done))
+
+    def _wake(self) -> None:
+        self._is_waking = False
+        waiting, self._waiting = self._waiting, []
+        for number, done in waiting:
+            self.call_when_recorded(number, done)
+
+    # --- waiting until slaves have an operation
+
+    def call_when_replicated(
+        self, get_replica_ids: Callable[[], Collection[int]], done: Callable[[], None]
+    ) -> None:
+        """Call `done` when all slaves that count have every operation recorded so far.
+
+        `get_replica_ids` returns the ids of the slaves that count. It is called each time when the
+        condition is checked, because slaves may leave.
+        """
+        self._unreplicated.append((self.last_number, get_replica_ids, done))
+        self.check_replicated()
+
+    def check_replicated(self) -> None:
+        """Call the functions of `call_when_replicated` whose condition is now met."""
+        waiting, self._unreplicated = self._unreplicated, []
+        for number, get_replica_ids, done in waiting:
+            if all(self.acked_number(replica_id) >= number for replica_id in get_replica_ids()):
+                done()
+            else:
+                self._unreplicated.append((number, get_replica_ids, done))
+
+    def acked_number(self, replica_id: int) -> int:
+        """Return the last operation that a slave has; -1 if it has no snapshot of this run."""
+        slave = self._slaves.get(replica_id)
+        return slave.number if slave is not None else -1
+
+    def active_slaves(self, now_s: float, silent_s: float) -> list[int]:
+        """Return the ids of the slaves that have sent a request in the last `silent_s` seconds."""
+        return [key for key, slave in self._slaves.items() if now_s - slave.asked_s <= silent_s]
+
+
+def _split_write(name: str, content: bytes) -> list[tuple[OperationKind, str, int, bytes]]:
+    """Return the arguments of `StateLog.record` for writing `content` from offset 0 on."""
+    return [
+        (OperationKind.WRITE, name, offset, content[offset : offset + CHUNK_BYTES])
+        for offset in range(0, len(content), CHUNK_BYTES)
+    ]
+
+
+def _take_response(operations: Iterable[Operation]) -> list[Operation]:
+    """Return the first operations, until they have a size of ANSWER_BYTES."""
+    taken, size = [], 0
+    for operation in operations:
+        if size >= ANSWER_BYTES:
+            break
+        taken.append(operation)
+        size += _HEAD.size + len(operation.data)
+    return taken
+
+
+class RecordingFiles:
+    """The files of a master. Changes of replicated files are recorded in a state log.
+
+    Other files are opened as if this wrapper did not exist.
+    """
+
+    def __init__(self, below: Files, state_log: StateLog) -> None:
+        self._below, self._state_log, self.pool = below, state_log, below.pool
+        self.access, self.exists, self.names = below.access, below.exists, below.names
+        self.make_directory, self.sync_all = below.make_directory, below.sync_all
+        self.sync_directory, self.lock = below.sync_directory, below.lock
+        self.usage, self.modified_ms = below.usage, below.modified_ms
+
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Open a file, like `Files.open`. Creating a replicated file is recorded."""
+        name = self._state_log.paths.name_of(path)
+        if name is None:
+            return self._below.open(path, create=create, access=access)
+        with self._state_log.lock:
+            is_new = create and not self._below.exists(path)
+            file = self._below.open(path, create=create, access=access)
+            if is_new:
+                self._state_log.record(OperationKind.TRUNCATE, name)
+        return _RecordingFile(file, name, self._state_log)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, like `Files.rename`. It is recorded if both paths are replicated."""
+        paths, state_log = self._state_log.paths, self._state_log
+        old_name, new_name = paths.name_of(old), paths.name_of(new)
+        with state_log.lock:
+            self._below.rename(old, new)
+            if old_name is not None and new_name is not None:
+                state_log.record(OperationKind.RENAME, old_name, 0, new_name.encode())
+
+    def remove(self, path: str) -> None:
+        """Remove a file, like `Files.remove`, and record it if the file is replicated."""
+        name = self._state_log.paths.name_of(path)
+        with self._state_log.lock if name is not None else contextlib.nullcontext():
+            self._below.remove(path)
+            if name is not None:
+                self._state_log.record(OperationKind.REMOVE, name)
+
+
+class _RecordingFile:
+    """A replicated file of a master. Its changes are recorded."""
+
+    def __init__(self, below: File, name: str, state_log: StateLog) -> None:
+        self._below, self._name, self._state_log = below, name, state_log
+        self.pread, self.sync = below.pread, below.sync
+        self.size, self.close = below.size, below.close
+        self.data_start, self.data_end = below.data_start, below.data_end
+        self.fileno = below.fileno
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        with self._state_log.lock:
+            self._below.pwrite(data, offset)
+            for kind, name, start, part in _split_write(self._name, bytes(data)):
+                self._state_log.record(kind, name, offset + start, part)
+
+    def truncate(self, size: int) -> None:
+        with self._state_log.lock:
+            self._below.truncate(size)
+            self._state_log.record(OperationKind.TRUNCATE, self._name, size)

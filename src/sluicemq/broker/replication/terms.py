@@ -1,0 +1,143 @@
+"""The file `epochFileCheckpoint`: which master wrote which part of the commit log (spec/ha.md §7).
+
+The log is divided into terms: one master writes the log during one term. RocketMQ calls a term an
+epoch. The file has the same format as RocketMQ's:
+
+    2                   number of terms
+    773307083           CRC-32 of the lines below, without its sign bit; 0 means "not checked"
+    7-7000              term 7 begins at position 7000
+    8-8000
+
+Two replicas have the same log up to the end of the last term that begins at the same position on
+both, because a term has one master, and that master wrote one log. The file must therefore never
+claim more than the log contains:
+
+- A term is in the file, durably, before the first byte of the term is in the log.
+- When the log is truncated, the bytes are removed first and the terms afterwards. When a broker
+  starts, it removes the terms that begin behind the end of the log.
+- A term in which nothing was written is replaced by the next term, which begins at the same
+  position. Numbers and positions therefore increase from line to line. RocketMQ keeps the older
+  term instead, and loses the number of the newer one.
+"""
+
+import zlib
+from itertools import pairwise
+from typing import Final
+
+from sluicemq.errors import StoreDamagedError
+from sluicemq.files import Files, read_text, replace_text
+from sluicemq.wire.ha import LogTerm
+
+CRC_MASK: Final = 0x7FFFFFFF
+NO_TERM: Final = LogTerm(-1, -1)
+"""The term of a log without terms. Its number is lower than that of every term."""
+
+
+def encode_terms(terms: tuple[LogTerm, ...]) -> str:
+    """Return the text of the file for `terms`, which are in ascending order."""
+    lines = "".join(f"{number}-{start}\n" for number, start in terms)
+    return f"{len(terms)}\n{zlib.crc32(lines.encode()) & CRC_MASK}\n{lines}"
+
+
+def decode_terms(text: str) -> tuple[LogTerm, ...]:
+    """Return the terms in the text of the file.
+
+    Raises ValueError if a line is not a term, if the number of terms or the checksum is wrong, or
+    if numbers and start positions do not both increase from line to line.
+    """
+    count, crc, *lines = text.split("\n")
+    pairs = (line.split("-") for line in lines if line)
+    terms = tuple(LogTerm(int(number), int(start)) for number, start in pairs)
+    if int(count) != len(terms):
+        raise ValueError(f"the first line says {count} terms, but the file has {len(terms)}")
+
+    actual_crc = zlib.crc32("\n".join(lines).encode()) & CRC_MASK
+    if int(crc) not in (0, actual_crc):
+        raise ValueError(f"the checksum in the file is {crc}, but the terms have {actual_crc}")
+
+    if any(new.number <= old.number or new.start <= old.start for old, new in pairwise(terms)):
+        raise ValueError("the numbers and start positions of the terms do not increase")
+    return terms
+
+
+class LogTerms:
+    """The terms of one commit log, in memory and on disk.
+
+    `entries` contains them in ascending order. Each change is durable when its method returns.
+    """
+
+    def __init__(self, files: Files, path: str, log_end: int) -> None:
+        """Load the terms from `path`, and remove those that begin behind `log_end`.
+
+        The backup `path`.bak is read only if `path` does not exist: then the log has no byte of a
+        term that only the newer file had. Raises StoreDamagedError if the file is unreadable, and
+        OSError.
+        """
+        self._files = files
+        self._path = path
+        text = read_text(files, path if files.exists(path) else path + ".bak")
+        try:
+            self.entries = () if text is None else decode_terms(text)
+        except ValueError as error:
+            raise StoreDamagedError(
+                f"{path} cannot be read: {error}.",
+                fix="Restore a good copy of the file, or empty the store of this replica, so that "
+                "it copies everything from its master.",
+            ) from error
+        self._store(tuple(term for term in self.entries if term.start <= log_end))
+
+    @property
+    def last(self) -> LogTerm:
+        """The newest term, or NO_TERM if there is none."""
+        return self.entries[-1] if self.entries else NO_TERM
+
+    def append(self, term: LogTerm) -> None:
+        """Add a term. A term whose number is not greater than the last one's is ignored.
+
+        A term in which nothing was written, because it begins at the position of the new term or
+        behind it, is removed. Raises OSError.
+        """
+        if term.number > self.last.number:
+            self._store((*(old for old in self.entries if old.start < term.start), term))
+
+    def start_term(self, number: int, log_start: int, log_end: int) -> None:
+        """Add the term `number` in which this replica is master, beginning at `log_end`.
+
+        If the log has no terms yet, everything in it counts as part of this first term, which then
+        begins at `log_start`. Raises OSError.
+        """
+        self.append(LogTerm(number, log_end if self.entries else log_start))
+
+    def truncate(self, log_end: int) -> None:
+        """Remove the terms that begin at `log_end` or behind it. Raises OSError.
+
+        Call this after the log was truncated to `log_end`.
+        """
+        self._store(tuple(term for term in self.entries if term.start < log_end))
+
+    def drop_before(self, log_start: int) -> None:
+        """Remove the terms that end at `log_start` or before it. Raises OSError.
+
+        Call this after the log was deleted up to `log_start`.
+        """
+        started = [index for index, term in enumerate(self.entries) if term.start <= log_start]
+        if started:
+            self._store(self.entries[started[-1] :])
+
+    def find(self, position: int) -> tuple[LogTerm, int | None]:
+        """Return the term of the byte at `position`, and the position where the next term begins.
+
+        The second value is None for the last term. A position before the first term counts as part
+        of the first term. Without any terms, return (NO_TERM, None).
+        """
+        started = [index for index, term in enumerate(self.entries) if term.start <= position]
+        index = started[-1] if started else 0
+        later = self.entries[index + 1 : index + 2]
+        return (self.entries[index] if self.entries else NO_TERM, later[0].start if later else None)
+
+    def _store(self, entries: tuple[LogTerm, ...]) -> None:
+        """Write `entries` to the file if they differ from the present ones. Raises OSError."""
+        if entries == self.entries:
+            return
+        replace_text(self._files, self._path, encode_terms(entries))
+        self.entries = entries

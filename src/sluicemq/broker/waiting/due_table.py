@@ -1,0 +1,66 @@
+"""A table of messages by the millisecond in which they are due."""
+
+import heapq
+from array import array
+
+DueMessage = tuple[int, int]
+"""The time when a message is due, in ms since 1970, and its position in the commit log."""
+
+
+class DueTable:
+    """Positions of messages in the commit log, by the millisecond in which they are due.
+
+    Messages that are due in the same millisecond are in the order in which they were added. The
+    positions of each millisecond are an array of 8-byte integers, so a hundred thousand messages of
+    one second take less than a megabyte. A heap contains the milliseconds.
+    """
+
+    __slots__ = ("_positions", "_taken_counts", "_times", "count")
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+        self._positions: dict[int, array[int]] = {}
+        self._taken_counts: dict[int, int] = {}
+        """For milliseconds of which some messages were taken: how many, from the first on."""
+        self.count = 0
+        """The number of messages."""
+
+    def add(self, due_ms: int, position: int) -> None:
+        """Add a message. Called for each timed message: keep it cheap."""
+        positions = self._positions.get(due_ms)
+        if positions is None:
+            positions = self._positions[due_ms] = array("q")
+            heapq.heappush(self._times, due_ms)
+        positions.append(position)
+        self.count += 1
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the first message is due, in ms since 1970; None if the table is empty."""
+        return self._times[0] if self._times else None
+
+    def take_due(self, now_ms: int, count_max: int) -> list[DueMessage]:
+        """Remove and return at most `count_max` of the messages that are due first.
+
+        All of them are due in the same millisecond. Return [] if no message is due at `now_ms`.
+        """
+        if not self._times or self._times[0] > now_ms:
+            return []
+        due_ms = self._times[0]
+        positions = self._positions[due_ms]
+        start = self._taken_counts.get(due_ms, 0)
+        taken = positions[start : start + count_max]
+        end = start + len(taken)
+        if end == len(positions):
+            heapq.heappop(self._times)
+            del self._positions[due_ms]
+            self._taken_counts.pop(due_ms, None)
+        else:
+            self._taken_counts[due_ms] = end
+        self.count -= len(taken)
+        return [(due_ms, position) for position in taken]
+
+    def put_back(self, taken: list[DueMessage]) -> None:
+        """Add messages again that were taken but not delivered."""
+        for due_ms, position in taken:
+            self.add(due_ms, position)

@@ -1,0 +1,499 @@
+"""Messages that wait for a delay level, in the queues of SCHEDULE_TOPIC_XXXX.
+
+Each level has a queue, whose messages are delivered in its order. The unit of a message contains
+the time when it is due in place of a tag code. All messages of a level wait equally long, so the
+first message of the queue is due first, and `DelayLevels` examines one unit of each level to find
+when the next message is due.
+
+`config/delayOffset.json` contains the offset up to which each level is delivered, as in RocketMQ.
+After a crash, a level continues at the last offset that was durable, or behind the messages that
+the log shows to be delivered since then (`logged_deliveries`).
+
+A unit may contain a time that is later than the level allows, because the clock was set back or the
+level has a shorter delay now. Then the message is due at once. A time that is less than a minute
+too late is respected: the store itself lets messages wait so after the clock was set back.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+
+from sluicemq.broker.background import Progress, TimeSlice
+from sluicemq.broker.documents import Document
+from sluicemq.broker.produce.intake import DueMessageDelivery, iter_queue, read_record
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.waiting.listing import WaitingEntry
+from sluicemq.broker.waiting.logged_deliveries import (
+    CHUNK_MESSAGES,
+    DueLevelMessage,
+    LoggedDeliveries,
+)
+from sluicemq.clock import SteadyClock
+from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
+from sluicemq.errors import ProtocolError, StoreError
+from sluicemq.files import Files
+from sluicemq.files.identity import FileVerdict
+from sluicemq.model.system_names import SCHEDULE_TOPIC
+from sluicemq.store.queues import BLANK_SIZE, UNIT
+from sluicemq.store.store import Store
+from sluicemq.supervision import Supervisor
+from sluicemq.wire import fastjson
+
+log = logging.getLogger(__name__)
+
+CLOCK_STEP_BACK_MAX_MS: Final = 60_000
+"""A due time that is later than the level allows by at most this is respected."""
+LEVEL_PAUSE_MS: Final = 1000
+"""A level whose delivery has failed is tried again after this time."""
+_CHUNK_UNITS: Final = 256
+_SAVES_PER_VERSION: Final = 200
+"""The file's version is incremented after this many saves (spec/store.md §11)."""
+_unpack_units: Final = UNIT.iter_unpack
+
+
+@dataclass(slots=True, eq=False)
+class DelayLevel:
+    """The state of one delay level."""
+
+    queue_id: int
+    """The queue of its messages; the number of the level is one higher."""
+    delay_ms: int
+    progress: Progress
+    """The offset up to which its messages are delivered."""
+    next_offset: int
+    """The offset of the next message to deliver. It is ahead of `progress` until the messages that
+    were appended in this slice are stored."""
+    saved_offset: int
+    """The offset in the file, or the one that is about to be written."""
+    due_ms: int | None = None
+    """When the next message is due, in ms since 1970; None if no message waits."""
+    cancelled_offsets: set[int] = field(default_factory=set)
+
+
+class DelayLevels:
+    """All delay levels of a broker. It is one of the sources of `DelayedDelivery`."""
+
+    name: Final = "delay levels"
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        redelivery: DueMessageDelivery,
+        files: Files,
+        clock: SteadyClock,
+        jobs: Supervisor,
+    ) -> None:
+        """Deliver due messages with `redelivery`. `jobs` supervises the levels one by one."""
+        self._jobs = jobs
+        self._settings = settings
+        self._store = store
+        self._redelivery = redelivery
+        self._clock = clock
+        self._levels: dict[int, DelayLevel] = {}
+        """By queue id: the levels that have a queue."""
+        self._save_count = 0
+        self._unused_offsets: dict[int, int] = {}
+        """By number: the offsets in the file of levels that have no queue."""
+        self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+        self._is_default = True
+        """Whether the delays are RocketMQ's defaults. If so, due times are those in the units."""
+        root = settings.store.root
+        self.document = Document(files, f"{root}/config/delayOffset.json", self._render)
+
+        def render_cancelled() -> str:
+            levels = self._levels.items()
+            cancelled = {
+                str(queue_id): sorted(level.cancelled_offsets) for queue_id, level in levels
+            }
+            return fastjson.dumps_file(
+                {queue_id: offsets for queue_id, offsets in cancelled.items() if offsets}
+            )
+
+        self.cancellations = Document(
+            files, f"{root}/config/sluiceDelayCancelled.json", render_cancelled
+        )
+
+    # --- the files
+
+    def load(self) -> None:
+        """Load the files, and find where each level continues. Blocking.
+
+        Raises StoreDamagedError if a file cannot be parsed.
+        """
+        config = self._settings.store
+        self._is_default = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
+
+        def parse_offsets(text: str) -> dict[int, int]:
+            values = fastjson.loads(text)
+            if not isinstance(values, dict) or not isinstance(values.get("offsetTable"), dict):
+                raise ProtocolError("The file has no object offsetTable.")
+            version = values.get("dataVersion") or {}
+            self._version |= {str(name): int(value) for name, value in version.items()}
+            return {int(level): int(offset) for level, offset in values["offsetTable"].items()}
+
+        self._unused_offsets = self.document.load(parse_offsets) or {}
+        if self.document.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last: it was removed, is an older copy, belongs"
+                " to another store, or RocketMQ has used the store since. Delayed messages that are"
+                " undelivered according to the log are delivered; others may be delivered again. No"
+                " action is needed.",
+                self.document.path,
+            )
+        levels = [
+            self._get_level(queue_id, self._unused_offsets.pop(queue_id + 1, 0))
+            for topic, queue_id in self._store.queues()
+            if topic == SCHEDULE_TOPIC
+        ]
+        for level in levels:
+            self._rewind_to_undelivered(level)
+        self._load_cancelled()
+        self._skip_delivered(levels)
+        for level in levels:
+            self._raise_clock(level)
+
+    def _load_cancelled(self) -> None:
+        """Load the offsets of cancelled messages. Blocking. Raises StoreDamagedError."""
+
+        def parse_cancelled(text: str) -> dict[int, set[int]]:
+            return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
+
+        known = self.cancellations.load(parse_cancelled) or {}
+        if self.cancellations.is_doubtful:
+            log.warning(
+                "%s is not what this broker wrote last (removed, an older copy, or from another"
+                " store). It is ignored, and cancelled messages are delivered. Cancel them again.",
+                self.cancellations.path,
+            )
+            known = {}
+            self.cancellations.changed = True
+        for queue_id, cancelled in known.items():
+            self._get_level(queue_id).cancelled_offsets |= cancelled
+
+    def _skip_delivered(self, levels: list[DelayLevel]) -> None:
+        """Let each level continue behind the messages that are delivered according to the log.
+
+        A broker that was killed has delivered more than its file says.
+        """
+        deliveries = LoggedDeliveries(self._store, self._clock.lead_ms)
+        for level in levels:
+            offset = level.next_offset
+            if next(self._iter_due_at_end(level, offset), None) is not None:
+                # The deliveries of the messages before must not count for those behind.
+                low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+                start = max(low, offset - CHUNK_MESSAGES)
+                delivered = islice(self._iter_due_at_end(level, start), offset - start)
+                deliveries.use_up(list(delivered))
+            while chunk := list(islice(self._iter_due_at_end(level, offset), CHUNK_MESSAGES)):
+                count = deliveries.count_delivered(chunk)
+                offset += count
+                if count < len(chunk):
+                    break
+            if offset > level.next_offset:
+                log.info(
+                    "messages %d to %d of delay level %d were delivered before the broker was"
+                    " killed; they are not delivered again",
+                    level.next_offset,
+                    offset - 1,
+                    level.queue_id + 1,
+                )
+                # Not saved before the deliveries are on disk: the power may fail now.
+                level.progress.advance(offset, self._store.written_offset)
+                level.next_offset = offset
+                self.document.changed = True
+                self._update_due_ms(level)
+
+    def _iter_due_at_end(self, level: DelayLevel, offset: int) -> Iterator[DueLevelMessage]:
+        """Yield the messages of a level, from `offset` on, that were due before the log ended.
+
+        That is before the last record of the log was stored.
+        """
+        stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        while len(
+            units := self._store.reader.valid_units(
+                SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS
+            )
+        ):
+            for position, size, code in _unpack_units(units):
+                due_ms = self._find_due_ms(level, position, size, code)
+                if due_ms > stored_ms:
+                    return
+                has_message = size != BLANK_SIZE and offset not in level.cancelled_offsets
+                view = self._store.reader.view_at(position) if has_message else None
+                yield DueLevelMessage(due_ms, read_record(view))
+                offset += 1
+
+    def _rewind_to_undelivered(self, level: DelayLevel) -> None:
+        """Move a level back to its first message that is undelivered according to the log.
+
+        That is the first message that was due after the last record of the log was stored: its
+        delivery would have stored a later one. A sealed file is correct, and nothing is done.
+        """
+        if self.document.verdict is FileVerdict.SEALED:
+            return
+        low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+        stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        offset = level.next_offset
+        while offset > low:
+            units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
+            if not len(units) or self._find_due_ms(level, *UNIT.unpack_from(units)) <= stored_ms:
+                break
+            offset -= 1
+        if offset < level.next_offset:
+            log.warning(
+                "%s says that the messages from %d on of delay level %d are delivered, but the log"
+                " ends before they were due; delivery continues there",
+                self.document.path,
+                offset,
+                level.queue_id + 1,
+            )
+            level.progress = Progress(offset)
+            level.next_offset = offset
+            level.saved_offset = offset
+            self.document.changed = True
+            self._update_due_ms(level)
+
+    def _raise_clock(self, level: DelayLevel) -> None:
+        """Set the steady clock to the store time of the level's newest message, if it is behind."""
+        end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
+        if level.next_offset >= end or not self._is_default:
+            return
+        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
+        if len(units):
+            _, size, due_ms = UNIT.unpack_from(units)
+            if size != BLANK_SIZE:
+                self._clock.raise_to(due_ms - level.delay_ms)
+                self._update_due_ms(level)
+
+    def _get_level(self, queue_id: int, offset: int = 0) -> DelayLevel:
+        """Return the level of a queue. A new one begins at `offset`."""
+        level = self._levels.get(queue_id)
+        if level is None:
+            delays_ms = self._settings.store.delay_levels_ms
+            low, high = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
+            delay_ms = delays_ms[min(queue_id, len(delays_ms) - 1)]
+            start = min(max(offset, low), high)
+            level = DelayLevel(queue_id, delay_ms, Progress(start), start, start)
+            self._levels[queue_id] = level
+            self._update_due_ms(level)
+        return level
+
+    def _render(self) -> str:
+        """Return the text of delayOffset.json with the offsets that are durable."""
+        self._save_count += 1
+        if self._save_count % _SAVES_PER_VERSION == 0:
+            self._version["counter"] += 1
+            self._version["timestamp"] = self._clock.now_ms()
+        synced = self._store.synced_offset
+        for level in self._levels.values():
+            # Not even a crash can bring these back, so their cancellations are not needed.
+            passed = {offset for offset in level.cancelled_offsets if offset < level.saved_offset}
+            level.cancelled_offsets -= passed
+            self.cancellations.changed |= bool(passed)
+            level.saved_offset = level.progress.durable_value(synced)
+            # An offset that is not durable yet is written by a later save.
+            self.document.changed |= level.saved_offset != level.progress.value
+        return self.encode_offsets()
+
+    def encode_offsets(self) -> str:
+        """Return the text of delayOffset.json as of its last save."""
+        offsets = {queue_id + 1: self._levels[queue_id].saved_offset for queue_id in self.queue_ids}
+        return fastjson.dumps_pretty(
+            {
+                "dataVersion": self._version,
+                "offsetTable": dict(sorted((self._unused_offsets | offsets).items())),
+            }
+        )
+
+    # --- due times
+
+    def note_new_messages(self, queue_id: int) -> None:
+        """Note that the queue of a level has new messages that are visible."""
+        level = self._get_level(queue_id)
+        if level.due_ms is None:
+            self._update_due_ms(level)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message is due, in ms since 1970; None if no message waits."""
+        return min(
+            (level.due_ms for level in self._levels.values() if level.due_ms is not None),
+            default=None,
+        )
+
+    def _update_due_ms(self, level: DelayLevel) -> None:
+        """Set `due_ms` of a level from the unit of its next message.
+
+        Messages that retention has removed are logged and skipped.
+        """
+        offset = level.next_offset
+        units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        if not len(units):
+            low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+            if offset >= low or low >= high:
+                level.due_ms = None
+                return
+            log.error(
+                "delayed messages %d to %d of delay level %d were deleted before their delivery",
+                offset,
+                low - 1,
+                level.queue_id + 1,
+            )
+            level.next_offset = low
+            level.progress.advance(low, 0)
+            self._update_due_ms(level)
+            return
+        position, size, code = UNIT.unpack_from(units)
+        level.due_ms = self._find_due_ms(level, position, size, code)
+
+    def _find_due_ms(self, level: DelayLevel, position: int, size: int, code: int) -> int:
+        """Return when the message of a unit is due, in ms since 1970; 0 means at once.
+
+        With default delays, it is the time in the unit. Otherwise it is computed from the record,
+        unless the broker's clock is ahead of the wall clock.
+        """
+        if size == BLANK_SIZE:
+            return 0
+        if not self._is_default and not self._clock.lead_ms:
+            record = read_record(self._store.reader.view_at(position))
+            return record.store_time_ms + level.delay_ms if record is not None else 0
+        latest_ms = self._clock.now_ms() + level.delay_ms + CLOCK_STEP_BACK_MAX_MS
+        return code if code <= latest_ms else 0
+
+    # --- delivering
+
+    def deliver(self, work: TimeSlice) -> None:
+        """Append due messages to their topics until the slice is over.
+
+        A level whose delivery fails is tried again after LEVEL_PAUSE_MS, and the others continue.
+        Raises StoreError if the store accepts no messages.
+        """
+        store_error: StoreError | None = None
+
+        def deliver(level: DelayLevel) -> None:
+            nonlocal store_error
+            try:
+                while level.due_ms is not None and level.due_ms <= work.now_ms and not work.is_over:
+                    self._deliver_chunk(level, work)
+            except StoreError as error:
+                store_error = error
+
+        for level in self._levels.values():
+            if level.due_ms is None or level.due_ms > work.now_ms or work.is_over:
+                continue
+            if not self._jobs.run_now(f"delay level {level.queue_id + 1}", partial(deliver, level)):
+                level.due_ms = work.now_ms + LEVEL_PAUSE_MS
+            if store_error is not None:
+                raise store_error
+
+    def _deliver_chunk(self, level: DelayLevel, work: TimeSlice) -> None:
+        """Append due messages of one level, at most _CHUNK_UNITS. Raises StoreError."""
+        units = self._store.reader.valid_units(
+            SCHEDULE_TOPIC, level.queue_id, level.next_offset, min(work.remaining, _CHUNK_UNITS)
+        )
+        now_ms = work.now_ms
+        for position, size, code in _unpack_units(units):
+            if work.is_over:
+                return
+            level.due_ms = self._find_due_ms(level, position, size, code)
+            if level.due_ms > now_ms:
+                return
+            if size != BLANK_SIZE and level.next_offset not in level.cancelled_offsets:
+                record = read_record(self._store.reader.view_at(position))
+                if record is not None:
+                    self._redelivery.deliver(record)
+                else:
+                    log.error(
+                        "cannot deliver message %d of delay level %d: its record is missing",
+                        level.next_offset,
+                        level.queue_id + 1,
+                    )
+            level.next_offset += 1
+            work.count_done()
+        self._update_due_ms(level)
+
+    def confirm_deliveries(self, *, is_stored: bool) -> None:
+        """Note whether the messages that `deliver` appended are stored.
+
+        If they are not, they are appended again by the next `deliver`.
+        """
+        end = self._store.written_offset
+        for level in self._levels.values():
+            if level.next_offset == level.progress.value:
+                continue
+            if not is_stored:
+                level.next_offset = level.progress.value
+                level.due_ms = 0
+                continue
+            level.progress.advance(level.next_offset, end)
+            self.document.changed = True
+
+    # --- lists and cancellations
+
+    def iter_waiting(self, queue_id: int, offset: int) -> Iterator[WaitingEntry]:
+        """Yield an entry for each message of a level that waits, from `offset` on."""
+        level = self._levels.get(queue_id)
+        if level is None:
+            return
+        units = self._store.reader.valid_units
+        offset = max(offset, level.next_offset)
+        for entry in iter_queue(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
+            record, due_ms = entry.record, 0
+            if record is not None:
+                due_ms = self._find_due_ms(level, entry.position, record.size_bytes, entry.tag_code)
+            if entry.offset in level.cancelled_offsets:
+                record = None
+            cursor = f"L:{queue_id}:{entry.offset + 1}"
+            yield WaitingEntry(record, due_ms, cursor, queue_id + 1, entry.offset)
+
+    def find_waiting(self, queue_id: int, offset: int) -> WaitingEntry | None:
+        """Return the entry of a message; None if it is delivered, cancelled or missing."""
+        if queue_id not in self._levels or offset < self._levels[queue_id].next_offset:
+            return None
+        waiting = next(self.iter_waiting(queue_id, offset), None)
+        return waiting if waiting is not None and waiting.record is not None else None
+
+    def cancel(self, queue_id: int, offset: int) -> None:
+        """Cancel a message of a level, so that it is never delivered. Blocking.
+
+        The cancellation is durable when this returns. Raises OSError, with nothing changed, if it
+        cannot be saved.
+        """
+        level = self._levels[queue_id]
+        level.cancelled_offsets.add(offset)
+        self.cancellations.changed = True
+        try:
+            self.cancellations.save()
+        except OSError:
+            level.cancelled_offsets.discard(offset)
+            raise
+
+    @property
+    def queue_ids(self) -> list[int]:
+        """The queue ids of the levels that have been used, ascending."""
+        return sorted(self._levels)
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of messages that wait, without cancelled ones."""
+        return sum(
+            max(self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1] - level.next_offset, 0)
+            - sum(offset >= level.next_offset for offset in level.cancelled_offsets)
+            for queue_id, level in self._levels.items()
+        )
+
+    def get_runtime_info(self) -> dict[str, str]:
+        """Return the fields of GET_BROKER_RUNTIME_INFO (28) about delay levels.
+
+        `scheduleMessageOffset_<level>` is the delivered offset and the end of the queue, separated
+        by a comma.
+        """
+        return {
+            f"scheduleMessageOffset_{queue_id + 1}": f"{level.progress.value},"
+            f"{self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1]}"
+            for queue_id, level in sorted(self._levels.items())
+        }

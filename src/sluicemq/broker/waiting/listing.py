@@ -1,0 +1,119 @@
+"""Lists of the timed messages that wait, for tools.
+
+A timed message is in the timer queue first, and then in the timer wheel, too. A list has many
+pages, and messages move from the queue to the wheel meanwhile. So a list notes the offset up to
+which messages were in the wheel when it began (`indexed_end`). `iter_queue` yields the messages
+from this offset on, and `iter_wheel` those before it.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from sluicemq.broker.produce import intake
+from sluicemq.broker.produce.intake import Record, read_record
+from sluicemq.broker.waiting.timers import Timers
+from sluicemq.clock import SteadyClock
+from sluicemq.model.system_names import TIMER_TOPIC
+from sluicemq.record.codec import value_of
+from sluicemq.store.store import Store
+from sluicemq.store.timers.files import MAGIC_DELETE, SLOTS
+from sluicemq.store.timers.placing import TIMER_DELETES_KEY, SlotRules, recall_key
+
+NEWEST_UNIT: Final = -2
+"""In a cursor: begin at the newest unit of a slot."""
+_SLOTS_PER_STEP: Final = 8192
+"""The slots of the wheel that are searched before an entry without a message is yielded."""
+
+
+class WaitingEntry(NamedTuple):
+    """One step of a list of waiting messages, usually with a message."""
+
+    record: Record | None
+    """The message. None if it was recalled or is missing, or if the step found no message."""
+    due_ms: int
+    """When the message is due, in ms since 1970."""
+    cursor: str
+    """Where the list continues behind this entry."""
+    level: int = 0
+    """The number of its delay level, 0 for a timed message."""
+    queue_offset: int = 0
+    """The offset of a message in the queue of its delay level."""
+
+
+class TimerListing:
+    """Lists the timed messages of a broker that wait."""
+
+    def __init__(
+        self, store: Store, timers: Timers, placing: SlotRules, clock: SteadyClock
+    ) -> None:
+        """List the messages of `timers`, whose wheel is filled according to `placing`."""
+        self._store = store
+        self._timers = timers
+        self._placing = placing
+        self._clock = clock
+        self._recalled_keys: dict[int, set[bytes]] = {}
+        """The keys of recalled messages of the slot that was listed last."""
+
+    def iter_queue(self, offset: int, indexed_end: int) -> Iterator[WaitingEntry]:
+        """Yield an entry for each message that was only in the timer queue when the list began.
+
+        `offset` is the offset at which an earlier page ended, 0 for the first one. There may be
+        many such messages on a new master, for example, which has to fill its wheel first.
+        """
+        now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
+        start = max(offset, indexed_end)
+        for entry in intake.iter_queue(self._store, TIMER_TOPIC, 0, start, units):
+            record, due_ms = entry.record, 0
+            assigned = self._placing.assign_slot(record, now_ms) if record is not None else None
+            if record is None or assigned is None or assigned.magic & MAGIC_DELETE:
+                record = None
+            else:
+                due_ms = self._placing.compute_due_ms(record)
+            yield WaitingEntry(record, due_ms, f"Q:{entry.offset + 1}:0:{indexed_end}")
+
+    def iter_wheel(self, slot_ms: int, unit: int, indexed_end: int) -> Iterator[WaitingEntry]:
+        """Yield an entry for each message in the timer wheel.
+
+        Slots are in ascending order, and the messages of a slot from the newest to the oldest.
+        `slot_ms` and `unit` are the slot and the position of the unit at which an earlier page
+        ended; 0 and NEWEST_UNIT for the first one.
+        """
+        precision_ms, read_ms = self._placing.precision_ms, self._timers.read_ms
+        wheel = self._timers.files.wheel
+        start_ms = max(slot_ms, read_ms)
+        if slot_ms == start_ms and unit != NEWEST_UNIT:
+            recalled = self._recalled_keys.get(slot_ms, set())
+            yield from self._iter_slot(slot_ms, unit, indexed_end, recalled)
+            start_ms += precision_ms
+        step_ms = _SLOTS_PER_STEP * precision_ms
+        end_ms = read_ms + SLOTS // 2 * precision_ms
+        for begin_ms in range(start_ms, end_ms, step_ms):
+            for found_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
+                slot = wheel.get(found_ms)
+                if slot is not None:
+                    recalled = set()
+                    self._recalled_keys = {found_ms: recalled}
+                    yield from self._iter_slot(found_ms, slot.last_unit, indexed_end, recalled)
+            yield WaitingEntry(None, 0, f"T:{begin_ms + step_ms}:{NEWEST_UNIT}:{indexed_end}")
+
+    def _iter_slot(
+        self, slot_ms: int, position: int, indexed_end: int, recalled: set[bytes]
+    ) -> Iterator[WaitingEntry]:
+        """Yield an entry for each message of a slot, from the unit at `position` on.
+
+        A recall marker is newer than the message to recall, so it is found first. Its key is added
+        to `recalled`.
+        """
+        for _, unit in self._timers.files.iter_chain(slot_ms, position):
+            if unit is None:
+                return
+            record = read_record(self._store.committed_record_at(unit.position))
+            if record is not None and unit.magic & MAGIC_DELETE:
+                recalled.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
+                record = None
+            if record is not None and recalled and recall_key(record.properties) in recalled:
+                record = None
+            if record is not None and record.queue_offset >= indexed_end:
+                record = None
+            due_ms = self._placing.compute_due_ms(record) if record is not None else 0
+            yield WaitingEntry(record, due_ms, f"T:{slot_ms}:{unit.previous}:{indexed_end}")

@@ -1,0 +1,69 @@
+"""`config/timermetrics`: how many timed messages wait, by topic (spec/store.md §11)."""
+
+from typing import Any
+
+from sluicemq.broker.documents import Document
+from sluicemq.clock import SteadyClock
+from sluicemq.files import Files
+from sluicemq.wire import fastjson
+
+
+class TimerMetrics:
+    """The number of timed messages that wait, for tools.
+
+    No other part of the broker relies on these numbers. After a crash they may be wrong by the
+    messages that were stored and delivered since the file was written.
+    """
+
+    def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
+        """Use the file in `root`/config. `root` is the store's directory."""
+        self._clock = clock
+        self.counts: dict[str, int] = {}
+        """The number of waiting messages of each topic."""
+        self._changed_ms: dict[str, int] = {}
+        """The time stamp of each topic in the file, in ms since 1970."""
+        self._has_changed = False
+        """Whether a number has changed since the last save."""
+        self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+
+        def render() -> str:
+            if self._has_changed:
+                self._has_changed = False
+                now_ms = self._clock.now_ms()
+                self._version |= {"counter": self._version["counter"] + 1, "timestamp": now_ms}
+                self._changed_ms |= dict.fromkeys(self.counts, now_ms)
+            return self.encode()
+
+        self.document = Document(files, f"{root}/config/timermetrics", render)
+
+    def load(self) -> None:
+        """Load the file. Raises StoreDamagedError if it cannot be parsed."""
+        values = self.document.load(fastjson.loads)
+        if not isinstance(values, dict):
+            return
+        self._version |= values.get("dataVersion") or {}
+        for topic, item in (values.get("timingCount") or {}).items():
+            self.counts[topic] = int(item.get("count", 0))
+            self._changed_ms[topic] = int(item.get("timeStamp", 0))
+
+    def add(self, topic: str, count: int) -> None:
+        """Add `count`, which may be negative, to the number of messages of a topic.
+
+        Called for each timed message: keep it cheap.
+        """
+        self.counts[topic] = self.counts.get(topic, 0) + count
+        self.document.changed = self._has_changed = True
+
+    @property
+    def total_count(self) -> int:
+        """The number of waiting messages of all topics."""
+        return max(sum(self.counts.values()), 0)
+
+    def encode(self) -> str:
+        """Return the text of the file: JSON in one line."""
+        now_ms = self._clock.now_ms()
+        counts = {
+            topic: {"count": max(count, 0), "timeStamp": self._changed_ms.get(topic, now_ms)}
+            for topic, count in sorted(self.counts.items())
+        }
+        return fastjson.dumps({"dataVersion": self._version, "timingCount": counts}).decode()

@@ -1,0 +1,136 @@
+"""Running servers in this process until a signal: `run_servers`, used by all server commands.
+
+A server command prints one line that begins with `ready` to stdout as soon as its servers accept
+requests, logs to stderr or a file, closes its servers in order on SIGTERM or SIGINT, and exits with
+0. If the start fails, it prints one sentence to stderr and exits with 1. On SIGHUP, the servers
+read their configuration files again. Scripts depend on all of this.
+"""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from sluicemq.cli.servers.settings import log_warnings
+from sluicemq.config import Change
+from sluicemq.config.keys import MeasuredConfig
+from sluicemq.errors import ConfigurationError, StoreError
+from sluicemq.files import descriptors, machine
+from sluicemq.model.addresses import format_address
+
+if TYPE_CHECKING:
+    from sluicemq.cli.servers.processes import ServerProcess
+
+GC_OBJECTS = 20_000
+"""The number of new objects after which the garbage collector runs."""
+log = logging.getLogger("sluicemq.cli")
+
+
+class RunningServers(contextlib.AsyncExitStack):
+    """The servers of one command. Leaving the context closes them, the last one first."""
+
+    def __init__(self) -> None:
+        """Begin without servers."""
+        super().__init__()
+        self.reload_functions: dict[str, Callable[[], Change]] = {}
+        """For each configuration file, the function by which its server reads it again."""
+        self.children: list[ServerProcess] = []
+        """The servers in child processes."""
+        self.metrics: list[str] = []
+        """The parts of the `ready` line with addresses of metrics and probes.
+
+        `metrics=host:port` is that of this process; those of its children follow.
+        """
+        self.stop = asyncio.Event()
+        """Set by SIGTERM, SIGINT and `fail`, to close the servers in order."""
+        self.failure: StoreError | None = None
+        """The error with which the command ends after the servers have closed."""
+
+    def fail(self, error: OSError) -> None:
+        """Close the servers in order and end the command with exit code 1.
+
+        `error` is the reason why the store of a server refuses all writes.
+        """
+        self.failure = StoreError(
+            f"The store refuses all writes: {error}.", fix="Check the disk, then start again."
+        )
+        self.stop.set()
+
+    def announce_metrics(self, config: MeasuredConfig, port: int | None) -> None:
+        """Add the address of this process's metrics and probes to the `ready` line.
+
+        `port` is None if they are not served; then nothing is added.
+        """
+        from sluicemq.telemetry.health import metrics_host  # noqa: PLC0415 - not for `--help`
+
+        if port is not None:
+            host = metrics_host(config, for_local_clients=True)
+            self.metrics.insert(0, f"metrics={format_address(host, port)}")
+
+    def reload(self) -> None:
+        """Let each server read its configuration file again.
+
+        An invalid file is logged, and the server keeps its settings.
+        """
+        for child in self.children:
+            child.reload()
+        for path, reload_file in self.reload_functions.items():
+            try:
+                change = reload_file()
+            except (ConfigurationError, OSError) as error:
+                log.error("%s was not reloaded: %s", path, error)
+            else:
+                log.info("%s was reloaded: %s", path, ", ".join(change.entries) or "no change")
+                log_warnings(path, change.warnings)
+
+
+StartServers = Callable[[RunningServers], Awaitable[str]]
+"""Starts servers, adds their closing to the RunningServers, and returns the text after `ready`."""
+
+
+def run_servers(start: StartServers) -> None:
+    """Start servers, print the `ready` line, and serve until SIGTERM or SIGINT.
+
+    Raises a SluiceError if the start or the store fails, so that the exit code is 1.
+    """
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        async with RunningServers() as servers:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, servers.stop.set)
+            ready_text = await start(servers)
+            loop.add_signal_handler(signal.SIGHUP, servers.reload)
+            # The collector need not look at objects that live as long as the server. Requests make
+            # no reference cycles, so rare collections of young objects suffice.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(GC_OBJECTS, 20, 20)
+            machine.start_memory_trimming()
+            click.echo(" ".join(["ready", ready_text, *servers.metrics]))
+            await servers.stop.wait()
+            log.info("closing")
+        if servers.failure is not None:
+            raise servers.failure
+
+    log.info("%s", descriptors.describe_limits(descriptors.raise_limit()))
+    try:
+        from uvloop import new_event_loop  # noqa: PLC0415 - optional package
+    except ModuleNotFoundError:
+        new_event_loop = None
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(serve())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.strerror or error}: {error.filename or 'the store'}.",
+            fix=descriptors.FIX
+            if error.errno in (errno.EMFILE, errno.ENFILE)
+            else "Choose another directory with --store, or give this user permission to write.",
+        ) from error

@@ -1,0 +1,173 @@
+"""The settings of a server command: its options, on top of its configuration file.
+
+Options that are settings have the name of the setting as their parameter name, so that `options`
+here is a mapping of such names to values; None means that an option is not given.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluicemq.config import (
+    CHANGES_FILE,
+    BrokerConfig,
+    StoreConfig,
+    decode_properties_file,
+    load_broker_config,
+    load_name_server_config,
+    parse_properties,
+)
+from sluicemq.config.keys import Part
+from sluicemq.config.load import (
+    DEFAULT_TLS_FILE,
+    java_options,
+    parse_json,
+    settings_text,
+    tls_entries,
+)
+from sluicemq.config.settings import KEYS
+from sluicemq.errors import ConfigurationError
+from sluicemq.files import SYSTEM_FILES, exposure_warning
+
+METRICS_KEY = "metricsPromExporterPort"
+_PATH_KEYS = ("storePathRootDir", "brokerConfigPath", "configStorePath")
+log = logging.getLogger("sluicemq.cli")
+
+
+def format_settings(part: Part, path: str | None, name_servers: str | None = None) -> str:
+    """Return all settings of a server with this configuration file, as lines `key=value`.
+
+    `part` is Part.NAME_SERVER or Part.BROKER. `name_servers` are those of a broker's command line.
+    Raises ConfigurationError if the file is invalid or cannot be read.
+    """
+    text = read_config_file(path)
+    if part is Part.NAME_SERVER:
+        name_server, warnings = load_name_server_config(text)
+        configs: dict[Part, Any] = {part: name_server}
+    else:
+        overrides = given_settings({"namesrvAddr": name_servers})
+        broker, store, warnings = load_broker_config(text, overrides=overrides)
+        configs = {Part.BROKER: broker, Part.STORE: store}
+    log_warnings(path, warnings)
+    return settings_text(configs, configs)
+
+
+def load_broker_settings(
+    path: str | None, options: dict[str, Any], *, defaults: str = ""
+) -> tuple[BrokerConfig, StoreConfig]:
+    """Return the configuration of a broker and of its store, and log warnings.
+
+    Options have precedence over the file at `path`, and the file over `defaults`, which is text in
+    the format of the file. If `path` is None, the file with settings changed at run time is used,
+    if it exists. Raises ConfigurationError.
+    """
+    root = options["storePathRootDir"] or StoreConfig().root
+    path = path or existing_file(f"{root}/config/{CHANGES_FILE}")
+    text = defaults + read_config_file(path)
+    options = with_metrics_port(options, text)
+    overrides = load_tls_settings(text, Part.BROKER)
+    overrides |= given_settings(options | {"brokerConfigPath": path})
+    config, store, warnings = load_broker_config(text, overrides=overrides)
+    log_warnings(path, warnings)
+    return config, store
+
+
+def find_broker_file(
+    path: str | None, proxy_path: str | None, proxy_text: str | None
+) -> str | None:
+    """Return the configuration file of a broker: `path`, else that named in the proxy's file.
+
+    `proxy_text` is the content of the proxy's file at `proxy_path`, whose brokerConfigPath names
+    the broker's file. Log a warning if it names another file than `path`.
+    """
+    named = parse_json(proxy_text).get("brokerConfigPath") if proxy_text else None
+    if not named or path is None:
+        return path or named or None
+    if Path(named).expanduser() != Path(path).expanduser():
+        warning = f"brokerConfigPath = {named} is ignored: the broker's file is {path}, from -c."
+        log_warnings(proxy_path, [warning])
+    return path
+
+
+def read_config_file(path: str | None, option: str = "-c") -> str:
+    """Return the text of a configuration file; "" for None.
+
+    Log a warning if the file contains a secret and other users can read it. Raises
+    ConfigurationError, which names `option`, if the file cannot be read.
+    """
+    if path is None:
+        return ""
+    text = read_file(path, option)
+    entries = parse_properties(text)
+    if any(entries.get(key.name) for key in KEYS if key.is_secret):
+        warn_if_exposed(path)
+    return text
+
+
+def read_file(path: str, option: str = "-c") -> str:
+    """Return the text of a file. Raises ConfigurationError, which names `option`."""
+    try:
+        return decode_properties_file(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror}.", fix=f"Name a readable file with {option}."
+        ) from error
+
+
+def warn_if_exposed(*paths: str) -> None:
+    """Log a warning for each file with secrets that other users can read."""
+    for path in paths:
+        warning = exposure_warning(SYSTEM_FILES, path)
+        if warning is not None:
+            log.warning("%s", warning)
+
+
+def existing_file(path: str) -> str | None:
+    """Return the path if it is a file, else None."""
+    return path if Path(path).is_file() else None
+
+
+def load_tls_settings(text: str, part: Part) -> dict[str, str]:
+    """Return the settings in the file that `tls.config.file` names; none if there is no such file.
+
+    `text` is the configuration file of the server. As with RocketMQ, the TLS file has precedence
+    over it, and over Java's properties in the environment. Raises ConfigurationError if a named
+    file cannot be read.
+    """
+    named = parse_properties(text).get("tls.config.file")
+    named = named or java_options(os.environ).get("tls.config.file")
+    path = named or DEFAULT_TLS_FILE
+    if named is None and not Path(path).is_file():
+        return {}
+    return tls_entries(parse_properties(read_config_file(path, "tls.config.file")), part)
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options that are given as settings. Paths of the store and files are absolute."""
+    return {
+        name: str(Path(value).expanduser().absolute() if name in _PATH_KEYS else value)
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def with_metrics_port(
+    options: dict[str, Any], text: str, *, port_key: str = "listenPort"
+) -> dict[str, Any]:
+    """Return the options with a free port for metrics, if the server itself uses a free port.
+
+    `port_key` is the option for the port of the server. Several servers with free ports may run on
+    one machine, and must not all use the default port for metrics. If an option or the file `text`
+    sets the port for metrics, return the options unchanged.
+    """
+    if options[port_key] == 0 and METRICS_KEY not in text and options[METRICS_KEY] is None:
+        return options | {METRICS_KEY: 0}
+    return options
+
+
+def log_warnings(path: str | None, warnings: list[str]) -> None:
+    """Log warnings about a configuration file; None means the options."""
+    for warning in warnings:
+        log.warning("%s: %s", path or "configuration", warning)

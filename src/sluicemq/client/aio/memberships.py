@@ -1,0 +1,287 @@
+"""The consumer groups that one client belongs to, and who may share them.
+
+A client has one `Member` for a group, however many of its consumers belong to the group. The
+membership begins with the first of these consumers and ends with the last. `Memberships` counts
+them, and checks that they agree on their options.
+
+RocketMQ's brokers keep one filter for each group and topic. So a registry of the whole process
+prevents that two clients in one program read a topic for one group with different filters, unless
+all brokers of the topic support lanes (design/0009).
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.prefetch import PrefetchBuffer
+from sluicemq.client.core import requests
+from sluicemq.client.core.consuming import (
+    ConsumeOptions,
+    SubscriptionRegistry,
+    make_subscription,
+)
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.heartbeat_thread import HeartbeatThread
+from sluicemq.client.tasks import run_to_end
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    SubscriptionConflictError,
+)
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import MASTER_ID
+from sluicemq.wire.bodies import Heartbeat
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.headers import HeartbeatResponse
+
+_SAME_OPTIONS_FIX: Final = "Use the same options for all consumers of a group."
+"""The fix of errors about consumers that cannot share a group."""
+_registry: Final = SubscriptionRegistry()
+"""The subscriptions of all clients of this process."""
+_registry_lock: Final = threading.Lock()
+"""Guards `_registry`, which all clients of the process share."""
+
+
+def check_compatible(
+    member: Member,
+    topic: str,
+    buffer: PrefetchBuffer,
+    options: ConsumeOptions,
+    *,
+    has_retries: bool,
+) -> None:
+    """Raise ConfigurationError if a consumer cannot join the client's other consumers of a group.
+
+    `member` is the group's membership, `buffer` the buffer of the new consumer for `topic`. Only
+    streams can share a topic: two consumers with handlers, or that are polled, would take messages
+    from each other. All consumers of a group must agree on order, retries, broadcasting, and on
+    what becomes of undecodable messages.
+    """
+    known = member.buffers.get(topic)
+    is_same = known is None or known is buffer or (known.is_shareable and buffer.is_shareable)
+    if not is_same or member.has_retries != has_retries:
+        raise ConfigurationError(
+            f"this client already reads the group {member.group!r} with another kind of consumer "
+            "or another handler.",
+            fix="Use another group, or another Sluice.",
+        )
+    if member.options.broadcast != options.broadcast:
+        raise ConfigurationError(
+            f"this client already reads the group {member.group!r} with broadcast="
+            f"{member.options.broadcast}, and the new consumer has broadcast={options.broadcast}.",
+            fix=_SAME_OPTIONS_FIX,
+        )
+    known_rule, rule = (
+        (one.on_undecodable, one.body_bytes_max) for one in (member.options, options)
+    )
+    if known_rule != rule:
+        raise ConfigurationError(
+            f"this client already reads the group {member.group!r} with on_undecodable="
+            f"{known_rule[0]!r} and body_bytes_max={known_rule[1]:,}, and the new consumer has "
+            f"{rule[0]!r} and {rule[1]:,}.",
+            fix=_SAME_OPTIONS_FIX,
+        )
+    known_order = (member.options.ordered, member.options.retry)
+    if known_order != (options.ordered, options.retry):
+        raise ConfigurationError(
+            f"this client already reads the group {member.group!r} with ordered={known_order[0]} "
+            f"and {known_order[1]}, and the new consumer has ordered={options.ordered} and "
+            f"{options.retry}.",
+            fix=_SAME_OPTIONS_FIX,
+        )
+
+
+class Memberships:
+    """The consumer groups that one client belongs to.
+
+    `on_join()` is called before a consumer joins a group, and may raise an error to prevent that.
+    """
+
+    def __init__(
+        self, cluster: Cluster, heartbeat_thread: HeartbeatThread, on_join: Callable[[], None]
+    ) -> None:
+        self._cluster = cluster
+        self._heartbeat_thread = heartbeat_thread
+        self._on_join = on_join
+        self._members: dict[str, Member] = {}
+        self._user_counts: dict[tuple[str, str], int] = {}
+        """Maps (group, topic) to the number of consumers of this client."""
+        self._lock = asyncio.Lock()
+
+    @property
+    def directory(self) -> Directory:
+        """The routes and outages of the client."""
+        return self._cluster.directory
+
+    def check_loop(self) -> None:
+        """Raise ConfigurationError in another event loop or process than the client's."""
+        self._cluster.affinity.check_loop()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __getitem__(self, group: str) -> Member:
+        return self._members[group]
+
+    def get(self, group: str) -> Member | None:
+        """Return this client's membership in a group, or None."""
+        return self._members.get(group)
+
+    async def join(
+        self,
+        group: str,
+        subscription: Subscription,
+        buffer: PrefetchBuffer,
+        options: ConsumeOptions,
+        *,
+        has_retries: bool = True,
+    ) -> Member:
+        """Let a consumer join a group for a topic, and return the group's `Member`.
+
+        Raises what `Member.add_subscription` raises, SubscriptionConflictError if another client of
+        this process has a different filter that the brokers cannot serve as well, and
+        ConfigurationError as `check_compatible` does.
+        """
+        self._on_join()
+        try:
+            self._update_registry(_registry.add_user, group, subscription)
+        except SubscriptionConflictError:
+            if not await self._has_lanes(subscription.topic):
+                raise
+            self._update_registry(_registry.add_user, group, subscription, shared=True)
+        key = (group, subscription.topic)
+        try:
+            async with self._lock:
+                member = self._members.get(group)
+                if member is None:
+                    member = Member(
+                        self._cluster,
+                        self._heartbeat_thread,
+                        group,
+                        options,
+                        has_retries=has_retries,
+                    )
+                    self._members[group] = member
+                check_compatible(
+                    member, subscription.topic, buffer, options, has_retries=has_retries
+                )
+                if key not in self._user_counts:
+                    try:
+                        await member.add_subscription(subscription, buffer)
+                    except BaseException:
+                        await run_to_end(self._end_subscription(member, subscription.topic))
+                        raise
+                self._user_counts[key] = self._user_counts.get(key, 0) + 1
+        except BaseException:
+            self._update_registry(_registry.remove_user, group, subscription.topic)
+            raise
+        return member
+
+    async def _end_subscription(self, member: Member, topic: str) -> None:
+        """Remove a topic from a member; without any topic left, end the membership."""
+        try:
+            await member.remove_subscription(topic)
+        finally:
+            if not member.topics:
+                del self._members[member.group]
+                await run_to_end(member.close())
+
+    def _update_registry(
+        self, change: Callable[..., None], *subscription: Any, shared: bool = False
+    ) -> None:
+        """Call `change`, a method of the process's registry, for this client."""
+        servers, client_id = self._cluster.name_servers, self._heartbeat_thread.client_id
+        more = {"shared": True} if shared else {}
+        with _registry_lock:
+            change(servers, *subscription, client_id, **more)
+
+    async def _has_lanes(self, topic: str) -> bool:
+        """Return whether every broker of a topic supports lanes.
+
+        Return False if a broker does not respond.
+        """
+        command = requests.heartbeat(
+            Heartbeat(self._heartbeat_thread.client_id, (), ()), asks_lanes=True
+        )
+        for data in (await self._cluster.route(topic)).brokers:
+            address = data.addresses.get(MASTER_ID)
+            try:
+                response = await self._cluster.call(address, command) if address else None
+            except (ConnectionLostError, RequestTimeoutError):
+                return False
+            if response is not None and not decode_header(HeartbeatResponse, response.fields).lanes:
+                return False
+        return True
+
+    async def change_subscription(
+        self, group: str, topic: str, *, tags: str | None = None, where: str | None = None
+    ) -> Subscription:
+        """Change the filter of a topic of a group, and return the new subscription.
+
+        See `Member.change_subscription`. Raises what that raises, ConfigurationError if this client
+        does not read the topic for the group, and SubscriptionConflictError if another client of
+        this process has a different filter that the brokers cannot serve as well. If the caller is
+        cancelled, the change is completed before CancelledError is raised.
+        """
+        return await run_to_end(self._change_subscription(group, topic, tags=tags, where=where))
+
+    async def _change_subscription(
+        self, group: str, topic: str, *, tags: str | None, where: str | None
+    ) -> Subscription:
+        """Change the filter of a topic; see `change_subscription`."""
+        async with self._lock:
+            member = self._members.get(group)
+            known = None if member is None else member.subscriptions.get(topic)
+            if member is None or known is None:
+                raise ConfigurationError(
+                    f"this client does not read {topic!r} for the group {group!r}.",
+                    fix="Subscribe to the topic before you change its filter.",
+                )
+            version = max(known.version + 1, self._cluster.clock.now_ms())
+            wanted = make_subscription(topic, tags=tags, where=where, version=version)
+            if (wanted.kind, wanted.expression) == (known.kind, known.expression):
+                return known
+            try:
+                self._update_registry(_registry.change_subscription, group, wanted)
+            except SubscriptionConflictError:
+                if not await self._has_lanes(topic):
+                    raise
+                self._update_registry(_registry.change_subscription, group, wanted, shared=True)
+            try:
+                await member.change_subscription(wanted)
+            except BaseException:
+                self._update_registry(_registry.change_subscription, group, known, shared=True)
+                raise
+            return wanted
+
+    async def leave(self, group: str, topic: str) -> None:
+        """Let a consumer leave a group; the last one ends the membership.
+
+        If the caller is cancelled, the group is left before CancelledError is raised.
+        """
+        await run_to_end(self._leave(group, topic))
+
+    async def _leave(self, group: str, topic: str) -> None:
+        """Let a consumer leave a group; see `leave`."""
+        key = (group, topic)
+        async with self._lock:
+            users = self._user_counts.pop(key, 0) - 1
+            if users > 0:
+                self._user_counts[key] = users
+            member = self._members.get(group)
+            try:
+                if users == 0 and member is not None:
+                    await self._end_subscription(member, topic)
+            finally:
+                if users >= 0:
+                    self._update_registry(_registry.remove_user, group, topic)
+
+    async def close(self) -> None:
+        """Leave all groups, also those whose consumers were dropped without `close`."""
+        for group, topic in list(self._user_counts):
+            self._user_counts[group, topic] = 1
+            await self.leave(group, topic)

@@ -1,0 +1,406 @@
+"""Buffers of prefetched messages: from the readers that pull them to the consumers that take them.
+
+    QueueReader --put--> PrefetchBuffer --get, take--> consumer
+                         (one for each topic)
+
+A `PrefetchBuffer` is first in, first out over all queues of its topic. An `OrderedPrefetchBuffer`
+has one `QueueBuffer` for each queue and hands out one message of a queue at a time. A
+`PausablePrefetchBuffer` keeps the messages of paused queues back. A `RetryRouter` passes the
+messages of a group's retry topic on to the buffers of the topics that they were sent to.
+
+The buffers have no limit of their own: each reader stops pulling while too many of its messages are
+unacknowledged. All methods must be called on the client's event loop.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from sluicemq.client.aio.received import Origin, ReceivedMessage
+from sluicemq.errors import UndecodableBodyError
+from sluicemq.model.topic import MessageQueue
+
+
+class PrefetchBuffer:
+    """Prefetched messages of one topic, first in, first out.
+
+    Consumers take messages with `get`, or with `take` if they do not want to wait. `owner` is the
+    consumer that takes a message, or None; the message's origin notes it. `is_shareable` says that
+    several streams may take from this buffer.
+    """
+
+    __slots__ = ("_error", "_items", "_waiters", "is_shareable")
+
+    def __init__(self, *, is_shareable: bool = False) -> None:
+        self.is_shareable: bool = is_shareable
+        self._items: deque[ReceivedMessage] = deque()
+        self._waiters: deque[tuple[asyncio.Future[None], object]] = deque()
+        self._error: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        """Append messages, and wake as many waiting consumers."""
+        self._items.extend(messages)
+        self._wake(len(messages))
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Put messages that were handed out back to the front.
+
+        They come before the messages in the buffer, because they are older.
+        """
+        for message in messages:
+            message.origin.mark_returned(message)
+        self._items.extendleft(reversed(messages))
+        self._wake(len(messages))
+
+    def put_back_later(self, message: ReceivedMessage, seconds: float) -> None:
+        """Put a message that was handed out at the front again after `seconds` seconds."""
+        asyncio.get_running_loop().call_later(seconds, self.put_back, [message])
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        """Remove all messages for which `unwanted(message)` returns True."""
+        self._items = deque(item for item in self._items if not unwanted(item))
+
+    def offer_next(self, origin: Origin) -> None:
+        """Let a consumer take the next message of `origin`, if that is possible now.
+
+        Called when a message of `origin` was acknowledged or returned. Only ordered buffers do
+        something.
+        """
+
+    def remove_origin(self, origin: Origin) -> None:
+        """Remove the messages of `origin`, which has ended. Only ordered buffers do something."""
+
+    def fail(self, error: BaseException) -> None:
+        """Let `get` raise `error` from now on, once the buffer is empty.
+
+        Only the first error counts.
+        """
+        self._error = self._error or error
+        self._wake(len(self._waiters))
+
+    def fail_waiters_of(self, owner: object, error: BaseException) -> None:
+        """Raise `error` in the `get` calls of `owner` that wait now.
+
+        The `get` calls of other owners continue to wait.
+        """
+        for waiter, waiter_owner in self._waiters:
+            if waiter_owner is owner and not waiter.done():
+                waiter.set_exception(error)
+
+    def _wake(self, count: int) -> None:
+        """Wake up to `count` waiting `get` calls."""
+        while count > 0 and self._waiters:
+            waiter, _ = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    async def get(self, owner: object = None) -> ReceivedMessage:
+        """Wait for the next message and hand it out to `owner`.
+
+        Raises the error that was given to `fail` or to `fail_waiters_of`, and UndecodableBodyError
+        as `take` does.
+        """
+        while (message := self.take(owner)) is None:
+            if self._error is not None:
+                raise self._error
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append((waiter, owner))
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                # It was woken before it was cancelled: wake the next one, a message is there.
+                if waiter.done() and not waiter.cancelled():
+                    self._wake(1)
+                raise
+        return message
+
+    def take_batch(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        """Return `first` and up to `count_max - 1` messages of the same queue, without waiting.
+
+        `first` must have been taken just now. Only messages that directly follow it in the buffer
+        are added. A message with an undecodable body that may not be handed out ends the batch; the
+        next `take` handles it.
+        """
+        messages, items, origin = [first], self._items, first.origin
+        while len(messages) < count_max and items and items[0].origin is origin:
+            if origin.needs_body_check and items[0].body_error is not None:
+                break
+            messages.append(items.popleft())
+        origin.mark_handed_out(messages[1:], None)
+        return messages
+
+    def take(self, owner: object) -> ReceivedMessage | None:
+        """Hand out the next message to `owner`, or return None if there is none.
+
+        Raises UndecodableBodyError if the next message is undecodable and its consumer wants that.
+        The message stays at the front, so every later call raises as well.
+        """
+        while self._items:
+            message = self._items[0]
+            is_passed = not message.origin.needs_body_check or self._check_body(message)
+            self._items.popleft()
+            if is_passed:
+                message.origin.mark_handed_out([message], owner)
+                return message
+        return None
+
+    def _check_body(self, message: ReceivedMessage) -> bool:
+        """Return whether the message may be handed out; see `QueueReader.check_body`.
+
+        If that raises UndecodableBodyError, wake all waiting `get` calls, which raise it too.
+        """
+        try:
+            return message.origin.check_body(message)
+        except UndecodableBodyError:
+            self._wake(len(self._waiters))
+            raise
+
+    def fill(self, messages: list[ReceivedMessage], count_max: int, owner: object) -> None:
+        """Append messages to `messages` until it has `count_max`, without waiting.
+
+        Stop at a message whose body is undecodable and may not be handed out. The next `take`
+        raises its error.
+        """
+        while len(messages) < count_max:
+            try:
+                message = self.take(owner)
+            except UndecodableBodyError:
+                return
+            if message is None:
+                return
+            messages.append(message)
+
+
+class PausablePrefetchBuffer(PrefetchBuffer):
+    """A buffer that does not hand out the messages of paused queues."""
+
+    __slots__ = ("_paused_messages", "paused_queues")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused_queues: set[MessageQueue] = set()
+        """The queues whose messages are not handed out."""
+        self._paused_messages: deque[ReceivedMessage] = deque()
+
+    def pause_queue(self, queue: MessageQueue) -> None:
+        """Keep the messages of a queue back, including those that are in the buffer."""
+        self.paused_queues.add(queue)
+        waiting = list(self._items)
+        self._items.clear()
+        self.put(waiting)
+
+    def resume_queue(self, queue: MessageQueue) -> None:
+        """Hand out the messages of a queue again.
+
+        Those that were kept back go to the front, because they are older.
+        """
+        self.paused_queues.discard(queue)
+        paused_messages = list(self._paused_messages)
+        self._paused_messages.clear()
+        self.put_back(paused_messages)
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        super().put_back(self._set_aside_paused(messages))
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        super().put(self._set_aside_paused(messages))
+
+    def _set_aside_paused(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Keep back the messages of paused queues, and return the others."""
+        if not self.paused_queues:
+            return messages
+        self._paused_messages.extend(
+            message for message in messages if message.queue in self.paused_queues
+        )
+        return [message for message in messages if message.queue not in self.paused_queues]
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        super().discard(unwanted)
+        self._paused_messages = deque(item for item in self._paused_messages if not unwanted(item))
+
+
+class QueueBuffer:
+    """The prefetched messages of one queue that is consumed in order.
+
+    `is_suspended` says that the queue pauses after a failed message. `is_listed` says that this
+    buffer is in the list of buffers that may have a message to hand out.
+    """
+
+    __slots__ = ("is_listed", "is_suspended", "messages", "origin")
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.messages: deque[ReceivedMessage] = deque()
+        self.is_suspended: bool = False
+        self.is_listed: bool = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its next message may be handed out now: no message of the queue is handed out."""
+        origin = self.origin
+        is_free = not origin.handed_out and not self.is_suspended and origin.may_hand_out
+        return bool(self.messages) and is_free
+
+
+class OrderedPrefetchBuffer(PrefetchBuffer):
+    """A buffer that hands out one message of a queue at a time, in the order of offsets.
+
+    The next message of a queue may leave when the previous one was acknowledged. The length is the
+    number of queues that have a message to hand out.
+    """
+
+    __slots__ = ("_queue_buffers", "_ready")
+
+    def __init__(self, *, is_shareable: bool = False) -> None:
+        super().__init__(is_shareable=is_shareable)
+        self._queue_buffers: dict[Origin, QueueBuffer] = {}
+        self._ready: deque[QueueBuffer] = deque()
+        """The buffers that may have a message to hand out, in the order in which they got one."""
+
+    def __len__(self) -> int:
+        return sum(queue_buffer.is_ready for queue_buffer in self._ready)
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            self._buffer_for(message).messages.append(message)
+        for queue_buffer in dict.fromkeys(self._buffer_for(message) for message in messages):
+            self._list_if_ready(queue_buffer)
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        for message in reversed(messages):
+            queue_buffer = self._buffer_for(message)
+            queue_buffer.messages.appendleft(message)
+            message.origin.mark_returned(message)
+            self._list_if_ready(queue_buffer)
+
+    def put_back_later(self, message: ReceivedMessage, seconds: float) -> None:
+        """Put a message at its place in its queue again, and pause the queue for `seconds` seconds.
+
+        A batch that failed is put back message by message; their offsets keep them in order.
+        """
+        queue_buffer = self._buffer_for(message)
+        older_count = sum(
+            item.queue_offset < message.queue_offset for item in queue_buffer.messages
+        )
+        queue_buffer.messages.insert(older_count, message)
+        queue_buffer.is_suspended = True
+
+        def end_pause() -> None:
+            queue_buffer.is_suspended = False
+            self._list_if_ready(queue_buffer)
+
+        asyncio.get_running_loop().call_later(seconds, end_pause)
+
+    def _buffer_for(self, message: ReceivedMessage) -> QueueBuffer:
+        """Return the buffer of the message's queue. Create it for the first message."""
+        queue_buffer = self._queue_buffers.get(message.origin)
+        if queue_buffer is None:
+            queue_buffer = self._queue_buffers[message.origin] = QueueBuffer(message.origin)
+        return queue_buffer
+
+    def _list_if_ready(self, queue_buffer: QueueBuffer) -> None:
+        """List the buffer of a queue if its next message may be handed out, and wake a consumer."""
+        is_free = not queue_buffer.origin.handed_out and not queue_buffer.is_suspended
+        if queue_buffer.messages and is_free and not queue_buffer.is_listed:
+            queue_buffer.is_listed = True
+            self._ready.append(queue_buffer)
+            self._wake(1)
+
+    def take(self, owner: object) -> ReceivedMessage | None:
+        while self._ready:
+            queue_buffer = self._ready[0]
+            is_ready = queue_buffer.is_ready
+            # `_check_body` may raise: until then the queue and its message stay in front.
+            is_passed = is_ready and (
+                not queue_buffer.origin.needs_body_check
+                or self._check_body(queue_buffer.messages[0])
+            )
+            self._ready.popleft()
+            queue_buffer.is_listed = False
+            if is_ready:
+                message = queue_buffer.messages.popleft()
+                if is_passed:
+                    queue_buffer.origin.mark_handed_out([message], owner)
+                    return message
+        return None
+
+    def take_batch(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        queue_buffer, messages = self._buffer_for(first), [first]
+        origin = queue_buffer.origin
+        while len(messages) < count_max and queue_buffer.messages and origin.may_hand_out:
+            if origin.needs_body_check and queue_buffer.messages[0].body_error is not None:
+                break
+            messages.append(queue_buffer.messages.popleft())
+        origin.mark_handed_out(messages[1:], None)
+        return messages
+
+    def offer_next(self, origin: Origin) -> None:
+        queue_buffer = self._queue_buffers.get(origin)
+        if queue_buffer is not None:
+            self._list_if_ready(queue_buffer)
+
+    def remove_origin(self, origin: Origin) -> None:
+        queue_buffer = self._queue_buffers.pop(origin, None)
+        if queue_buffer is not None:
+            queue_buffer.messages.clear()
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        for queue_buffer in self._queue_buffers.values():
+            queue_buffer.messages = deque(
+                item for item in queue_buffer.messages if not unwanted(item)
+            )
+
+    def fail_waiters_of(self, owner: object, error: BaseException) -> None:
+        super().fail_waiters_of(owner, error)
+        for queue_buffer in tuple(self._queue_buffers.values()):
+            queue_buffer.origin.release_owner(owner)
+            self._list_if_ready(queue_buffer)
+
+
+class RetryRouter:
+    """Passes the messages of a group's retry topic on to the buffers of their original topics.
+
+    `buffers` maps topic to buffer. A message of a topic that is not subscribed to any more goes to
+    another topic's buffer. Readers use it like a buffer.
+    """
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self, buffers: Mapping[str, PrefetchBuffer]) -> None:
+        self._buffers = buffers
+
+    def _buffer_for(self, message: ReceivedMessage) -> PrefetchBuffer | None:
+        """Return the buffer for a message, or None if no topic is subscribed to."""
+        buffer = self._buffers.get(message.topic)  # compare with None: an empty one is false
+        return next(iter(self._buffers.values()), None) if buffer is None else buffer
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            buffer = self._buffer_for(message)
+            if buffer is not None:
+                buffer.put([message])
+
+    def put_back_later(self, message: ReceivedMessage, seconds: float) -> None:
+        buffer = self._buffer_for(message)
+        if buffer is not None:
+            buffer.put_back_later(message, seconds)
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        for buffer in self._buffers.values():
+            buffer.discard(unwanted)
+
+    def fail(self, error: BaseException) -> None:
+        for buffer in self._buffers.values():
+            buffer.fail(error)
+
+    def offer_next(self, origin: Origin) -> None:
+        for buffer in self._buffers.values():
+            buffer.offer_next(origin)
+
+    def remove_origin(self, origin: Origin) -> None:
+        for buffer in self._buffers.values():
+            buffer.remove_origin(origin)

@@ -1,0 +1,250 @@
+"""Move a reader to another offset when a broker says so, or when its queue has changed.
+
+    reason      what happened                                     where the reader continues
+    retention   the broker deleted the messages to read next      after the deleted messages
+    reset       an operator reset the group's offset              at the offset of the reset
+    recreated   the topic was deleted and created again           at the beginning of the queue
+    cut         the broker lost messages that were read           after the last one that it has
+
+Before the messages of a response are handed out, `core.identity` says whether the queue has to be
+checked. Until the broker has answered that check, nothing is handed out.
+"""
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.core.consuming import InFlight, OffsetMoved
+from sluicemq.client.core.identity import (
+    OFFSET_RESET,
+    CheckResult,
+    QueueIdentity,
+    QueueVerdict,
+    restart_offset,
+)
+from sluicemq.client.core.requests import PullResponse, PullStatus
+from sluicemq.client.tasks import notify
+from sluicemq.errors import SluiceError
+from sluicemq.model.topic import MessageQueue
+
+_log = logging.getLogger("sluicemq.client")
+
+RECREATED: Final = "deleted and created again"
+"""What happened to the topic, as a phrase for the log."""
+CUT_OR_RECREATED: Final = f"{RECREATED}, or its broker has lost messages"
+"""What happened to the topic if it cannot be distinguished from a loss of messages."""
+
+
+class RepositioningReader(ABC):
+    """A base class of queue readers that checks the identity of the queue and moves the reader.
+
+    `in_flight` are the messages that were pulled and not acknowledged. `committed_offset` is the
+    offset that was committed last, None if that is unknown. `_pulls_from_master` says that the last
+    request went to the master of the queue.
+    """
+
+    group: str
+    queue: MessageQueue
+    in_flight: InFlight
+    committed_offset: int | None
+    _cluster: Cluster
+    _pulls_from_master: bool
+
+    def __init__(self) -> None:
+        self.identity: QueueIdentity = QueueIdentity()
+        self.on_recreated: Callable[[int, str], None] = lambda old, why: None
+        """Called with (old offset, reason) after the reader has moved to a new topic's beginning.
+
+        The old offset is the reader's offset in the deleted topic. The reason is a phrase for the
+        log.
+        """
+        self.is_recreation_reported: bool = False
+        """Whether another reader has already reported that the topic was created again.
+
+        It is True until this reader has checked its own queue.
+        """
+
+    @abstractmethod
+    def move_to(self, position: int) -> None:
+        """Continue at `position`. Messages that were handed out before no longer count."""
+
+    async def _check_queue(self) -> bool:
+        """Check, before a pull, that the reader's offset belongs to the queue as it is now.
+
+        After an error, check the known anchors; without any, take a first anchor. Return False if
+        the reader was moved. Raises SluiceError if the check fails.
+        """
+        identity, position = self.identity, self.in_flight.position
+        if identity.is_suspect and identity.proven:
+            return await self._check_anchors()
+        if identity.proven or identity.has_probed_start or not position:
+            return True
+        in_flight, directory = self.in_flight, self._cluster.directory
+        reset_to = await self._cluster.run(
+            identity.probe_start(directory, self.group, self.queue, position)
+        )
+        if in_flight is self.in_flight and reset_to is not None:
+            self._reset_to(reset_to)
+        return in_flight is self.in_flight
+
+    async def _check_response(self, response: PullResponse) -> bool:
+        """Check the queue before the messages of `response` are handed out, if a check is due.
+
+        Return True if they may be handed out. Return False if the reader was moved. The response of
+        a slave is always accepted: a slave may be behind, so the bounds of its queue prove nothing.
+        Raises SluiceError if the check fails.
+        """
+        if not self._pulls_from_master:
+            return True
+        now_s = self._cluster.clock.monotonic_s()
+        if response.remark == OFFSET_RESET and response.status is PullStatus.OFFSET_ILLEGAL:
+            return await self._follow_reset(response)
+        if self.identity.needs_check(response, now_s) and not await self._check_anchors():
+            return False
+        self.identity.update_bounds(response)
+        if response.status is not PullStatus.OFFSET_ILLEGAL:
+            self.is_recreation_reported = False
+        return True
+
+    async def _check_anchors(self) -> bool:
+        """Check the anchors of the queue and act on the verdict.
+
+        Return False if the reader was moved. Raises SluiceError if the check fails.
+        """
+        in_flight, requested_s = self.in_flight, self._cluster.clock.monotonic_s()
+        result = await self._find_verdict()
+        if in_flight is not self.in_flight:
+            return False
+        verdict, offset = result
+        if verdict is QueueVerdict.SAME:
+            self.is_recreation_reported = False
+            self.identity.record_same(requested_s)
+        elif verdict is QueueVerdict.UNKNOWN:
+            self.identity.record_unknown(requested_s)
+        elif verdict is QueueVerdict.RESET:
+            self._reset_to(offset)
+        elif verdict is QueueVerdict.CUT:
+            self.identity.drop_lost_anchors(offset)
+            self._cut_to(min(in_flight.position, offset))
+        else:
+            self._restart_in_new_topic(in_flight.position, offset, RECREATED)
+        return in_flight is self.in_flight
+
+    async def _find_verdict(self) -> CheckResult:
+        """Check the anchors at the broker and return the result."""
+        directory = self._cluster.directory
+        return await self._cluster.run(self.identity.check(directory, self.group, self.queue))
+
+    async def _follow_reset(self, response: PullResponse) -> bool:
+        """Move the reader to the offset of a group reset, and return False.
+
+        If the anchors show that the topic was created again, report that. Otherwise, and if they
+        cannot be checked, log the reset.
+        """
+        in_flight, position = self.in_flight, self.in_flight.position
+        result = CheckResult(QueueVerdict.SAME)
+        if self.identity.proven:
+            with contextlib.suppress(SluiceError):  # follow the reset even if the check fails
+                result = await self._find_verdict()
+        if in_flight is not self.in_flight:
+            return False
+        if result.verdict is QueueVerdict.RECREATED:
+            self._restart_in_new_topic(position, response.next_offset, RECREATED)
+        else:
+            self._reset_to(response.next_offset)
+        return False
+
+    def _restart_in_new_topic(self, old: int, new: int, why: str) -> None:
+        """Move the reader from offset `old` of a deleted topic to offset `new` of the new topic.
+
+        Drop all anchors, and call `on_recreated` with `why`, a phrase for the log.
+        """
+        self.identity.clear()
+        self._move_and_notify(old, new, 0)
+        self.on_recreated(old, why)
+
+    def _follow_illegal_offset(self, response: PullResponse) -> None:
+        """Move the reader after a response that its offset is not in the queue, and log that.
+
+        Normally continue where the broker says, which is after the messages that retention deleted.
+        But if the offset is behind the end of the queue, messages before the end may be unread:
+        then continue after the newest proven anchor, or at the beginning of the queue if there is
+        none.
+        """
+        old, new = self.in_flight.position, response.next_offset
+        beginning = restart_offset(response, old)
+        if beginning is not None and self._pulls_from_master:
+            newest = self.identity.newest
+            if newest is None:
+                self._restart_in_new_topic(old, beginning, CUT_OR_RECREATED)
+                return
+            new = min(newest.offset + 1, response.offset_max)
+        lost = new - old if old < new <= response.offset_min else 0
+        if lost:
+            what = (
+                f"{lost} messages are lost: the broker deleted them before they were read; raise "
+                "fileReservedTime or consume faster"
+            )
+        else:
+            what = f"{new - old} messages are skipped"
+            if new <= old:
+                what = f"{old - new} messages are delivered again"
+        _log.warning(
+            "group %s: offset %d of %s is not in the queue (%d to %d)%s; continuing at %d, %s",
+            self.group,
+            old,
+            self.queue,
+            response.offset_min,
+            response.offset_max,
+            f" [{response.remark}]" if response.remark else "",
+            new,
+            what,
+        )
+        self._move_and_notify(old, new, lost)
+
+    def _reset_to(self, new: int) -> None:
+        """Move the reader to `new`, the offset of a group reset, and log that."""
+        old = self.in_flight.position
+        what = f"{old - new} messages are delivered again"
+        if new > old:
+            what = f"{new - old} messages are skipped"
+        level = logging.WARNING if new != old else logging.DEBUG
+        _log.log(
+            level,
+            "group %s was reset on %s from offset %d to %d, %s",
+            self.group,
+            self.queue,
+            old,
+            new,
+            what,
+        )
+        self._move_and_notify(old, new, 0)
+
+    def _cut_to(self, new: int) -> None:
+        """Move the reader to `new`, behind the messages that the queue still has.
+
+        Log that the broker has lost messages.
+        """
+        old = self.in_flight.position
+        _log.warning(
+            "group %s: the broker has lost messages of %s that this client has read (an unclean "
+            "failover); continuing at %d instead of %d",
+            self.group,
+            self.queue,
+            new,
+            old,
+        )
+        self._move_and_notify(old, new, 0)
+
+    def _move_and_notify(self, old: int, new: int, lost: int) -> None:
+        """Move the reader from `old` to `new` and call the client's `on_moved`.
+
+        `lost` is the number of messages that retention deleted before they were read.
+        """
+        self.move_to(new)
+        self.committed_offset = None
+        if self._cluster.on_moved is not None:
+            notify(self._cluster.on_moved, OffsetMoved(self.group, self.queue, old, new, lost))

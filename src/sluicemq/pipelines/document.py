@@ -1,0 +1,193 @@
+"""Read the YAML text of a pipeline file and collect all problems in it, each with its line.
+
+PyYAML's `compose` returns nodes, which know their lines, instead of plain values. An `Entry` wraps
+one node together with the path of keys that leads to it, such as `sinks[1].url`. Its methods return
+the value in the form that the caller expects. If the node has another form, they add a problem to
+the `Document` and return None, so that one reading finds every problem of the file.
+
+Scalars may name environment variables: `${NAME}` is replaced by the variable's value, and `$${` is
+a plain `${`. The value of a variable whose name sounds like a secret is added to `Secrets`, which
+masks it in everything that is printed.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+import yaml  # type: ignore[import-untyped]
+
+from sluicemq.spark.errors import FileProblem, Secrets
+
+NESTING_MAX: Final = 5
+_VARIABLE: Final = re.compile(r"\$\$(?=\{)|\$\{([^}]*)\}")
+_VARIABLE_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME: Final = re.compile(r"SECRET|PASS|PWD|TOKEN|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_NULL_TAG: Final = "tag:yaml.org,2002:null"
+
+
+@dataclass(slots=True)
+class Document:
+    """A file that is being read: the environment, the problems found so far, and the secrets."""
+
+    environment: Mapping[str, str]
+    problems: list[FileProblem] = field(default_factory=list)
+    secrets: Secrets = field(default_factory=Secrets)
+
+    def add_problem(
+        self, line: int, key_path: str, message: str, fix: str = "", *, is_error: bool = True
+    ) -> None:
+        """Add a problem of one line and key, with secrets masked. The same problem is added once.
+
+        If `is_error` is False, the problem is only a warning.
+        """
+        mask = self.secrets.mask
+        problem = FileProblem(line, key_path, mask(message), mask(fix), is_error)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def parse_root(self, text: str) -> "Entry | None":
+        """Parse the text of the file and return the entry of its top-level mapping.
+
+        If the text is not YAML, or not a mapping, a problem is added and None returned.
+        """
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            reason = getattr(error, "problem", None) or getattr(error, "context", None) or error
+            line = mark.line + 1 if mark else 1
+            self.add_problem(line, "", f"the file is not valid YAML: {reason}.")
+            return None
+        if not isinstance(node, yaml.MappingNode):
+            self.add_problem(
+                1, "", "a pipeline must be a mapping.", "Begin with name:, source: and sinks:."
+            )
+            return None
+        return Entry(self, node, "", node.start_mark.line + 1)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One value of a document: its YAML node, the path of keys that leads to it, and its line.
+
+    `line` is counted from 1. It is the line of the key if the value belongs to a key.
+    """
+
+    document: Document
+    node: Any
+    key_path: str
+    line: int
+
+    def add_problem(self, message: str, fix: str = "", *, is_error: bool = True) -> None:
+        """Add a problem with this value to the document."""
+        self.document.add_problem(self.line, self.key_path, message, fix, is_error=is_error)
+
+    @property
+    def text_line(self) -> int:
+        """The line where the text of the value begins.
+
+        In a block scalar (`|` or `>`) that is the line after the one with the indicator.
+        """
+        is_block = getattr(self.node, "style", None) in ("|", ">")
+        return int(self.node.start_mark.line) + 1 + is_block
+
+    def read_scalar(self) -> str | None:
+        """Return the text of a scalar, with its variables replaced.
+
+        If the value is null, a list or a mapping, a problem is added and None returned. A variable
+        that is not set is a problem too, and an empty text takes its place.
+        """
+        if not isinstance(self.node, yaml.ScalarNode):
+            self.add_problem("a text is expected here, not a list or a mapping.")
+            return None
+        if self.node.tag == _NULL_TAG:
+            self.add_problem("the value is missing.", "Write a value, or remove the key.")
+            return None
+        return _VARIABLE.sub(self._replace_variable, str(self.node.value))
+
+    def _replace_variable(self, found: re.Match[str]) -> str:
+        """Return the text for one match of `_VARIABLE`, and remember it if it is a secret."""
+        environment, secrets = self.document.environment, self.document.secrets
+        name = found[1]
+        if name is None:  # $${
+            return "$"
+        if name not in environment:
+            if _VARIABLE_NAME.fullmatch(name):
+                fix = f"Set it, as in: {name}=… sluice pipeline run …"
+                self.add_problem(f"the variable {name} is not set.", fix)
+            else:
+                self.add_problem(
+                    f"${{{name}}} is not a valid variable name.", "Write $${ for a plain ${."
+                )
+            return ""
+        if _SECRET_NAME.search(name):
+            secrets.add(environment[name], f"${{{name}}}")
+        return environment[name]
+
+    def read_list(self) -> "list[Entry] | None":
+        """Return the entries of a list. For any other value, add a problem and return None."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            self.add_problem(
+                "a list is expected here.", "Write [a, b], or one line with - for each item."
+            )
+            return None
+        return [
+            Entry(self.document, node, f"{self.key_path}[{index}]", node.start_mark.line + 1)
+            for index, node in enumerate(self.node.value)
+        ]
+
+    def read_mapping(self) -> "dict[str, Entry] | None":
+        """Return the entries of a mapping by key. For any other value, add a problem: None.
+
+        A repeated key, and a key that is not a scalar, are problems too and are left out.
+        """
+        if not isinstance(self.node, yaml.MappingNode):
+            self.add_problem("a mapping is expected here.", "Write one line key: value for each.")
+            return None
+        found: dict[str, Entry] = {}
+        for name_node, node in self.node.value:
+            line = name_node.start_mark.line + 1
+            name = str(getattr(name_node, "value", ""))
+            key_path = f"{self.key_path}.{name}" if self.key_path else name
+            if not isinstance(name_node, yaml.ScalarNode):
+                self.document.add_problem(line, self.key_path, "a key must be a text.")
+            elif name in found:
+                fix = f"Line {found[name].line} has it already; keep one."
+                self.document.add_problem(line, key_path, "the key is repeated.", fix)
+            else:
+                found[name] = Entry(self.document, node, key_path, line)
+        return found
+
+    def read_value(self, depth: int = NESTING_MAX) -> Any:
+        """Return the value as plain lists, mappings, texts and integers, for use as JSON.
+
+        Scalars that consist of digits become integers. If the value has more than `depth` levels, a
+        problem is added, and None takes the place of the deeper ones.
+        """
+        if depth == 0:
+            self.add_problem("the value is nested too deeply.")
+            return None
+        if isinstance(self.node, yaml.MappingNode):
+            entries = self.read_mapping() or {}
+            return {name: entry.read_value(depth - 1) for name, entry in entries.items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [entry.read_value(depth - 1) for entry in self.read_list() or ()]
+        text = self.read_scalar()
+        return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
+
+    def read_option(self) -> str | None:
+        """Return the value as the text of a Spark option, or None if a scalar has a problem.
+
+        A list is joined by commas. A mapping, such as one of offsets, becomes JSON.
+        """
+        if isinstance(self.node.value, str):
+            return self.read_scalar()
+        value = self.read_value()
+        is_list = isinstance(value, list)
+        return ",".join(map(str, value)) if is_list else orjson.dumps(value).decode()
+
+
+Entries = Mapping[str, Entry]
+"""The entries of a mapping by key."""

@@ -1,0 +1,290 @@
+"""Send rows of messages again in small, numbered steps that can be resumed.
+
+    rows -> windows of offsets, oldest first -> steps of about `rate * 2 s` rows -> one write each
+
+A step is one Spark write of the rows of a few windows. The rows do not change (they are an archive
+up to fixed offsets, or a plan on disk), and what a step contains depends on them only. So step 17
+has the same rows after a restart. `JobState` is a small file that says how many steps are complete.
+If a process is killed during a step, the step is repeated:
+
+    exactly-once    the step is an epoch of a query (design/0007), so repeating it has no effect
+    at-least-once   the messages of that step are sent again, with the message ids of the first
+                    attempt if the rows name them
+
+Only the bounds of windows come to the driver, one at a time.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
+
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ConfigurationError
+from sluicemq.pipelines.ready import (
+    INTEGER,
+    NUMBER,
+    TEXT,
+    Field,
+    Folder,
+    JsonObject,
+    Report,
+    Task,
+)
+from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
+
+STEP_ROWS_MAX: Final = 100_000
+"""The rows of a step if the rate is unlimited, and the limit of a step at any rate."""
+STEP_SECONDS: Final = 2.0
+"""The time that one step takes at the given rate."""
+WINDOWS_PER_STEP: Final = 4
+"""A window has at most 1/WINDOWS_PER_STEP of the rows of a step."""
+WINDOWS_MAX: Final = 64
+"""The most windows of one step, which limits the size of the step's predicate."""
+SAY_PERIOD_S: Final = 5.0
+"""The shortest time between two lines about the progress."""
+_QUEUE_COLUMNS: Final = ("topic", "broker", "queue_id")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetWindow:
+    """The rows of one queue with start <= offset < end. `rows` is their number."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    start: int
+    end: int
+    rows: int
+
+
+ORIGIN_COLUMNS: Final = tuple(
+    f"{name} as from_{name}" for name in (*_QUEUE_COLUMNS, "queue_offset")
+)
+"""Expressions of the columns `from_…` by which `write_step` sorts: where a row was stored."""
+SENDING_FIELDS: Final = (
+    Field("rate", NUMBER, "Maximum messages per second; 0 means unlimited.", 0.0),
+    Field("step", INTEGER, "Messages of a step; 0 means two seconds at the rate.", 0),
+    Field(
+        "delivery",
+        TEXT,
+        "With exactly-once, a killed run leaves no duplicates (SluiceMQ brokers).",
+        EXACTLY_ONCE,
+        (EXACTLY_ONCE, AT_LEAST_ONCE),
+    ),
+)
+"""The fields of pipelines that send in steps."""
+
+
+def rows_per_step(rate: float, requested: int) -> int:
+    """Return the number of rows of a step: `requested`, or two seconds at `rate` if that is 0.
+
+    `rate` is in rows per second; 0 means unlimited.
+    """
+    if requested:
+        return requested
+    return STEP_ROWS_MAX if not rate else max(1, min(STEP_ROWS_MAX, int(rate * STEP_SECONDS)))
+
+
+def iterate_windows(frame: Any, window_size: int) -> Iterator[OffsetWindow]:
+    """Yield the windows of `window_size` offsets that contain rows, ordered by first store time.
+
+    `frame` has the columns topic, broker, queue_id, queue_offset and store_time.
+    """
+    part = F.expr(f"queue_offset div {window_size}").alias("part")
+    found = frame.groupBy(*_QUEUE_COLUMNS, part).agg(
+        F.expr("count(1)").alias("rows"), F.expr("min(store_time)").alias("first")
+    )
+    for row in found.orderBy("first", *_QUEUE_COLUMNS, "part").toLocalIterator():
+        start = row["part"] * window_size
+        yield OffsetWindow(
+            row["topic"], row["broker"], row["queue_id"], start, start + window_size, row["rows"]
+        )
+
+
+def group_into_steps(
+    windows: Iterable[OffsetWindow], rows_max: int
+) -> Iterator[tuple[OffsetWindow, ...]]:
+    """Yield the windows of each step, in order.
+
+    A step has at most `rows_max` rows, unless its only window has more, and at most `WINDOWS_MAX`
+    windows.
+    """
+    step: list[OffsetWindow] = []
+    rows = 0
+    for window in windows:
+        if step and (rows + window.rows > rows_max or len(step) >= WINDOWS_MAX):
+            yield tuple(step)
+            step, rows = [], 0
+        step.append(window)
+        rows += window.rows
+    if step:
+        yield tuple(step)
+
+
+def windows_predicate(windows: Iterable[OffsetWindow]) -> Any:
+    """Return the predicate of the rows in any of the windows.
+
+    It consists of simple comparisons, so that Spark can skip row groups by Parquet's statistics.
+    """
+    parts = [
+        (F.col("topic") == F.lit(one.topic))
+        & (F.col("broker") == F.lit(one.broker))
+        & (F.col("queue_id") == one.queue_id)
+        & (F.col("queue_offset") >= one.start)
+        & (F.col("queue_offset") < one.end)
+        for one in windows
+    ]
+    return reduce(lambda one, other: one | other, parts)
+
+
+@dataclass(slots=True)
+class JobState:
+    """The progress of a job in steps, kept as a JSON file of a folder.
+
+    The document has the keys `name`, `settings`, `steps` and `rows` (how many are complete), `done`
+    and the values that were passed to `start`.
+    """
+
+    folder: Folder
+    file_name: str
+    document: JsonObject = field(default_factory=dict)
+
+    def resume(self, name: str, settings: Mapping[str, Any]) -> bool:
+        """Read the file of the job. Return False if there is none, which means a new job.
+
+        The file of a new job is not written before `start`. Raises ConfigurationError if the job
+        was started with other settings, because its steps would have other rows.
+        """
+        found = self.folder.read_json(self.file_name)
+        wanted = dict(settings)
+        if found is None:
+            self.document = {"name": name, "settings": wanted, "steps": 0, "rows": 0, "done": False}
+            return False
+        for key in sorted({*wanted, *found["settings"]}):
+            if wanted.get(key) != found["settings"].get(key):
+                raise ConfigurationError(
+                    f"the job {name!r} was started with {key}={found['settings'].get(key)!r}, and"
+                    f" now has {key}={wanted.get(key)!r}.",
+                    fix="Use the same value to continue, or another name for a new job (state file:"
+                    f" {self.folder.full_path(self.file_name)}).",
+                )
+        self.document = found
+        return True
+
+    def start(self, **more: Any) -> None:
+        """Add values to the document and write the file."""
+        self.document |= more
+        self.folder.replace(self.file_name, self.document)
+
+    def finish_step(self, rows: int) -> None:
+        """Count one more complete step of `rows` rows, and write the file."""
+        self.document["steps"] += 1
+        self.document["rows"] += rows
+        self.folder.replace(self.file_name, self.document)
+
+    def finish(self) -> None:
+        """Note that all steps are complete, and write the file."""
+        self.document["done"] = True
+        self.folder.replace(self.file_name, self.document)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.document[key]
+
+
+class Pacer:
+    """Limits the average rate at which rows are sent."""
+
+    def __init__(self, rate: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Allow `rate` rows per second; 0 means unlimited."""
+        self._rate = rate
+        self._clock = clock
+        self._due_s = clock.monotonic_s()
+
+    def wait(self, rows: int, stopping: Callable[[], bool]) -> None:
+        """Wait until the next rows may be sent, after `rows` rows were sent.
+
+        Return early once `stopping()` is True. At most one second of unused time is made up for.
+        """
+        if not self._rate:
+            return
+        now_s = self._clock.monotonic_s()
+        self._due_s = max(self._due_s, now_s - 1.0) + rows / self._rate
+        while (left_s := self._due_s - self._clock.monotonic_s()) > 0 and not stopping():
+            threading.Event().wait(min(left_s, 0.5))
+
+
+def run_steps(
+    task: Task, state: JobState, report: Report, rows: Any, send: Callable[[int, Any], None]
+) -> bool:
+    """Run the steps that are not complete yet. Return False if the task was stopped before the end.
+
+    `rows` has the columns topic, broker, queue_id, queue_offset and store_time. `send` is called
+    with the number of a step, counted from 0, and its rows as a DataFrame. `report.figures["rows"]`
+    counts the rows that are sent. The job needs `step_rows` in its state and the option `rate`.
+    """
+    if state["done"]:
+        return True
+    rows_max = state["step_rows"]
+    window_size = max(1, rows_max // WINDOWS_PER_STEP)
+    pacer = Pacer(float(task.options["rate"]))
+    started_s = said_s = SYSTEM_CLOCK.monotonic_s()
+    steps_done = state["steps"]
+    for number, windows in enumerate(
+        group_into_steps(iterate_windows(rows, window_size), rows_max)
+    ):
+        if number < steps_done:
+            continue
+        if task.stopping():
+            return False
+        count = sum(one.rows for one in windows)
+        send(number, rows.where(windows_predicate(windows)))
+        state.finish_step(count)
+        report.figures["rows"] = report.figures.get("rows", 0) + count
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if now_s - said_s >= SAY_PERIOD_S:
+            said_s = now_s
+            speed = report.figures["rows"] / max(now_s - started_s, 0.001)
+            task.say(f"step {number + 1}: {state['rows']:,} rows so far, {speed:,.0f} rows/s")
+        pacer.wait(count, task.stopping)
+    state.finish()
+    return True
+
+
+def write_step(
+    frame: Any, connection: Mapping[str, str], query: str, number: int, **options: str
+) -> None:
+    """Send the rows of a step. One task sends all rows of a queue, in the order of offsets.
+
+    `frame` has the columns of the sink and `ORIGIN_COLUMNS`. `query` and `number` identify the
+    epoch if the option `delivery` is exactly-once.
+    """
+    origin_names = [f"from_{name}" for name in _QUEUE_COLUMNS]
+    ordered = frame.repartition(*origin_names).sortWithinPartitions("from_queue_offset")
+    rows = ordered.drop(*origin_names, "from_queue_offset")
+    given = {**connection, **options}
+    if given.get("delivery") == EXACTLY_ONCE:
+        given |= {"queryId": query, "queryEpoch": str(number)}
+    rows.write.format("rocketmq").options(**given).mode("append").save()
+
+
+def describe_guarantee(connection: Mapping[str, str], delivery: str) -> str:
+    """Return a text that says which delivery guarantee a job has on this cluster.
+
+    `delivery` is the option of the pipeline. The brokers are asked whether they support epochs.
+    """
+    if delivery != EXACTLY_ONCE:
+        return "at least once: if a run is killed during a step, that step is sent again"
+    from sluicemq.spark.source import find_staging_brokers  # noqa: PLC0415 - a slow import
+    from sluicemq.spark.sources.offsets import open_admin  # noqa: PLC0415 - as above
+
+    with open_admin(parse_options(connection)) as admin:
+        if find_staging_brokers(admin):
+            return "exactly once, even if a run is killed"
+    return (
+        "at least once: these brokers do not support epochs; if a run is killed during a step, that"
+        " step is sent again"
+    )

@@ -1,0 +1,139 @@
+"""Compare the rows of an archive with the messages at the brokers.
+
+Both sides are summed up where they are read. For each range of `RANGE_OFFSETS` offsets of a queue,
+the sums are the number of rows, the exclusive or of a 64-bit hash over all columns, and the sum of
+the hash's upper half. Spark only shuffles these sums, and only ranges whose sums differ are
+compared row by row. So verifying an equal archive costs two reads.
+
+Spark's hash function ignores nulls, so the hash also covers which columns are null.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - the usual name of this module
+
+from sluicemq.errors import StoreDamagedError
+from sluicemq.spark.schema import BASE_TYPES, ERROR_NAME, EXTRA_TYPES
+
+COLUMNS: Final = (*BASE_TYPES, *EXTRA_TYPES, ERROR_NAME)
+"""The columns of messages in an archive: all that the source has, and the error of a body."""
+RANGE_OFFSETS: Final = 10_000
+RANGES_COMPARED_MAX: Final = 100
+"""The number of different ranges whose rows are compared."""
+ROWS_SHOWN_MAX: Final = 10
+"""The number of different rows in the text of an error."""
+_QUEUE_COLUMNS: Final = ("topic", "broker", "queue_id")
+_KEY_COLUMNS: Final = (*_QUEUE_COLUMNS, "queue_offset")
+_VALUE_COLUMNS: Final = tuple(name for name in COLUMNS if name not in _KEY_COLUMNS)
+_VALUE_EXPRESSIONS: Final = {name: name for name in _VALUE_COLUMNS} | {
+    "properties": "map_entries(properties)",
+    # Another version of SluiceMQ may write another reason, so only its presence is compared.
+    ERROR_NAME: f"{ERROR_NAME} is not null",
+}
+"""For each column, the expression that is compared."""
+_MISSING: Final = "not in the archive"
+_EXTRA: Final = "only in the archive"
+_REPEATED: Final = "more than once in the archive"
+
+
+def rows_in_ranges(rows: Any, ranges: Sequence[tuple[Any, ...]]) -> Any:
+    """Return the rows in any of the ranges.
+
+    A range is (topic, broker, queue id, start offset, end offset), without the end offset.
+    """
+    names = "topic string, broker string, queue_id int, range_start long, range_end long"
+    listed = rows.sparkSession.createDataFrame(ranges, names).hint("broadcast")
+    inside = "queue_offset >= range_start and queue_offset < range_end"
+    joined = rows.join(listed, list(_QUEUE_COLUMNS)).where(inside)
+    return joined.drop("range_start", "range_end")
+
+
+def verify_rows(brokers: Any, archived: Any) -> int:
+    """Compare the rows at the brokers with those of the archive. Return the number of rows.
+
+    Both DataFrames have the columns `COLUMNS`. Raises StoreDamagedError if they differ; its text
+    names up to `ROWS_SHOWN_MAX` rows.
+    """
+    broker_sums = _sum_rows(brokers).selectExpr("*", "rows as broker_rows", "0L as archive_rows")
+    archive_sums = _sum_rows(archived).selectExpr("*", "0L as broker_rows", "rows as archive_rows")
+    # The hashes of a range agree if its parity and balance are 0.
+    compared = (
+        broker_sums.unionByName(archive_sums.withColumn("balance", -F.col("balance")))
+        .groupBy(*_QUEUE_COLUMNS, "part")
+        .agg(
+            F.expr("sum(broker_rows) as broker_rows"),
+            F.expr("sum(archive_rows) as archive_rows"),
+            F.expr("bit_xor(parity) as parity"),
+            F.expr("sum(balance) as balance"),
+        )
+        .persist()
+    )
+    try:
+        is_different = "broker_rows <> archive_rows or parity <> 0 or balance <> 0"
+        totals = compared.selectExpr(
+            "sum(archive_rows) as archived",
+            "sum(broker_rows) as stored",
+            f"count_if({is_different}) as different",
+        ).first()
+        if not totals["different"]:
+            return int(totals["archived"] or 0)
+        different = compared.where(is_different).select(*_QUEUE_COLUMNS, "part")
+        found = _find_differences(brokers, archived, different.limit(RANGES_COMPARED_MAX))
+    finally:
+        compared.unpersist()
+    listed = "; ".join(found) or "the rows have changed since"
+    raise StoreDamagedError(
+        f"{totals['different']} ranges of {RANGE_OFFSETS:,} offsets differ: {totals['stored']:,}"
+        f" rows at the brokers, {totals['archived']:,} in the archive. {listed}.",
+        fix="The rows of this run are discarded; if older ones differ, restore the named files.",
+    )
+
+
+def _sum_rows(frame: Any) -> Any:
+    """Return the sums of each range: queue, part (its number), rows, parity and balance."""
+    nulls = ", ".join(f"int({name} is null)" for name in _VALUE_COLUMNS)
+    values = ", ".join(_VALUE_EXPRESSIONS.values())
+    hashed = f"xxhash64(queue_offset, concat({nulls}), {values})"
+    parted = frame.selectExpr(
+        *_QUEUE_COLUMNS, f"queue_offset div {RANGE_OFFSETS} as part", f"{hashed} as h"
+    )
+    return parted.groupBy(*_QUEUE_COLUMNS, "part").agg(
+        F.expr("count(1) as rows"),
+        F.expr("bit_xor(h) as parity"),
+        F.expr("sum(shiftright(h, 32)) as balance"),
+    )
+
+
+def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
+    """Return texts about up to `ROWS_SHOWN_MAX` rows of the ranges that differ, and how.
+
+    `ranges` is a DataFrame of queues and parts, as `_sum_rows` has them.
+    """
+
+    def select_rows(frame: Any) -> Any:
+        values = ", ".join(f"{how} as {name}" for name, how in _VALUE_EXPRESSIONS.items())
+        keyed = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
+        found = keyed.join(ranges.hint("broadcast"), [*_QUEUE_COLUMNS, "part"], "left_semi")
+        return found.selectExpr(*_KEY_COLUMNS, f"struct({values}) as row")
+
+    keys = list(_KEY_COLUMNS)
+    grouped = select_rows(archived).groupBy(*keys)
+    other = grouped.agg(F.expr("first(row) as kept"), F.expr("count(1) as n"))
+    different_columns = ", ".join(
+        f"if(row.{name} <=> kept.{name}, null, '{name}')" for name in _VALUE_COLUMNS
+    )
+    reason = (
+        f"case when n is null then '{_MISSING}' when row is null then '{_EXTRA}' "
+        f"when n > 1 then '{_REPEATED}' "
+        f"else concat_ws(', ', array_compact(array({different_columns}))) end"
+    )
+    joined = select_rows(brokers).join(other, keys, "full_outer")
+    rows = joined.selectExpr(*keys, f"{reason} as reason")
+    lines = []
+    for row in rows.where("reason <> ''").orderBy(*keys).limit(ROWS_SHOWN_MAX).collect():
+        text = row["reason"]
+        differs = "" if text in (_MISSING, _EXTRA, _REPEATED) else " differs"
+        queue = f"{row['broker']}:{row['queue_id']} of {row['topic']!r}"
+        lines.append(f"{queue} offset {row['queue_offset']}: {text}{differs}")
+    return lines

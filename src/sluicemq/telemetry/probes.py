@@ -1,0 +1,213 @@
+"""A small HTTP server for metrics and health checks, in threads of its own.
+
+Its application runs in those threads, so it must only read what the event loop changes. `/health`
+responds 200 as long as the process should be kept, and `/ready` as long as clients should be sent
+to it. Otherwise they respond 503 with the reasons.
+
+The threads share the interpreter with the event loop, so there are few of them. One connection too
+many closes the oldest one, because a client that sends a byte now and then would hold a thread for
+long. While a thread computes, the interpreter switches threads more often. Metrics are rendered by
+one thread at a time, which pauses afterwards, so that scrapes use at most a quarter of a processor.
+"""
+
+import contextlib
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from wsgiref import simple_server
+
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.config.keys import MeasuredConfig
+from sluicemq.model.addresses import format_address
+from sluicemq.net.work.background import fast_thread_switching
+from sluicemq.telemetry.health import HealthCheck, metrics_host
+
+log = logging.getLogger(__name__)
+
+Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+CONNECTIONS_MAX: Final = 16
+REQUEST_BYTES_MAX: Final = 16 * 1024
+"""The most bytes of a request's line and headers. Prometheus sends 300."""
+SCRAPES_MAX: Final = 4
+"""The most scrapes that wait or are rendered."""
+PAUSE_FACTOR: Final = 3
+"""After metrics were rendered, the next scrape waits three times as long as that took."""
+
+
+class _Server(ThreadingMixIn, simple_server.WSGIServer):
+    """A WSGI server with one thread for each connection, and at most CONNECTIONS_MAX of them."""
+
+    daemon_threads = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._connections: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, and close the oldest ones above the limit."""
+        with self._lock:
+            self._connections[request] = None
+            excess = list(self._connections)[:-CONNECTIONS_MAX]
+        for oldest in excess:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread ends and removes it
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        with fast_thread_switching():
+            super().process_request_thread(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log a failed request only for debugging, because clients may disconnect at any time."""
+        log.debug("a request of %s failed", client_address)
+
+
+class _Ipv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _LimitedReader:
+    """The file of a request, which ends after REQUEST_BYTES_MAX bytes of lines."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._remaining_bytes = REQUEST_BYTES_MAX
+
+    def readline(self, size: int = -1) -> bytes:
+        limit = min(size, self._remaining_bytes) if size >= 0 else self._remaining_bytes
+        line: bytes = self._file.readline(limit)
+        self._remaining_bytes -= len(line)
+        return line if self._remaining_bytes > 0 else b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _RequestHandler(simple_server.WSGIRequestHandler):
+    """Reads requests with a limit, and logs none of them."""
+
+    timeout = 10  # s; a silent client holds a thread
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile: Any = _LimitedReader(self.rfile)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing: a line for each scrape would hide the others."""
+
+
+def serve_http(host: str, port: int, application: Any) -> tuple[int, Callable[[], None]]:
+    """Serve a WSGI application in threads. Return the port, and a function that stops the server.
+
+    Port 0 stands for a free one. The function takes up to half a second. Raise OSError if the port
+    cannot be opened.
+    """
+    kind = _Ipv6Server if ":" in host else _Server
+    server = simple_server.make_server(host, port, application, kind, _RequestHandler)
+    thread = threading.Thread(target=server.serve_forever, name="sluice-http", daemon=True)
+    thread.start()
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+    return server.server_port, close
+
+
+def limit_scrapes(application: Application) -> Application:
+    """Return an application that calls `application` from one thread at a time, with pauses.
+
+    The pause after each call is PAUSE_FACTOR times its duration. The returned application responds
+    503 if SCRAPES_MAX requests are waiting or being served.
+    """
+    lock, next_call_s = threading.Lock(), [0.0]
+    slots, never = threading.Semaphore(SCRAPES_MAX), threading.Event()
+
+    def call(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if not slots.acquire(blocking=False):
+            headers = [("Content-Type", "text/plain; charset=utf-8")]
+            start_response("503 Service Unavailable", headers)
+            return [b"Too many scrapes are waiting. Scrape less often.\n"]
+        try:
+            with lock:
+                never.wait(max(next_call_s[0] - SYSTEM_CLOCK.monotonic_s(), 0.0))
+                begin_s = SYSTEM_CLOCK.monotonic_s()
+                try:
+                    return list(application(environ, start_response))
+                finally:
+                    end_s = SYSTEM_CLOCK.monotonic_s()
+                    next_call_s[0] = end_s + PAUSE_FACTOR * (end_s - begin_s)
+        finally:
+            slots.release()
+
+    return call
+
+
+def serve_probes(
+    config: MeasuredConfig,
+    health: HealthCheck,
+    readiness: HealthCheck,
+    metrics: Application | None = None,
+) -> tuple[int, Callable[[], None]] | None:
+    """Serve `/health`, `/ready` and, at every other path, `metrics`.
+
+    Return the port and a function that stops the server. Without `metrics`, other paths respond
+    404. If the configured port is in use, for example by another broker, choose a free one and log
+    a warning. Return None, after a warning, if no port can be opened.
+    """
+    host = metrics_host(config)
+    probes = {"/health": health, "/ready": readiness}
+    metrics = None if metrics is None else limit_scrapes(metrics)
+
+    def respond(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        check = probes.get(environ["PATH_INFO"])
+        if check is None and metrics is not None:
+            return metrics(environ, start_response)
+        problems = check() if check is not None else ["The paths here are /health and /ready."]
+        status = "503 Service Unavailable" if problems else "200 OK"
+        status = status if check is not None else "404 Not Found"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return ["\n".join(problems or ["ok"]).encode() + b"\n"]
+
+    what = "metrics" if metrics is not None else "probes"
+    wanted_port = config.metrics_port
+    try:
+        try:
+            port, close = serve_http(host, wanted_port, respond)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            port, close = serve_http(host, 0, respond)
+            log.warning(
+                "port %d is in use: serving %s on the free port %d. Choose one with "
+                "--metrics-port or metricsPromExporterPort.",
+                wanted_port,
+                what,
+                port,
+            )
+    except OSError as error:
+        log.warning(
+            "not serving %s: cannot open port %d (%s). Choose another one with --metrics-port or "
+            "metricsPromExporterPort, or set metricsExporterType=DISABLE.",
+            what,
+            wanted_port,
+            error.strerror,
+        )
+        return None
+    log.info(
+        "%s at http://%s/%s", what, format_address(host, port), "metrics" if metrics else "health"
+    )
+    return port, close
