@@ -62,6 +62,7 @@ REWRITTEN: tuple[str, ...] = (
     "operate",
     "pipelines",
     "proxy",
+    "record",
     "rocketmq",
     "store/columns",
     "store/index",

@@ -245,7 +245,7 @@ def test_a_user_walks_through_his_copy_without_the_right_to_write(
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert process.returncode == 0
-    assert "is opened read-only" in errors
+    assert "opened the store in" in errors
     assert "Traceback" not in errors
     assert state(root) == before
 
@@ -264,4 +264,4 @@ def test_a_read_only_broker_does_not_register_where_the_copied_configuration_say
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=limit(TIMEOUT_S))
     assert "127.0.0.1:1 " not in errors
-    assert "not used" in errors
+    assert "ignoring brokerIP1 and brokerIP2" in errors

@@ -362,7 +362,7 @@ def test_up_serves_grpc_at_the_given_port(processes: Processes, tmp_path: Path) 
 def test_no_proxy_and_proxy_port_cannot_be_combined() -> None:
     found = run("up", "--no-proxy", "--proxy-port", "1")
     assert found.returncode == 2
-    assert "contradict" in found.stderr
+    assert "cannot be combined" in found.stderr
 
 
 def test_a_broker_serves_grpc_with_enable_proxy(processes: Processes, tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_brokers_share_messages_and_a_killed_one_is_restarted(
     assert not any(is_alive(address) for address in told.values())
     fewer = run("up", "--brokers", "2", *FREE, "--store", str(store))
     assert fewer.returncode == 1
-    assert "nobody would see their messages: broker-c. Start with --brokers 3" in fewer.stderr
+    assert "receive their messages: broker-c. Start with --brokers 3" in fewer.stderr
 
 
 def test_if_one_broker_does_not_start_all_are_stopped(processes: Processes, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sluicemq.record import table as walk
 from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import decode_records, encode_record
 from sluicemq.record.layout import MAGIC_V1
-from sluicemq.record.table import record_starts
+from sluicemq.record.table import find_record_starts
 
 pytestmark = pytest.mark.slow
 
@@ -131,10 +131,10 @@ def test_every_way_to_walk_finds_the_same_starts(
 ) -> None:
     data = b"".join(parts * copies)
     raw = np.frombuffer(data, np.uint8)
-    plain = walk.plain_starts(raw, 0)
-    assert record_starts(raw).tolist() == plain.tolist()
+    plain = walk.walk_record_starts(raw, 0)
+    assert find_record_starts(raw).tolist() == plain.tolist()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "LANE_RECORDS_MIN", 2)
+        patch.setattr(walk, "PIECE_RECORDS_MIN", 2)
         by_lanes = walk._by_lanes(raw, lanes)
     assert by_lanes.tolist() == plain.tolist()[: len(by_lanes)]
 

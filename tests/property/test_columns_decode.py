@@ -11,7 +11,7 @@ from sluicemq.record.arrow import (
     ArrowColumns,
     LogPiece,
     build_block,
-    merged_arrays,
+    merge_block_arrays,
 )
 from sluicemq.record.codec import decode_properties, encode_record
 from sluicemq.record.columns import ColumnBlock
@@ -65,7 +65,7 @@ def test_columns_hold_what_the_scalar_decoder_gives(
                     np.array(sizes[start : start + cut]), pieces)
         for start in range(0, len(rows), cut)
     ]  # fmt: skip
-    arrays, excluded = merged_arrays(blocks)
+    arrays, excluded = merge_block_arrays(blocks)
     whole = ColumnBlock(0, len(rows), ArrowColumns(arrays), excluded, np.empty(0, np.int64))
     decoded = list(map(decode_properties, rows))
     for block in (*blocks, whole):

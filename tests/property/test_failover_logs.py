@@ -1,8 +1,9 @@
-"""Whatever happens to three replicas, who follows ends with its master's log, byte for byte.
+"""Whatever happens to three replicas, each slave ends with the log of its master, byte for byte.
 
-Real stores, epoch files, feeds and followers over files that crash; what is written to a wire
-arrives in any pieces or never. Anybody may become master at any moment, of a new epoch each time,
-so that tails diverge as badly as they can; nobody asks for sets and majorities here.
+Real stores, files of terms, log senders and log receivers use files that crash. Bytes that are
+written to a connection arrive in any pieces or never. Each replica may become master at any moment,
+in a new term each time, so that logs diverge as badly as possible. In-sync sets and majorities are
+ignored here.
 """
 
 import os

@@ -160,9 +160,9 @@ def test_the_due_time_of_a_timer_unit_is_exact_whatever_its_delay(number: int) -
 @AT_EDGES
 def test_numbers_of_layouts_say_what_does_not_fit(number: int) -> None:
     values = [number if name == "flag" else 0 for name, _ in BATCH_HEAD.fields]
-    assert bool(BATCH_HEAD.misfit(*values)) is not fits(number, 32)
+    assert bool(BATCH_HEAD.describe_misfit(*values)) is not fits(number, 32)
     values = [b"" if kind[0] == "V" else number for _, kind in RECORD_HEAD.fields]
-    assert bool(RECORD_HEAD.misfit(*values)) is not fits(number, 32)
+    assert bool(RECORD_HEAD.describe_misfit(*values)) is not fits(number, 32)
 
 
 @AT_EDGES

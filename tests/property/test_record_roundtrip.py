@@ -16,7 +16,7 @@ from sluicemq.record.codec import (
     encode_record,
     parse_head,
     properties_slice,
-    tag_code_of,
+    tag_code_of_properties,
 )
 
 HOSTS = st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16)
@@ -76,7 +76,7 @@ def test_records_come_back(records: list[dict], before: bytes) -> None:  # type:
 def test_batches_come_back(messages: list[tuple[int, bytes, bytes]]) -> None:
     found = decode_batch(encode_batch(messages))
     assert [(flag, bytes(body), properties) for flag, body, properties, _ in found] == messages
-    assert [code for *_, code in found] == [tag_code_of(own) for _, _, own in messages]
+    assert [code for *_, code in found] == [tag_code_of_properties(own) for _, _, own in messages]
 
 
 @QUICK

@@ -24,7 +24,7 @@ from sluicemq.filter.plan import NEEDS_RECORD, TRUE, boolean_join_tables, evalua
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
-from sluicemq.record.columns import block_stats
+from sluicemq.record.columns import compute_block_stats
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +150,7 @@ def check(
                     assert ours == scalar, (selector.text, rows[at])
                     assert at not in odd
             if TRUE in wanted:
-                assert vectorised.can_match(block_stats(block)), (selector.text, rows)
+                assert vectorised.can_match(compute_block_stats(block)), (selector.text, rows)
 
 
 @pytest.mark.timeout(3600)

@@ -17,7 +17,7 @@ from sluicemq.filter import blocks
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, evaluate_verdict
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
-from sluicemq.record.columns import block_stats
+from sluicemq.record.columns import compute_block_stats
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RESULTS = ["false", "true", "null", "eval_error"]
@@ -61,7 +61,7 @@ def differing(case: dict[str, Any], rng: random.Random) -> list[str]:
             found.append(f"{case['expr']} on {properties}: {RESULTS[verdicts[at]]}")
         if verdicts != [evaluate_verdict(selector.evaluate, row) for row in rows]:
             found.append(f"{case['expr']}: not what the scalar engine says on {rows}")
-        if case["result"] == "true" and not vectorised.can_match(block_stats(block)):
+        if case["result"] == "true" and not vectorised.can_match(compute_block_stats(block)):
             found.append(f"{case['expr']}: a block with a match would be left out")
     return found
 

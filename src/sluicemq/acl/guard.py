@@ -41,7 +41,7 @@ from sluicemq.files import Files
 from sluicemq.model.ids import Host
 from sluicemq.model.message import REAL_TOPIC
 from sluicemq.model.system_names import stores_other_topics_messages
-from sluicemq.record.codec import parse_head, value_of
+from sluicemq.record.codec import find_property, parse_head
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command, encode_response
@@ -441,7 +441,7 @@ class Access:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         topic = bytes(data[head.topic]).decode("utf-8", "replace")
         self.require(topic, need)
-        destination = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
+        destination = find_property(bytes(data[head.properties]), REAL_TOPIC.encode())
         # In other topics any producer can write this property, so it proves nothing there.
         if destination and stores_other_topics_messages(topic):
             self.require(destination.decode("utf-8", "replace"), need)

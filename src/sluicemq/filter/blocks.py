@@ -284,7 +284,7 @@ class _Rows(NamedTuple):
 
     def some(self, rows: NDArray[np.intp]) -> "_Rows":
         """Return the rows with these numbers, with the same tables."""
-        return _Rows(self.block.some(rows), self.tables)
+        return _Rows(self.block.take_rows(rows), self.tables)
 
 
 def _evaluate_plan(plan: Plan, rows: _Rows) -> Outcomes:
@@ -507,9 +507,9 @@ def _memoized(values: tuple[str, ...], key: object, make: Callable[[], _T]) -> _
     """Return `make()`, which must depend only on the values, computed once for all filters."""
     if not isinstance(values, Values):
         return make()
-    found: _T | None = values.notes.get(key)
+    found: _T | None = values.cache.get(key)
     if found is None:
-        found = values.notes[key] = make()
+        found = values.cache[key] = make()
     return found
 
 

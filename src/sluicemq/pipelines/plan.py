@@ -164,8 +164,9 @@ def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> 
     """Return the range that a run would read if it began now, or None if the source is not topics.
 
     A stream continues where its checkpoint ends. `checkpoint` is the directory of one query, and
-    ignored for a batch; None means that the stream begins at its starting offsets. Raises the
-    client's errors, and ConfigurationError if the brokers reject the filter.
+    ignored for a batch; None means that the stream begins at its starting offsets. Raises
+    ConfigurationError for invalid options, RequestError if a broker rejects the filter, and the
+    client's other errors.
     """
     source = pipeline.source
     if source is None or source.kind != ROCKETMQ:

@@ -79,7 +79,7 @@ from sluicemq.proxy.limits import (
 )
 from sluicemq.proxy.messages import Code, MessageType
 from sluicemq.proxy.routes import topic_type
-from sluicemq.record.codec import as_text
+from sluicemq.record.codec import format_property_text
 from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
@@ -308,7 +308,7 @@ def to_outgoing_message(
     return OutgoingMessage(
         topic,
         body,
-        as_text(properties),
+        format_property_text(properties),
         message_id,
         sys_flag | compressed,
         flag=0,

@@ -1,1 +1,1 @@
-"""Bytes of a stored message: scalar codec, batches, and the vectorised Arrow decoder."""
+"""Stored records: their layout, encoding and decoding, and columns of many of them."""

@@ -1,26 +1,24 @@
-"""Stored records in Arrow, in columns, no Python object a message: record batches, and blocks of
-property columns.
+"""Convert stored records to Arrow columns without a Python object for each message.
 
-What a pull answers (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarrow.RecordBatch`:
+The response to a pull (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarrow.RecordBatch`:
 
-    table.record_starts  where the records begin
-    table.Records        the 88 to 112 bytes before the body of every record, by one gather
-    variable             bodies: places in the bytes -> Arrow arrays
-    properties           rows of equal names handled together, found by following what the first
-                         rows look like, and written as texts in words of 8 bytes
+    table.find_record_starts     where the records begin
+    table.Records                the 88 to 112 bytes before each body, by one gather
+    properties.make_value_array  bodies, from positions to an Arrow array
+    properties.read_properties   rows with equal names, handled together
 
-Only the columns asked for are built: without body, properties and keys the properties are not even
-looked at. Rows that need care alone take the scalar way and nothing else does: compressed bodies
-(`bodies.decode_body`) and odd properties (`codec.decode_properties`), so the result is that of
-`codec.decode_record`, row by row; property tests hold both equal.
+Only requested columns are built: properties are not even examined unless a column needs them. Rows
+that need special care are decoded by themselves: compressed bodies (`bodies.decode_body`) and odd
+properties (`codec.decode_properties`). The result is that of `codec.decode_record` for each row;
+property tests check that both are equal.
 
-Measured on one core (128 B body, six properties, blocks of 4 MB): 0.29 µs a message for all
-columns, 0.11 µs for offset and body, 0.09 µs for offsets alone; 0.035 µs less where the starts are
-known. It is mostly memory: each look at all records of a block takes 5 to 8 ns a message, so what
-lies side by side is taken by one.
+Measured on one core (bodies of 128 bytes, six properties, blocks of 4 MB): 0.29 µs a message for
+all columns, 0.11 µs for offset and body, 0.09 µs for offsets only; 0.035 µs less if the starts are
+known. The cost is mostly memory access: reading something of each record of a block takes 5 to 8 ns
+for each message, so neighbouring fields are read together.
 
-*Blocks.* The same ways lead from the units of a queue, by the places of their properties, to an
-Arrow dictionary array a name, which becomes a `Column` when somebody reads that name.
+*Blocks.* The same functions build blocks of property columns from the units of a queue. Each
+property becomes an Arrow dictionary array, which becomes a `Column` when that name is first read.
 """
 
 from collections import Counter
@@ -46,24 +44,24 @@ from sluicemq.record.columns import Column, ColumnBlock, LazyColumns, Values
 from sluicemq.record.layout import RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.record.properties import (
     Properties,
-    Repeated,
+    RepeatedTexts,
     Shape,
-    even_offsets,
-    hexadecimal,
     in_row_order,
+    make_even_offsets,
+    make_hex_array,
+    make_text_array,
+    make_value_array,
     read_properties,
     shape_arrays,
     text_column,
-    texts,
-    variable,
 )
 from sluicemq.record.table import (
     Bytes,
     Positions,
     Records,
+    find_record_starts,
     gather,
     keep_freed_memory,
-    record_starts,
 )
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -82,8 +80,8 @@ COLUMNS: Final[dict[str, Any]] = {
     "store_time": TIMESTAMP,
     "reconsume_times": pa.int32(),
 }
-"""Every column, in the order of the whole schema, with its Arrow type."""
-EXTRA: Final[dict[str, Any]] = {
+"""The standard columns with their Arrow types, in the order of the schema."""
+EXTRA_COLUMNS: Final[dict[str, Any]] = {
     "born_host": pa.string(),
     "store_host": pa.string(),
     "flag": pa.int32(),
@@ -93,43 +91,52 @@ EXTRA: Final[dict[str, Any]] = {
     "body_crc": pa.int32(),
     "size_bytes": pa.int32(),
 }
-"""What a record holds besides (spec/store.md §2.1): built only when it is asked for by name."""
+"""Further columns (spec/store.md §2.1), which are built only if they are requested by name."""
 BODY_ERROR: Final = "body_error"
-"""A column of its own: the reason why a body cannot be decoded, null where it can."""
-_TYPES: Final = COLUMNS | EXTRA | {BODY_ERROR: pa.string()}
+"""The column with the reason why a body cannot be decoded; null if it can."""
+_TYPES: Final = COLUMNS | EXTRA_COLUMNS | {BODY_ERROR: pa.string()}
 
 BLOCK_ROWS_MAX: Final = 65_536
+"""The most rows of a block or batch."""
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The most bytes of records that are decoded together."""
 BATCH_BODY_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Decompressed bodies of one batch: Arrow's offsets end at 2 GiB, memory of a worker earlier."""
+"""The most bytes of decompressed bodies in one batch. Arrow's offsets end at 2 GiB, and the memory
+of a worker ends earlier."""
 _KEPT_BYTES: Final = 31 * 1024 * 1024
-"""Just below the most that glibc adapts to."""
+"""The size of freed memory that is kept, just below the most that glibc adapts to."""
 _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
 
 
 class _Rows(Records):
-    """Good records, with their properties, found when first asked for."""
+    """Valid records, with their properties, which are read when they are first needed."""
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
+        """Read the heads of the records. Raises ProtocolError if a record is not valid."""
         super().__init__(raw, starts, base)
-        self.require_good()
+        self.require_valid()
 
     @cached_property
     def properties(self) -> Properties:
+        """The properties of all rows, sorted into shapes."""
         return read_properties(self.raw, self.property_starts, self.property_lengths)
 
 
 class RecordDecoder:
-    """Decodes runs of records into batches of one schema.
+    """Decodes records into Arrow batches with one schema.
 
-    `columns` are names of `COLUMNS` or `EXTRA`, or `BODY_ERROR`; `promoted` maps further column
-    names to property names, each a nullable string column. Rows whose tag is not in `tags` are
-    left out (None: keep all); a broker filters tags by hash, so a reader has to look again
-    (spec/filter.md §1). Names in `hidden` are left out of the column `properties`, and only there.
+    - `columns` are names in COLUMNS or EXTRA_COLUMNS, or BODY_ERROR.
+    - `promoted` maps the names of further columns to property names. Each of them is a nullable
+      string column.
+    - `tags` selects rows by their tag; None keeps all rows. This is necessary because a broker
+      selects by the hash of a tag (spec/filter.md §1).
+    - `hidden` are property names that are left out of the column `properties`.
+    - `keeps_raw` puts the stored bytes in `body` if the body cannot be decoded. Otherwise it is
+      null.
 
-    Bodies are decompressed for `body` and `BODY_ERROR` alone. One that cannot be decoded, or grows
-    beyond `body_bytes_max` bytes, is null; with `keeps_raw` it is what is stored.
+    Bodies are decompressed only for `body` and BODY_ERROR. A body that cannot be decoded, or grows
+    beyond `body_bytes_max` bytes, counts as undecodable.
     """
 
     def __init__(
@@ -154,17 +161,17 @@ class RecordDecoder:
         self._body_bytes_max = body_bytes_max
         self._keeps_raw = keeps_raw
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
-        self._repeated = Repeated()
+        self._repeated = RepeatedTexts()
         keep_freed_memory(_KEPT_BYTES)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
-        """Batches of the records in `data`, at most BLOCK_ROWS_MAX rows each; none is empty.
+        """Yield batches of the records in `data`.
 
-        The batches do not refer to `data`. Raises ProtocolError when the bytes are not whole
-        records.
+        Each has between 1 and BLOCK_ROWS_MAX rows. The batches do not refer to `data`. Raises
+        ProtocolError if the bytes are not whole records.
         """
         raw = np.frombuffer(data, np.uint8)
-        starts = record_starts(raw)
+        starts = find_record_starts(raw)
         begin = 0
         while begin < len(starts):
             limit = starts[begin] + BLOCK_BYTES_MAX
@@ -174,20 +181,21 @@ class RecordDecoder:
             begin = end
 
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
-        """Batches of the records that begin at `starts` (ascending) of `data`, wherever they lie.
+        """Yield batches of the records that begin at `starts` in `data`, in ascending order.
 
-        For who knows the places already: at most BLOCK_ROWS_MAX records of BLOCK_BYTES_MAX bytes
-        together, each with the size that it says. Raises ProtocolError as `decode`.
+        There may be at most BLOCK_ROWS_MAX records with BLOCK_BYTES_MAX bytes together. Each must
+        be whole, according to its size. Raises ProtocolError if a record is not valid.
         """
         yield from self._batches(_Rows(np.frombuffer(data, np.uint8), starts))
 
     def _batches(self, block: _Rows) -> Iterator[Any]:
+        """Yield the batches of a block: one, or several if decompressed bodies are large."""
         if self._tags is not None:
             wanted = np.asarray(
                 pc.is_in(text_column(block.properties, TAGS), self._tags).fill_null(False)
             )
             if not wanted.all():
-                block = block.part(wanted)
+                block = block.take_rows(wanted)
         if not len(block):
             return
         decoded: dict[int, bytes | Undecodable] = {}
@@ -199,14 +207,15 @@ class RecordDecoder:
                 found = decode_body(raw.data, int(block.sys_flag[row]), self._body_bytes_max)
                 size += 0 if isinstance(found, Undecodable) else len(found)
                 if size > BATCH_BODY_BYTES_MAX and row:
-                    yield self._batch(block.part(slice(0, row)), decoded)
-                    yield from self._batches(block.part(slice(row, None)))
+                    yield self._batch(block.take_rows(slice(0, row)), decoded)
+                    yield from self._batches(block.take_rows(slice(row, None)))
                     return
                 decoded[row] = found
         yield self._batch(block, decoded)
 
-    def _batch(self, block: _Rows, small: dict[int, bytes | Undecodable]) -> Any:
-        arrays = [self._column(name, block, small) for name in self.columns]
+    def _batch(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
+        """Return one batch. `decoded` has the bodies of the rows that are compressed."""
+        arrays = [self._column(name, block, decoded) for name in self.columns]
         arrays += [text_column(block.properties, name) for name in self.promoted.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -233,16 +242,18 @@ class RecordDecoder:
     def _bodies(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
         starts, lengths = block.body_starts, block.body_lengths
         if not decoded:
-            return variable(block.raw, starts, lengths, pa.binary())
-        kept = {
-            row for row, found in decoded.items()
+            return make_value_array(block.raw, starts, lengths, pa.binary())
+        raw_rows = {
+            row
+            for row, found in decoded.items()
             if self._keeps_raw and isinstance(found, Undecodable)
-        }  # fmt: skip
-        others = [row for row in decoded if row not in kept]
+        }
+        others = [row for row in decoded if row not in raw_rows]
         plain = np.delete(np.arange(len(block)), others)
-        bodies = variable(block.raw, starts[plain], lengths[plain], pa.binary())
-        found_bodies = [None if isinstance(decoded[row], Undecodable) else decoded[row]
-                        for row in others]  # fmt: skip
+        bodies = make_value_array(block.raw, starts[plain], lengths[plain], pa.binary())
+        found_bodies = [
+            None if isinstance(decoded[row], Undecodable) else decoded[row] for row in others
+        ]
         rows = [plain, np.array(others, np.int64)]
         return in_row_order([bodies, pa.array(found_bodies, pa.binary())], rows, len(block))
 
@@ -254,8 +265,10 @@ class RecordDecoder:
                 if pair[0].decode() not in self._hidden
             ]
             rows, width = len(shape.starts), len(shown)
-            values = texts([places for _, places in shown], rows)
-            offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, even_offsets(rows, width)])
+            values = make_text_array([places for _, places in shown], rows)
+            offsets = pa.Array.from_buffers(
+                pa.int32(), rows + 1, [None, make_even_offsets(rows, width)]
+            )
             names = self._repeated.array(tuple(name for name, _ in shown), rows)
             return pa.MapArray.from_arrays(offsets, names, values)
 
@@ -270,11 +283,15 @@ class RecordDecoder:
 
 
 def _utf8(data: bytes) -> bytes:
+    """Return text with bytes that are not UTF-8 replaced."""
     return data.decode(errors="replace").encode()
 
 
 def _message_ids(block: _Rows) -> Any:
-    """UNIQ_KEY, or where the message lies: store host and commit-log offset in hex digits."""
+    """Return the message ids: UNIQ_KEY, or the offset message id if a message has none.
+
+    The offset message id consists of store host and position in hexadecimal digits.
+    """
     ids = text_column(block.properties, UNIQ_KEY)
     if not ids.null_count:
         return ids
@@ -286,18 +303,19 @@ def _message_ids(block: _Rows) -> Any:
         if some.any():
             hosts = gather(block.raw, host_places[some] - width, f"V{width}")
             offsets = gather(block.raw, block.starts[missing[some]] + _POSITION_AT, "V8")
-            parts.append(hexadecimal(np.concatenate((_bytes(hosts), _bytes(offsets)), axis=1)))
+            parts.append(make_hex_array(np.concatenate((_bytes(hosts), _bytes(offsets)), axis=1)))
             rows.append(missing[some])
     return in_row_order(parts, rows, len(block))
 
 
 def _bytes(values: NDArray[Any]) -> Bytes:
+    """Return the values as a matrix of bytes."""
     return values.view(np.uint8).reshape(len(values), -1)
 
 
 def _time(name: str, block: _Rows) -> Any:
-    """Milliseconds as a timestamp; null where microseconds do not fit 64 bits."""
-    times = block.number(name)
+    """Return a time in ms as a timestamp; null if its microseconds do not fit into 64 bits."""
+    times = block.field(name)
     far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
     if far.any():
         return pa.array(np.where(far, 0, times) * 1000, pa.int64(), mask=far).cast(TIMESTAMP)
@@ -305,6 +323,7 @@ def _time(name: str, block: _Rows) -> Any:
 
 
 def _host(name: str, block: _Rows) -> Any:
+    """Return a host of each record as text."""
     places = np.empty(len(block), np.int64)
     texts: list[str] = []
     for rows, hosts in block.hosts(name):
@@ -318,10 +337,12 @@ def _host(name: str, block: _Rows) -> Any:
 
 
 def _number(name: str, kind: Any, block: _Rows) -> Any:
-    return pa.array(block.number(name, np.dtype(f"i{kind.bit_width // 8}")))
+    """Return an integer field of the head of each record."""
+    return pa.array(block.field(name, np.dtype(f"i{kind.bit_width // 8}")))
 
 
 def _property(name: str, block: _Rows) -> Any:
+    """Return a property of each record as text."""
     return text_column(block.properties, name)
 
 
@@ -337,21 +358,24 @@ _SIMPLE: Final[dict[str, Callable[[_Rows], Any]]] = {
     "tags": partial(_property, TAGS),
     "msg_id": _message_ids,
 }
-"""Columns that need nothing but the block."""
+"""Functions that build columns from a block alone."""
 
 
 # --- blocks of property columns
 
 NEVER_COLUMNS: Final = frozenset((UNIQ_KEY, KEYS, CHECKSUM_NAME))
-"""Properties with another value in every message: a column of them would be the log once more."""
+"""Properties with a different value in every message. A column of them would be as large as the
+values in the log."""
 COLUMNS_MAX: Final = 64
+"""The most columns of a block by default."""
 UNIQUE_VALUE_BYTES: Final = 16
-"""Values longer than this on average are no column when most of them occur once."""
+"""A property with longer values than this, on average, gets no column if most occur once."""
 _UNIQUE_ROWS_MIN: Final = 256
+"""A property with fewer values than this is not excluded because they occur once."""
 
 
 class ArrowColumns(LazyColumns):
-    """Columns that lie in Arrow dictionary arrays."""
+    """Columns that are stored as Arrow dictionary arrays, in `arrays`."""
 
     __slots__ = ("arrays",)
 
@@ -366,17 +390,17 @@ class ArrowColumns(LazyColumns):
 
 
 def _codes(array: Any) -> NDArray[Any]:
-    """The codes of an Arrow dictionary array, -1 for null."""
+    """Return the codes of an Arrow dictionary array, with -1 for null."""
     return np.asarray(array.indices.fill_null(-1) if array.null_count else array.indices)
 
 
 def _code_type(count: int) -> Any:
-    """The smallest type that numbers so many values."""
+    """Return the smallest integer type for `count` codes."""
     return np.int8 if count <= 0x80 else np.int16 if count <= 0x8000 else np.int32
 
 
 class LogPiece(NamedTuple):
-    """The bytes of the log from the position `base` on (of one file, as a rule)."""
+    """Consecutive bytes of the log from position `base` on, usually of one file."""
 
     base: int
     data: Bytes
@@ -390,30 +414,31 @@ def build_block(
     columns_max: int = COLUMNS_MAX,
     names: Collection[str] | None = None,
 ) -> ColumnBlock:
-    """The block of the records of `sizes` bytes at these positions of the log, row by row.
+    """Return the block of the records with these positions in the log and these sizes.
 
-    A row whose record lies in none of the pieces, or whose lengths do not agree, is odd. With
-    `names` it has the columns of these, whatever their values are, and of no others.
+    `first_offset` is the queue offset of the first row. A row is odd if its record is in none of
+    `pieces`, or if its lengths do not agree. With `names`, the block has the columns of these
+    names, whatever their values are, and no others. Otherwise it has at most `columns_max` columns.
     """
     rows = len(positions)
     found: list[tuple[Bytes, Positions, Positions, Positions]] = []
     for base, raw in pieces:
-        mine = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
-        at, wanted = positions[mine] - base, sizes[mine]
+        members_here = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
+        at, wanted = positions[members_here] - base, sizes[members_here]
         good = (wanted >= RECORD_BYTES_MIN) & (at + wanted <= len(raw))
         if not good.any():
             continue
         records = Records(raw, at if good.all() else np.where(good, at, 0), base)
-        good &= records.good & (records.sizes == wanted)
-        good &= records.number("physical_offset") == positions[mine]
+        good &= records.valid & (records.sizes == wanted)
+        good &= records.field("physical_offset") == positions[members_here]
         starts, lengths = records.property_starts, records.property_lengths
-        found.append((raw, starts[good], lengths[good], mine[good]))
-    raw, starts, lengths, members = _joined(found)
+        found.append((raw, starts[good], lengths[good], members_here[good]))
+    raw, starts, lengths, members = _merge_pieces(found)
     properties = read_properties(raw, starts, lengths) if len(members) else None
     arrays: dict[str, Any] = {}
     excluded = frozenset[str]()
     if properties is not None and names is None:
-        arrays, excluded = _arrays(properties, columns_max)
+        arrays, excluded = _make_column_arrays(properties, columns_max)
     elif properties is not None and names is not None:
         arrays = {name: text_column(properties, name).dictionary_encode() for name in names}
     odd = np.empty(0, np.int64)
@@ -422,14 +447,17 @@ def build_block(
         for name, array in arrays.items():
             codes = np.full(rows, -1, np.int32)
             codes[members] = _codes(array)
-            arrays[name] = dictionary_array(codes, array.dictionary)
+            arrays[name] = make_dictionary_array(codes, array.dictionary)
     return ColumnBlock(first_offset, rows, ArrowColumns(arrays), excluded, odd)
 
 
-def _joined(
+def _merge_pieces(
     found: list[tuple[Bytes, Positions, Positions, Positions]],
 ) -> tuple[Bytes, Positions, Positions, Positions]:
-    """The properties of several pieces in one run of bytes, in the order of the rows."""
+    """Merge the property bytes of several pieces into one buffer.
+
+    Return (buffer, starts, lengths, rows), sorted by row.
+    """
     found = [part for part in found if len(part[3])]
     if not found:
         nothing = np.empty(0, np.int64)
@@ -438,7 +466,7 @@ def _joined(
         return found[0]
     runs, starts, filled = [], [], 0
     for raw, places, lengths, _ in found:
-        _, offsets, data = variable(raw, places, lengths, pa.binary()).buffers()
+        _, offsets, data = make_value_array(raw, places, lengths, pa.binary()).buffers()
         bounds = np.frombuffer(offsets, np.int32, len(places) + 1).astype(np.int64)
         size = int(bounds[-1])
         runs.append(np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8))
@@ -447,13 +475,15 @@ def _joined(
     rows = np.concatenate([part[3] for part in found])
     order = np.argsort(rows, kind="stable")
     all_lengths = np.concatenate([part[2] for part in found])
-    # `read_properties` looks a byte behind the last value, whatever it is.
+    # `read_properties` reads one byte behind the last value, whatever it is.
     joined = np.concatenate([*runs, np.zeros(1, np.uint8)])
     return joined, np.concatenate(starts)[order], all_lengths[order], rows[order]
 
 
-def _arrays(found: Properties, columns_max: int) -> tuple[dict[str, Any], frozenset[str]]:
-    """An array a name, and the names that occur and are none."""
+def _make_column_arrays(
+    found: Properties, columns_max: int
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return an array for each name that gets a column, and the names that occur and get none."""
     counts: Counter[str] = Counter()
     for shape in found.shapes:
         for raw_name in shape.names:
@@ -472,35 +502,35 @@ def _arrays(found: Properties, columns_max: int) -> tuple[dict[str, Any], frozen
         if _is_unique(array):
             excluded.add(name)
         else:
-            arrays[name] = dictionary_array(_codes(array), array.dictionary)
+            arrays[name] = make_dictionary_array(_codes(array), array.dictionary)
     return arrays, frozenset(excluded)
 
 
 def _is_unique(array: Any) -> bool:
-    """Whether most values are long and occur once: nothing is gained by a column."""
+    """Return whether most values are long and occur once, so that a column would be of no use."""
     distinct, rows = len(array.dictionary), len(array) - array.null_count
     if rows < _UNIQUE_ROWS_MIN or 2 * distinct < rows:
         return False
     return bool(array.dictionary.nbytes > (UNIQUE_VALUE_BYTES + 4) * distinct)
 
 
-def dictionary_array(codes: NDArray[Any], values: Any) -> Any:
-    """Codes (-1: null) and values as an Arrow dictionary array of the smallest code type."""
+def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
+    """Return an Arrow dictionary array of the smallest code type. A code of -1 is null."""
     codes = np.ascontiguousarray(codes, _code_type(len(values)))
     present = codes >= 0
     bitmap = None
     if not present.all():
         bitmap = pa.py_buffer(np.packbits(present, bitorder="little"))
-    # Not `pa.array`, which looks for pandas: a quarter of a second when it is installed.
+    # `pa.array` would load pandas if it is installed, which takes a quarter of a second.
     kind = {1: pa.int8(), 2: pa.int16(), 4: pa.int32()}[codes.itemsize]
     indices = pa.Array.from_buffers(kind, len(codes), [bitmap, pa.py_buffer(codes)])
     return pa.DictionaryArray.from_arrays(indices, values)
 
 
-def merged_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozenset[str]]:
-    """The columns of consecutive blocks as one array a name, and the names that are none.
+def merge_block_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the columns of consecutive blocks as arrays by name, and the excluded names.
 
-    What one of the blocks leaves out is left out. All must have been made by `build_block`.
+    A name that one of the blocks excludes is excluded. All blocks must come from `build_block`.
     """
     excluded = frozenset[str]().union(*(block.excluded for block in blocks))
     names = dict.fromkeys(name for block in blocks for name in block.columns)
@@ -510,7 +540,7 @@ def merged_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozen
             block.columns.arrays.get(name) if isinstance(block.columns, ArrowColumns) else None
             for block in blocks
         ]
-        # The dictionaries are numbered anew, all together.
+        # The values of all dictionaries get new, common numbers.
         joined = pa.concat_arrays([array.dictionary for array in found if array is not None])
         numbered = joined.dictionary_encode()
         numbers = np.asarray(numbered.indices)
@@ -519,11 +549,11 @@ def merged_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozen
             if array is None:
                 parts.append(np.full(block.rows, -1, np.int32))
                 continue
-            # One more at the end, for the code -1.
-            mine = np.append(numbers[at : at + len(array.dictionary)], -1)
+            # The last entry is for the code -1.
+            members_here = np.append(numbers[at : at + len(array.dictionary)], -1)
             at += len(array.dictionary)
-            parts.append(mine[_codes(array)])
-        merged[name] = dictionary_array(np.concatenate(parts), numbered.dictionary)
+            parts.append(members_here[_codes(array)])
+        merged[name] = make_dictionary_array(np.concatenate(parts), numbered.dictionary)
     unique = {name for name, array in merged.items() if _is_unique(array)}
     kept = {name: array for name, array in merged.items() if name not in unique}
     return kept, excluded | unique

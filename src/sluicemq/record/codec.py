@@ -1,18 +1,19 @@
-"""Bytes of a stored message <-> values, one message at a time; and the body of a client batch.
+"""Encode and decode stored messages one at a time, and the bodies of client batches.
 
-`layout` declares the bytes. A pull's answer is a concatenation of records. The store's hot path
-packs the same layout by itself; the tests hold both equal.
+`layout` declares the bytes. The response to a pull is a concatenation of records. The store packs
+the same layout with code of its encoded, because it is a hot path; tests check that both are equal.
 
-The CRC in a record's head covers the body alone. With `enabledAppendPropCRC` the properties end
-with one more of 20 bytes (spec/store.md §2.4):
+The CRC in the head of a record covers the body only. With `enabledAppendPropCRC` the properties end
+with one more property, the checksum, of 20 bytes (spec/store.md §2.4):
 
     | __CRC32# 8 | 0x01 | ten digits, the least significant first | 0x02 |
 
-Its value is the CRC32 (31 bits of it) of all the bytes of the record before it, offsets and store
-time included. The writer leaves its place while it lays the record out, then seals it.
+Its value is the CRC-32, of which 31 bits are used, of all earlier bytes of the record, including
+offsets and store time. The writer reserves the bytes when it encodes the record
+(`reserve_checksum`), and fills them in at the end (`fill_checksum`).
 
-A client batch (§2.5) carries messages of one topic and queue in one request; the broker takes it
-apart and stores ordinary records with consecutive queue offsets.
+A client batch (§2.5) contains messages of one topic and queue in one request. The broker splits it,
+and stores ordinary records with consecutive queue offsets.
 """
 
 import struct
@@ -51,8 +52,11 @@ NAME_END: Final = chr(layout.NAME_END)
 VALUE_END: Final = chr(layout.VALUE_END)
 
 
-def tag_code_of(properties: bytes) -> int:
-    """The code of the tag in encoded properties, 0 without one. HOT: each message of a batch."""
+def tag_code_of_properties(properties: bytes) -> int:
+    """Return the code of the tag in encoded properties; 0 if there is no tag.
+
+    Called for each message of a batch: keep it cheap.
+    """
     start = properties.rfind(b"\x02TAGS\x01")
     if start >= 0:
         start += 6
@@ -61,11 +65,14 @@ def tag_code_of(properties: bytes) -> int:
     else:
         return 0
     end = properties.find(b"\x02", start)
-    return tag_code_of_value(properties[start:] if end < 0 else properties[start:end])
+    return tag_code_of_tag(properties[start:] if end < 0 else properties[start:end])
 
 
-def tag_code_in(properties: str) -> int:
-    """The same for the text, whose last property is ended. HOT."""
+def tag_code_of_text(properties: str) -> int:
+    """Return the code of the tag in the text form of properties; 0 if there is no tag.
+
+    The last property must end with VALUE_END. Called for each message sent: keep it cheap.
+    """
     start = properties.rfind("\x02TAGS\x01")
     if start >= 0:
         return tag_code(properties[start + 6 : properties.find(VALUE_END, start + 6)])
@@ -78,16 +85,20 @@ def _code_of(tag: bytes) -> int:
     return tag_code(tag.decode("utf-8", "replace"))
 
 
-_kept_code: Final = lru_cache(maxsize=65_536)(_code_of)
+_cached_code: Final = lru_cache(maxsize=65_536)(_code_of)
 
 
-def tag_code_of_value(tag: bytes) -> int:
-    """Return the code of a tag as it is encoded. Codes of short tags are kept."""
-    return _kept_code(tag) if len(tag) <= CACHED_LENGTH_MAX else _code_of(tag)
+def tag_code_of_tag(tag: bytes) -> int:
+    """Return the code of an encoded tag. The codes of short tags are cached."""
+    return _cached_code(tag) if len(tag) <= CACHED_LENGTH_MAX else _code_of(tag)
 
 
-def value_of(properties: bytes, name: bytes) -> bytes | None:
-    """The value of a name in encoded properties, None without one. HOT: each delayed message."""
+def find_property(properties: bytes, name: bytes) -> bytes | None:
+    """Return the value of property `name` in encoded properties; None if it is not there.
+
+    Of several properties with this name the last one counts. Called for each delayed message: keep
+    it cheap.
+    """
     start = properties.rfind(b"\x02" + name + b"\x01")
     if start >= 0:
         start += len(name) + 2
@@ -99,15 +110,21 @@ def value_of(properties: bytes, name: bytes) -> bytes | None:
     return properties[start:] if end < 0 else properties[start:end]
 
 
-def as_text(properties: dict[str, str]) -> str:
-    """The text form of properties; empty values are left out, as no peer reads them."""
+def format_property_text(properties: dict[str, str]) -> str:
+    """Return the text form of properties.
+
+    Empty values are left out, because no receiver reads them.
+    """
     return "".join(
         [f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items() if value]
     )
 
 
-def as_dict(properties: str) -> dict[str, str]:
-    """Text -> dict; parts without a name or a value are dropped, as RocketMQ's parser does."""
+def parse_property_text(properties: str) -> dict[str, str]:
+    """Return the properties in their text form as a dict.
+
+    Parts without a name or a value are ignored, as by RocketMQ's parser.
+    """
     found: dict[str, str] = {}
     for part in properties.split(VALUE_END):
         name, _, value = part.partition(NAME_END)
@@ -116,21 +133,27 @@ def as_dict(properties: str) -> dict[str, str]:
     return found
 
 
-_FIRST: Final = RECORD_HEAD.only("size", "magic", "sys_flag", "born_time").unpack_from
-_FORMS: Final = {
+_FIRST: Final = RECORD_HEAD.struct_of("size", "magic", "sys_flag", "born_time").unpack_from
+_HEAD_FORMS: Final = {
     kind: (
-        head.only(*(name for name, _ in head.fields if not name.endswith("_host"))).unpack_from,
-        head.at("born_host"), head.at("store_time"),
-        head.at("store_host"), head.at("reconsume_times"), head.size,
+        head.struct_of(
+            *(name for name, _ in head.fields if not name.endswith("_host"))
+        ).unpack_from,
+        head.at("born_host"),
+        head.at("store_time"),
+        head.at("store_host"),
+        head.at("reconsume_times"),
+        head.size,
     )
     for kind, head in RECORD_HEADS.items()
-}  # fmt: skip
-"""By the host bits: what reads the numbers, where the hosts lie, where the body begins."""
+}
+"""By the host bits: the function that reads the numbers of a head, and the offsets of start and end
+of both hosts and of the end of the head."""
 _FLAGS_AT: Final = RECORD_HEAD.at("sys_flag")
 _LENGTH_AT: Final = {kind: head.at("body_length") for kind, head in RECORD_HEADS.items()}
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
-_PLAIN: Final = RECORD_HEAD.only(
+_PLAIN: Final = RECORD_HEAD.struct_of(
     "size", "magic", "queue_offset", "sys_flag", "body_length"
 ).unpack_from
 _ODD: Final = HOST_BITS | COMPRESSED
@@ -138,7 +161,10 @@ _BODY_AT: Final = RECORD_HEAD.at("body_length")
 
 
 class RecordHead(NamedTuple):
-    """The fixed numbers of a record and where its variable parts lie (positions in the buffer)."""
+    """The numbers of a record, and where its variable parts are.
+
+    The parts (hosts, body, topic, properties) are slices of the buffer that was parsed.
+    """
 
     size_bytes: int
     magic: int
@@ -160,19 +186,22 @@ class RecordHead(NamedTuple):
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """`name 0x01 value 0x02` for each. Raises ProtocolError when a text holds one of the two."""
+    """Encode properties as `name 0x01 value 0x02` for each.
+
+    Raises ProtocolError if a name or value contains one of these two characters.
+    """
     for name, value in properties.items():
         if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
             raise ProtocolError(
-                f"The property {name!r} holds a character 0x01 or 0x02.",
-                fix="These two separate properties: take them out of the name and the value.",
+                f"The property {name!r} contains a character 0x01 or 0x02.",
+                fix="Remove these characters, which separate properties, from name and value.",
             )
     return "".join([f"{n}{NAME_END}{v}{VALUE_END}" for n, v in properties.items()]).encode()
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
-    """The inverse. As in Java, pieces without a name or with an empty value are left out."""
-    return as_dict(str(data, "utf-8", "replace"))
+    """Decode properties. As in Java, parts without a name or with an empty value are ignored."""
+    return parse_property_text(str(data, "utf-8", "replace"))
 
 
 def encode_record(
@@ -193,16 +222,19 @@ def encode_record(
     prepared_offset: int = 0,
     version2: bool | None = None,
 ) -> bytes:
-    """The reference encoder: any hosts, V1 or V2 (None: V2 when the topic needs it).
+    """Return the bytes of a record. This is the reference for faster encoders.
 
-    The host bits of `sys_flag` are set from the lengths of the hosts. Raises ProtocolError when a
-    part is longer than its length field can say, or a number does not fit its field.
+    `version2` selects the V2 layout; None means that V2 is used if the topic needs it. The host
+    bits of `sys_flag` are set according to the lengths of the hosts. Raises ProtocolError if a part
+    is longer than its length field can express, or if a number does not fit into its field.
     """
     name = topic.encode()
     if version2 is None:
         version2 = len(name) > 127
     if len(name) > (PROPERTIES_BYTES_MAX if version2 else 127):
-        raise ProtocolError(f"The topic has {len(name)} bytes, more than its length field holds.")
+        raise ProtocolError(
+            f"The topic has {len(name)} bytes, more than its length field can express."
+        )
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise ProtocolError(
             f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
@@ -232,24 +264,28 @@ def encode_record(
     try:
         return head.struct.pack(*values) + tail
     except struct.error as error:
-        raise ProtocolError(head.misfit(*values), fix="Use a number in that range.") from error
+        raise ProtocolError(
+            head.describe_misfit(*values), fix="Use a number in that range."
+        ) from error
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
-    """The numbers of the record at `offset`, and where its parts lie.
+    """Return the numbers of the record at `offset`, and where its parts are.
 
-    Raises ProtocolError unless a whole record stands there whose lengths agree with its size.
-    The body's CRC is not checked (see `body_crc_agrees`).
+    Raises ProtocolError unless there is a whole record whose lengths agree with its size. The CRC
+    of the body is not checked; see `is_body_intact`.
     """
     try:
         size, magic, sys_flag, _ = _FIRST(data, offset)
         if magic not in MAGICS:
             raise ProtocolError(
-                f"No record begins at {offset}: its magic is {magic & 0xFFFFFFFF:#x}."
+                f"No record begins at {offset}: its magic number is {magic & 0xFFFFFFFF:#x}."
             )
         if size < RECORD_BYTES_MIN or offset + size > len(data):
-            raise ProtocolError(f"The record at {offset} says {size} bytes, more than there are.")
-        unpack, born, born_end, store, store_end, end = _FORMS[sys_flag & HOST_BITS]
+            raise ProtocolError(
+                f"The record at {offset} has a size of {size} bytes, but fewer are left."
+            )
+        unpack, born, born_end, store, store_end, end = _HEAD_FORMS[sys_flag & HOST_BITS]
         *begin, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
         body = slice(offset + end, offset + end + length)
         if magic == MAGIC_V1:
@@ -260,12 +296,12 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
         properties_length = _SHORT.unpack_from(data, topic.stop)[0]
         properties = slice(topic.stop + 2, topic.stop + 2 + properties_length)
     except (struct.error, IndexError):
-        raise ProtocolError(f"The record at {offset} is cut off.") from None
+        raise ProtocolError(f"The record at {offset} is incomplete.") from None
     lengths = length, topic_length, properties_length
     if properties.stop - offset != size or min(lengths) < 0:
         raise ProtocolError(
-            f"The record at {offset} says {size} bytes, its parts have {properties.stop - offset}:"
-            f" body, topic and properties {lengths}."
+            f"The record at {offset} has a size of {size} bytes, but its parts have "
+            f"{properties.stop - offset}: body, topic and properties have {lengths}."
         )
     hosts = (slice(offset + born, offset + born_end), slice(offset + store, offset + store_end))
     times = (reconsume_times, prepared_offset)
@@ -274,8 +310,8 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
     )
 
 
-def body_crc_agrees(data: Buffer, head: RecordHead) -> bool:
-    """Whether the body is what its CRC says."""
+def is_body_intact(data: Buffer, head: RecordHead) -> bool:
+    """Return whether the body matches its CRC in `head`."""
     return zlib.crc32(memoryview(data)[head.body]) & CRC_MASK == head.body_crc
 
 
@@ -284,7 +320,8 @@ def decode_record(
 ) -> StoredMessage:
     """Return the message at `offset`. Its body is decompressed when it is first read.
 
-    Raises ProtocolError when no whole record is there.
+    `broker` is the name of the broker for the message. Reading a body that decompresses to more
+    than `body_bytes_max` bytes fails. Raises ProtocolError if there is no whole record.
     """
     head = parse_head(data, offset)
     return StoredMessage(
@@ -312,7 +349,10 @@ def decode_record(
 def decode_records(
     data: Buffer, *, broker: str = "", body_bytes_max: int = BODY_BYTES_MAX
 ) -> list[StoredMessage]:
-    """Every message of concatenated records: the body of a pull's answer."""
+    """Return the messages of concatenated records, such as the body of the response to a pull.
+
+    Raises ProtocolError.
+    """
     messages = []
     offset, end = 0, len(data)
     while offset < end:
@@ -328,13 +368,11 @@ def split_records(
     tags: Collection[str] = (),
     body_bytes_max: int = BODY_BYTES_MAX,
 ) -> list[tuple[int, int, bytes | StoredMessage]]:
-    """Split concatenated records without looking into plain ones. HOT.
+    """Split concatenated records without decoding plain ones. Keep it cheap.
 
-    Return the queue offset, the size and the bytes of each record, for `decode_record`; with `tags`
-    only of records that have one of them. A record with a compressed body or an IPv6 host is
-    decoded already, its body is not.
-
-    Raises ProtocolError as `decode_records` does.
+    Return (queue offset, size, record) for each record. The record is bytes for `decode_record`, or
+    a decoded message if the body is compressed or a host is IPv6; its body is not decompressed.
+    With `tags`, only records with one of these tags are returned. Raises ProtocolError.
     """
     found: list[tuple[int, int, bytes | StoredMessage]] = []
     offset, end = 0, len(data)
@@ -361,7 +399,7 @@ def split_records(
 
 
 def _tag(record: bytes, begin: int) -> str | None:
-    """Of a record whose properties begin there. HOT."""
+    """Return the tag of a record whose properties begin at `begin`, or None. Keep it cheap."""
     start = record.rfind(b"\x02TAGS\x01", begin) + 6
     if start < 6:
         if not record.startswith(b"TAGS\x01", begin):
@@ -370,29 +408,33 @@ def _tag(record: bytes, begin: int) -> str | None:
     end = record.find(b"\x02", start)
     if end < 0:
         end = len(record)
-    if end == start:  # counts as none, and does not hide an earlier one
+    if end == start:  # an empty tag counts as none, and an earlier one is valid
         return decode_properties(record[begin:]).get(TAGS)
     return str(record[start:end], "utf-8", "replace")
 
 
 def raw_body_of(record: bytes | StoredMessage) -> bytes:
-    """Return the stored body of what `split_records` has found; in bytes it is not compressed."""
+    """Return the stored body of a record that `split_records` returned.
+
+    If the record is bytes, its body is not compressed.
+    """
     if not isinstance(record, bytes):
         return record.raw_body
     return record[RECORD_HEAD.size : RECORD_HEAD.size + _INT.unpack_from(record, _BODY_AT)[0]]
 
 
 def tag_of(record: bytes | StoredMessage) -> str | None:
-    """The tag of what `split_records` has found."""
+    """Return the tag of a record that `split_records` returned; None if it has none."""
     if not isinstance(record, bytes):
         return record.tag
     return _tag(record, properties_slice(record).start)
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:
-    """Where the properties of the record at `offset` lie, found without decoding the rest.
+    """Return where the encoded properties of the record at `offset` are, without decoding the rest.
 
-    HOT for property filters; trusts the record (the store checked it when it was written).
+    The record is not checked, because the store checked it when it was written. Called by property
+    filters for each message: keep it cheap.
     """
     (sys_flag,) = _INT.unpack_from(data, offset + _FLAGS_AT)
     at = offset + _LENGTH_AT[sys_flag & HOST_BITS]
@@ -406,14 +448,18 @@ def properties_slice(data: Buffer, offset: int = 0) -> slice:
 
 CHECKSUM_NAME: Final = reserved.CHECKSUM
 CHECKSUM_BYTES: Final = 20
+"""The size of the checksum property."""
 CHECKSUM_START: Final = f"{CHECKSUM_NAME}\x01".encode()
 _END: Final = VALUE_END.encode()
 _DIGITS: Final = 10
 _CHECKSUM_PLACE: Final = CHECKSUM_START + b"0" * _DIGITS + _END
 
 
-def with_place(properties: bytes) -> bytes:
-    """The properties with a place for the checksum behind them; one that a client sent is gone."""
+def reserve_checksum(properties: bytes) -> bytes:
+    """Return encoded properties with bytes reserved for the checksum at their end.
+
+    A checksum that a client sent is removed.
+    """
     if CHECKSUM_START in properties:
         pieces = properties.split(_END)
         properties = _END.join(piece for piece in pieces if not piece.startswith(CHECKSUM_START))
@@ -422,30 +468,40 @@ def with_place(properties: bytes) -> bytes:
     return properties + _CHECKSUM_PLACE
 
 
-def seal(record: bytes) -> bytes:
-    """The record with its checksum filled in; its properties have come from `with_place`."""
+def fill_checksum(record: bytes) -> bytes:
+    """Return the record with its checksum filled in.
+
+    Its properties must come from `reserve_checksum`.
+    """
     content = record[:-CHECKSUM_BYTES]
     return content + CHECKSUM_START + _digits(zlib.crc32(content)) + _END
 
 
-def is_sealed(record: Buffer) -> bool:
-    """Whether the record (all of it, nothing else) ends with a checksum that agrees."""
+def has_valid_checksum(record: Buffer) -> bool:
+    """Return whether `record`, which is exactly one record, ends with a correct checksum."""
     content = memoryview(record)[:-CHECKSUM_BYTES]
     return bytes(record[len(content) :]) == CHECKSUM_START + _digits(zlib.crc32(content)) + _END
 
 
 def _digits(crc: int) -> bytes:
+    """Return the value of the checksum property: ten digits, the least significant first."""
     return f"{crc & CRC_MASK:0{_DIGITS}d}"[::-1].encode()
 
 
 BATCH_FIXED_BYTES = BATCH_HEAD.size + _SHORT.size
+"""The size of a message in a batch without body and properties."""
 COPIED_BYTES_MAX = 256 * 1024
+"""The bodies of batches up to this size are copied; those of larger batches are views."""
 _pack_head = BATCH_HEAD.struct.pack
-_unpack_lengths = BATCH_HEAD.only("size", "flag", "body_length").unpack_from
+_unpack_lengths = BATCH_HEAD.struct_of("size", "flag", "body_length").unpack_from
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
-    """(flag, body, encoded properties) of each -> the request's body."""
+    """Return the body of a batch request.
+
+    `messages` are (flag, body, encoded properties) of each message. Raises ProtocolError if
+    properties are too long, or if a number does not fit into its field.
+    """
     parts: list[bytes | memoryview] = []
     for flag, body, properties in messages:
         if len(properties) > PROPERTIES_BYTES_MAX:
@@ -457,23 +513,23 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
         try:
             parts += (_pack_head(size, 0, 0, flag, len(body)), body)
         except struct.error as error:
-            said = BATCH_HEAD.misfit(size, 0, 0, flag, len(body))
-            raise ProtocolError(said, fix="Use a number in that range.") from error
+            misfit = BATCH_HEAD.describe_misfit(size, 0, 0, flag, len(body))
+            raise ProtocolError(misfit, fix="Use a number in that range.") from error
         parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(parts)
 
 
 BATCH_MESSAGES_MAX: Final = 16_384
-"""The most messages of a batch, which are stored in one piece. 1 MiB of messages of 64 bytes are as
-many."""
+"""The most messages in a batch, which are stored in one piece. A batch of 1 MiB with messages of 64
+bytes has this number."""
 
 
-def batch_entries(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (flag, start of the body, end of the body, end of the message) of each message of a
-    batch. The encoded properties lie between the two bytes behind the body and the end. HOT.
+def iter_batch(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (flag, body start, body end, message end) of each message in a batch. Keep it cheap.
 
-    Raises ProtocolError when the lengths do not agree with each other or with the whole, and when
-    there are more than BATCH_MESSAGES_MAX messages.
+    The values are offsets in `source`. The encoded properties begin two bytes behind the body, and
+    end with the message. Raises ProtocolError if the lengths do not agree with each other or with
+    the whole, or if there are more than BATCH_MESSAGES_MAX messages.
     """
     unpack_head, unpack_length = _unpack_lengths, _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
@@ -485,57 +541,62 @@ def batch_entries(source: bytes | memoryview) -> Iterator[tuple[int, int, int, i
             start = at + head_bytes
             body_end = start + body_length
             if body_length < 0:
-                raise _bad(at)
+                raise _batch_error(at)
             (properties_length,) = unpack_length(source, body_end)
         except struct.error:
-            raise _bad(at) from None
+            raise _batch_error(at) from None
         next_at = body_end + 2 + properties_length
         if properties_length < 0 or next_at - at != size or next_at > end:
-            raise _bad(at)
+            raise _batch_error(at)
         count += 1
         if count > BATCH_MESSAGES_MAX:
             raise ProtocolError(
-                f"The batch has more than {BATCH_MESSAGES_MAX} messages.", fix="Send smaller ones."
+                f"The batch has more than {BATCH_MESSAGES_MAX} messages.",
+                fix="Send smaller batches.",
             )
         yield flag, start, body_end, next_at
         at = next_at
 
 
 def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
-    """Return (flag, body, encoded properties, tag code) of each message of a batch. HOT.
+    """Return (flag, body, encoded properties, tag code) of each message in a batch. Keep it cheap.
 
-    Bodies of a large request are views of it; those of a small one are copies, which cost less
-    than views do. Raises ProtocolError as `batch_entries`.
+    The bodies of a batch of more than COPIED_BYTES_MAX bytes are views of it. Those of a smaller
+    batch are copies, which cost less than views. Raises ProtocolError as `iter_batch` does.
     """
     is_small = len(body) <= COPIED_BYTES_MAX
     source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
     messages: list[tuple[int, bytes | memoryview, bytes, int]] = []
-    for flag, start, body_end, end in batch_entries(source):
-        own = source[body_end + 2 : end]
-        if not isinstance(own, bytes):
-            own = bytes(own)
-        tag_code = tag_code_of(own) if b"TAGS\x01" in own else 0
-        messages.append((flag, source[start:body_end], own, tag_code))
+    for flag, start, body_end, end in iter_batch(source):
+        encoded = source[body_end + 2 : end]
+        if not isinstance(encoded, bytes):
+            encoded = bytes(encoded)
+        tag_code = tag_code_of_properties(encoded) if b"TAGS\x01" in encoded else 0
+        messages.append((flag, source[start:body_end], encoded, tag_code))
     return messages
 
 
-def _bad(at: int) -> ProtocolError:
-    return ProtocolError(f"The message at byte {at} of the batch is cut off or its lengths differ.")
+def _batch_error(at: int) -> ProtocolError:
+    """Return the error for the message at offset `at` of a batch."""
+    return ProtocolError(
+        f"The message at byte {at} of the batch is incomplete, or its lengths do not agree."
+    )
 
 
-# The key index (spec/store.md §4): a message is found by its unique key (UNIQ_KEY) and by each word
-# of its KEYS, always together with its topic. What is hashed is the text `topic#key`. The order is
-# RocketMQ's: unique key first. Rolled-back messages are not indexed, prepared ones are, under the
-# topic in which they lie. This is the plain form; `store.index.columns` does the same for thousands
-# at once, and leaves to this one what is not common.
+# The key index (spec/store.md §4) finds a message by its topic together with its unique key
+# (UNIQ_KEY), or with a word of its KEYS. The text `topic#key` is hashed. The unique key comes
+# first, as in RocketMQ. Rolled-back messages are not indexed. Prepared messages are, under the
+# topic in which they are stored. `store.index.columns` does the same for thousands of messages at
+# once, and uses these functions for unusual ones.
 
 HASH_MIN: Final = -(1 << 31)
 ROLLBACK: Final = 0xC
-"""The two bits of the sys flag that say what kind of transactional message it is; both: this."""
+"""The two bits of the system flag that contain the transaction type. Both are set for a rolled-back
+message."""
 
 
-class Keyed(NamedTuple):
-    """What a record says for the index: its topic, its store time (ms) and its keys in order."""
+class RecordKeys(NamedTuple):
+    """What the key index needs of a record: topic, store time, unique key and ordered keys."""
 
     topic: str
     store_time_ms: int
@@ -543,37 +604,42 @@ class Keyed(NamedTuple):
     keys: list[str]
 
 
-def key_hash(topic: str, key: str) -> int:
-    """0 to 2^31 - 1."""
+def hash_key(topic: str, key: str) -> int:
+    """Return the hash by which the key index finds a key of a topic, from 0 to 2^31 - 1."""
     value = java_hash(f"{topic}#{key}")
     return 0 if value == HASH_MIN else abs(value)
 
 
-def keys_of(data: bytes | memoryview, offset: int = 0) -> Keyed:
-    """The keys of the record at `offset`. Raises ProtocolError when no whole record is there."""
+def read_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeys:
+    """Return the keys of the record at `offset`. Raises ProtocolError if there is no whole record.
+
+    A rolled-back message has none.
+    """
     head = parse_head(data, offset)
     topic = str(data[head.topic], "utf-8", "replace")
     if head.sys_flag & ROLLBACK == ROLLBACK:
-        return Keyed(topic, head.store_time_ms, "", [])
+        return RecordKeys(topic, head.store_time_ms, "", [])
     properties = decode_properties(data[head.properties])
     unique_key = properties.get(UNIQ_KEY, "")
     words = [word for word in properties.get(KEYS, "").split(" ") if word]
-    return Keyed(topic, head.store_time_ms, unique_key, words)
+    return RecordKeys(topic, head.store_time_ms, unique_key, words)
 
 
-class KeyedHashes(NamedTuple):
-    """The hashes of a record in the order in which they are indexed, and its store time (ms)."""
+class RecordKeyHashes(NamedTuple):
+    """The hashes of a record's keys in the order of the index, and its store time in ms."""
 
     hashes: list[int]
     store_time_ms: int
 
 
-def keyed_hashes(data: bytes | memoryview, offset: int = 0) -> KeyedHashes:
-    """What the index keeps of the record at `offset`: nothing when its lengths do not make up its
-    size."""
+def hash_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeyHashes:
+    """Return what the key index stores for the record at `offset`.
+
+    Return no hashes if there is no whole record.
+    """
     try:
-        found = keys_of(data, offset)
+        found = read_keys(data, offset)
     except ProtocolError:
-        return KeyedHashes([], 0)
+        return RecordKeyHashes([], 0)
     keys = [found.unique_key, *found.keys] if found.unique_key else found.keys
-    return KeyedHashes([key_hash(found.topic, key) for key in keys], found.store_time_ms)
+    return RecordKeyHashes([hash_key(found.topic, key) for key in keys], found.store_time_ms)

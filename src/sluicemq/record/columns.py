@@ -1,14 +1,15 @@
-"""The tags and properties of consecutive messages of one queue, as columns, and figures about them.
+"""Property columns: tags and properties of consecutive messages of a queue, and their statistics.
 
-A block holds, for every property name that occurs, the distinct values once and the number of its
-value for every row, so that a filter looks at each distinct value once instead of at each message.
-`arrow` makes blocks of stored records; nothing heavy is loaded to speak of one.
+A `ColumnBlock` contains, for each property name that occurs, the distinct values and, for each row,
+the index of its value. A filter examines each distinct value once instead of each message. The
+module `arrow` builds blocks from stored records. Importing this module loads neither NumPy nor
+Arrow.
 
-The figures let a filter leave out whole blocks (`filter.plan.can_match`). For each column: does a
-row lack the property, its few values, or, where there are many and all are numbers written plainly,
-the least and the greatest. Plain is what every reader of numbers (Java's Integer, Long and Double,
-Python's) understands in the same way; a column with one other value has no range. The store keeps
-the figures beside a sealed block as JSON.
+With the statistics of a block a filter can skip the whole block (`filter.plan.can_match`). For each
+column they say whether a row lacks the property, and either its distinct values, if these are few,
+or the lowest and highest value, if these are many and all of them are plain numbers. A plain number
+is one that Java's Integer, Long and Double and Python read in the same way. If one value is not a
+plain number, the column has no range. The store keeps the statistics beside a sealed block as JSON.
 """
 
 import re
@@ -21,20 +22,22 @@ if TYPE_CHECKING:
 
 
 class Values(tuple[str, ...]):  # noqa: SLOT001 - a tuple of any length has no slots
-    """The distinct values of a column; `notes` is what readers have found out about them (numbers,
-    places), so that the next filter need not."""
+    """The distinct values of a column.
 
-    notes: dict[object, Any]
+    In `cache` filters keep what they have computed from the values, for the next filter.
+    """
+
+    cache: dict[object, Any]
 
     def __init__(self, _: Iterable[str] = ()) -> None:
-        self.notes = {}
+        self.cache = {}
 
 
 class Column(NamedTuple):
     """One property of a block.
 
-    `codes[row]` is the number of its value in `values`, -1 where the message has no such property;
-    signed, of the smallest width that fits.
+    `codes[row]` is the index of the row's value in `values`; -1 if the message does not have the
+    property. The codes are signed integers of the smallest sufficient width.
     """
 
     codes: "NDArray[np.signedinteger[Any]]"
@@ -44,10 +47,12 @@ class Column(NamedTuple):
 class ColumnBlock(NamedTuple):
     """The tags and properties of `rows` consecutive messages of one queue.
 
-    Row 0 has the queue offset `first_offset`. A name in `excluded` occurs but is no column here
-    (it has too many values to be worth one): ask the record. A name that is in neither `columns`
-    nor `excluded` occurs in no row. The rows in `odd` could not be decoded as columns: their codes
-    are -1 everywhere, and the record decides.
+    - `first_offset` is the queue offset of row 0.
+    - `excluded` are the names that occur and have no column, because they have too many distinct
+      values for a column to be useful. Read the records instead. A name that is neither in
+      `columns` nor in `excluded` occurs in no row.
+    - `odd` are the rows that could not be decoded as columns. All their codes are -1. Read their
+      records instead.
     """
 
     first_offset: int
@@ -61,21 +66,27 @@ class ColumnBlock(NamedTuple):
         """The queue offset behind the last row."""
         return self.first_offset + self.rows
 
-    def part(self, start: int, stop: int) -> "ColumnBlock":
-        """The rows of the queue offsets [start, stop). `values` may hold some that none has."""
+    def slice_offsets(self, start: int, stop: int) -> "ColumnBlock":
+        """Return the rows with the queue offsets from `start` up to, but not including, `stop`.
+
+        Columns may then have values that occur in no row.
+        """
         low, high = start - self.first_offset, stop - self.first_offset
         if low == 0 and high == self.rows:
             return self
         odd = self.odd[(self.odd >= low) & (self.odd < high)] - low
-        columns = self._rows_of_columns(slice(low, high))
+        columns = self._take_columns(slice(low, high))
         return ColumnBlock(start, high - low, columns, self.excluded, odd)
 
-    def some(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
-        """Rows by their numbers, none of them odd: side by side, with offsets that mean nothing."""
-        columns = self._rows_of_columns(rows)
+    def take_rows(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
+        """Return the rows with these indices, none of which may be odd.
+
+        The queue offsets of the result have no meaning.
+        """
+        columns = self._take_columns(rows)
         return ColumnBlock(self.first_offset, len(rows), columns, self.excluded, self.odd[:0])
 
-    def _rows_of_columns(self, rows: "slice | NDArray[np.intp]") -> "LazyColumns":
+    def _take_columns(self, rows: "slice | NDArray[np.intp]") -> "LazyColumns":
         def make(name: str) -> Column:
             codes, values = self.columns[name]
             return Column(codes[rows], values)
@@ -84,11 +95,12 @@ class ColumnBlock(NamedTuple):
 
 
 class LazyColumns(Mapping[str, Column]):
-    """Columns of these names, each made when first asked for."""
+    """Columns by name, each created when it is first read."""
 
     __slots__ = ("_known", "_make", "_names")
 
     def __init__(self, names: Collection[str], make: Callable[[str], Column]) -> None:
+        """Create a mapping with the keys `names`. `make` creates the column of a name."""
         self._names = names
         self._make = make
         self._known: dict[str, Column] = {}
@@ -110,17 +122,24 @@ class LazyColumns(Mapping[str, Column]):
 
 
 VALUES_MAX: Final = 64
+"""The most distinct values that the statistics of a column list."""
 VALUES_CHARACTERS_MAX: Final = 2048
-# A whole number of 18 digits fits in 64 bits. With a decimal among them all become floats: up to 15
-# digits before the dot, so that a whole one stays exactly what it is.
+"""The most characters of these values together."""
+# A whole number of 18 digits fits into 64 bits. If one number has a decimal point, all of them are
+# read as floats: up to 15 digits before the point, so that whole numbers stay exact.
 _PLAIN_WHOLE: Final = re.compile(r"(?:-?[0-9]{1,18}+,)*+")
 _PLAIN_DECIMAL: Final = re.compile(r"(?:-?[0-9]{1,15}+(?:\.[0-9]{1,18}+)?+,)*+")
 
 
 class ColumnStats(NamedTuple):
-    """One column. `values` are all distinct ones, None when there are too many of them; `low` and
-    `high` the range of the numbers: int when all are whole, float when one has a dot, None when one
-    is no plain number."""
+    """Statistics of one column.
+
+    - `has_null` says whether a row lacks the property.
+    - `values` are the distinct values; None if there are too many.
+    - `low` and `high` are the lowest and highest number if there are too many values: int if all
+      numbers are whole, float if one has a decimal point, and None if one value is not a plain
+      number.
+    """
 
     has_null: bool
     values: tuple[str, ...] | None
@@ -129,28 +148,34 @@ class ColumnStats(NamedTuple):
 
 
 class BlockStats(NamedTuple):
-    """A block. A name that is in neither `columns` nor `excluded` occurs in no row; a block with
-    rows that could not be decoded (`has_odd`) can always match."""
+    """Statistics of a block.
+
+    A name that is neither in `columns` nor in `excluded` occurs in no row. A block with rows that
+    could not be decoded (`has_odd`) can match every filter.
+    """
 
     columns: Mapping[str, ColumnStats]
     excluded: frozenset[str] = frozenset()
     has_odd: bool = False
 
 
-def block_stats(block: ColumnBlock) -> BlockStats:
-    """The figures of a whole block: some milliseconds where there are thousands of values."""
-    columns = {name: column_stats(column) for name, column in block.columns.items()}
+def compute_block_stats(block: ColumnBlock) -> BlockStats:
+    """Return the statistics of a block.
+
+    Takes some milliseconds if columns have thousands of distinct values.
+    """
+    columns = {name: compute_column_stats(column) for name, column in block.columns.items()}
     return BlockStats(columns, block.excluded, len(block.odd) > 0)
 
 
-def column_stats(column: Column) -> ColumnStats:
-    """The figures of one column."""
+def compute_column_stats(column: Column) -> ColumnStats:
+    """Return the statistics of a column."""
     values = column.values
     has_null = bool((column.codes < 0).any())
     if len(values) <= VALUES_MAX and sum(map(len, values)) <= VALUES_CHARACTERS_MAX:
         return ColumnStats(has_null, values)
     joined = ",".join(values) + ","
-    if joined.count(",") == len(values):  # a value with a comma is no number
+    if joined.count(",") == len(values):  # a value with a comma is not a number
         for plain, read in ((_PLAIN_WHOLE, int), (_PLAIN_DECIMAL, float)):
             if plain.fullmatch(joined):
                 numbers = list(map(read, values))

@@ -1,19 +1,22 @@
-"""THE layouts of what is stored, each declared once: records, queue units, index files, properties.
+"""The layouts of everything that is stored: records, queue units, index files, properties.
 
-Whoever reads or writes these bytes, one at a time with `struct` or a thousand with NumPy, derives
-its form from the fields declared here. All integers are big-endian and signed (spec/store.md,
-§2.1 records, §2.3 properties, §2.5 batches, §3 units, §4 index):
+Each layout is declared once. All code that reads or writes these bytes, one record at a time with
+`struct` or thousands with NumPy, derives its format from the fields declared here. All integers are
+big-endian and signed (spec/store.md, §2.1 records, §2.3 properties, §2.5 batches, §3 units, §4
+index):
 
     record      RECORD_HEAD | body | topic length 1 (V1) or 2 (V2), topic
                 | properties length 2, properties
     properties  name 0x01 value 0x02 name 0x01 value 0x02 …
-    unit        UNIT, the n-th for queue offset n
+    unit        UNIT; unit n belongs to queue offset n
     index file  INDEX_HEADER | slots of 4 bytes | INDEX_ENTRY …
-    batch       BATCH_HEAD | body | properties length 2, properties, once for each message
+    batch       BATCH_HEAD | body | properties length 2, properties; repeated for each message
 
-Both hosts of a record are an address of 4 or 16 bytes and the port as 4; the sys flag's bits 0x10
-(born) and 0x20 (store) say which. V2 is for topics longer than 127 bytes. The end of a log file is
-a blank record: BLANK, the bytes that are left and a magic of its own.
+A record contains two hosts, that of the producer (born) and that of the broker (store). A host is
+an address of 4 or 16 bytes and a port of 4 bytes. Bits 0x10 (born) and 0x20 (store) of the system
+flag are set for addresses of 16 bytes. V2 records are for topics of more than 127 bytes. A log file
+ends with a blank record: BLANK, with the number of the remaining bytes as its size and a magic
+number of its own.
 """
 
 from functools import cached_property
@@ -27,23 +30,31 @@ from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6
 if TYPE_CHECKING:
     import numpy as np
 
-_LETTERS: Final = {"u1": "B", "i2": "h", "i4": "i", "i8": "q"}
+_STRUCT_CODES: Final = {"u1": "B", "i2": "h", "i4": "i", "i8": "q"}
 
 
 class Layout:
-    """Fields side by side: (name, kind), a kind as NumPy names it (i4, i8, V8 for 8 bytes)."""
+    """A sequence of fields without gaps.
+
+    `fields` are pairs of name and kind. Kinds are named as in NumPy: i4 is an integer of 4 bytes,
+    and V8 stands for 8 bytes of any content. `size` is the size of all fields in bytes, and
+    `struct` packs and unpacks their values.
+    """
 
     def __init__(self, *fields: tuple[str, str]) -> None:
         self.fields = fields
-        letters = (_LETTERS.get(kind) or f"{kind[1:]}s" for _, kind in fields)
-        self.struct = Struct(">" + "".join(letters))
+        codes = (_STRUCT_CODES.get(kind) or f"{kind[1:]}s" for _, kind in fields)
+        self.struct = Struct(">" + "".join(codes))
         self.size: int = self.struct.size
         ends = accumulate(int(kind[1:]) for _, kind in fields)
         self._ends = dict(zip((name for name, _ in fields), ends, strict=True))
 
-    def misfit(self, *values: object) -> str:
-        """Say which of the values of all fields does not fit, with the range of its field; "" if
-        all of them do. `struct` says neither which nor what."""
+    def describe_misfit(self, *values: object) -> str:
+        """Return a sentence about the first value that does not fit into its field.
+
+        `values` are those of all fields, in order. Return "" if all of them fit. The error of
+        `struct` names neither the field nor the value.
+        """
         for (name, kind), value in zip(self.fields, values, strict=True):
             if kind[0] == "V" or not isinstance(value, int):
                 continue
@@ -55,27 +66,30 @@ class Layout:
         return ""
 
     def at(self, name: str) -> int:
-        """Where a field begins."""
+        """Return the offset of a field from the start of the layout, in bytes."""
         return self._ends[name] - int(dict(self.fields)[name][1:])
 
-    def part(self, first: str, last: str) -> "Layout":
-        """The fields from one to another."""
+    def fields_between(self, first: str, last: str) -> "Layout":
+        """Return the layout of the fields from `first` up to and including `last`."""
         names = list(self._ends)
         return Layout(*self.fields[names.index(first) : names.index(last) + 1])
 
-    def only(self, *names: str) -> Struct:
-        """Some fields, read from where the whole begins; the bytes between them are passed over."""
-        letters, end = ">", 0
+    def struct_of(self, *names: str) -> Struct:
+        """Return a struct that unpacks some fields, from the start of the layout.
+
+        `names` must be in the order of the fields. The bytes of other fields are skipped.
+        """
+        codes, end = ">", 0
         for name in names:
             kind = dict(self.fields)[name]
-            letters += f"{self.at(name) - end}x{_LETTERS.get(kind) or kind[1:] + 's'}"
+            codes += f"{self.at(name) - end}x{_STRUCT_CODES.get(kind) or kind[1:] + 's'}"
             end = self._ends[name]
-        return Struct(letters)
+        return Struct(codes)
 
     @cached_property
     def dtype(self) -> "np.dtype[Any]":
-        """The same for NumPy, which is loaded now."""
-        import numpy as np  # noqa: PLC0415 - whoever reads one record at a time does without
+        """The structured data type of NumPy with the same fields."""
+        import numpy as np  # noqa: PLC0415 - code that reads single records does not need NumPy
 
         return np.dtype(
             [(name, kind if kind[0] == "V" else f">{kind}") for name, kind in self.fields]
@@ -83,54 +97,90 @@ class Layout:
 
 
 HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
-RECORD_HEADS: Final = {
-    born | store: Layout(
-        ("size", "i4"), ("magic", "i4"), ("body_crc", "i4"), ("queue_id", "i4"), ("flag", "i4"),
-        ("queue_offset", "i8"), ("physical_offset", "i8"), ("sys_flag", "i4"), ("born_time", "i8"),
-        ("born_host", f"V{HOST_BYTES_IPV6 if born else HOST_BYTES_IPV4}"), ("store_time", "i8"),
-        ("store_host", f"V{HOST_BYTES_IPV6 if store else HOST_BYTES_IPV4}"),
-        ("reconsume_times", "i4"), ("prepared_offset", "i8"), ("body_length", "i4"),
+
+
+def _record_head(host_bits: int) -> Layout:
+    """Return the layout of a record before its body, for the host bits of the system flag."""
+    born_host_bytes = HOST_BYTES_IPV6 if host_bits & BORN_HOST_IPV6 else HOST_BYTES_IPV4
+    store_host_bytes = HOST_BYTES_IPV6 if host_bits & STORE_HOST_IPV6 else HOST_BYTES_IPV4
+    return Layout(
+        ("size", "i4"),
+        ("magic", "i4"),
+        ("body_crc", "i4"),
+        ("queue_id", "i4"),
+        ("flag", "i4"),
+        ("queue_offset", "i8"),
+        ("physical_offset", "i8"),
+        ("sys_flag", "i4"),
+        ("born_time", "i8"),
+        ("born_host", f"V{born_host_bytes}"),
+        ("store_time", "i8"),
+        ("store_host", f"V{store_host_bytes}"),
+        ("reconsume_times", "i4"),
+        ("prepared_offset", "i8"),
+        ("body_length", "i4"),
     )
+
+
+RECORD_HEADS: Final = {
+    born | store: _record_head(born | store)
     for born in (0, BORN_HOST_IPV6)
     for store in (0, STORE_HOST_IPV6)
-}  # fmt: skip
-"""By the host bits of the sys flag: 88 bytes, 100 with one IPv6 host, 112 with two."""
+}
+"""The layout of a record before its body, by the host bits of its system flag. It has 88 bytes, 100
+with one IPv6 host, and 112 with two."""
 RECORD_HEAD: Final = RECORD_HEADS[0]
-RECORD_BEGIN: Final = RECORD_HEAD.part("size", "sys_flag")
-"""What comes before the first host, at the same place in every record."""
+"""The layout of a record before its body, with two IPv4 hosts."""
+RECORD_BEGIN: Final = RECORD_HEAD.fields_between("size", "sys_flag")
+"""The fields that are at the same offset in every record."""
 RECORD_BYTES_MIN: Final = RECORD_HEAD.size + 1 + 2
-"""A V1 record with two IPv4 hosts, without body, topic and properties."""
+"""The size of a V1 record with two IPv4 hosts and without body, topic and properties."""
 
 MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
 MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
 MAGICS: Final = (MAGIC_V1, MAGIC_V2)
-BLANK: Final = RECORD_HEAD.part("size", "magic")
-"""How every record begins, and all of a blank one."""
+"""The magic numbers of records with messages."""
+BLANK: Final = RECORD_HEAD.fields_between("size", "magic")
+"""The first fields of every record, and all fields of a blank record."""
 CRC_MASK: Final = 0x7FFFFFFF
+"""The bits of a CRC-32 that are stored."""
 PROPERTIES_BYTES_MAX: Final = 32767
+"""The largest size of encoded properties."""
 
 NAME_END: Final = 1
+"""The byte behind the name of a property."""
 VALUE_END: Final = 2
-"""The bytes that separate properties."""
+"""The byte behind the value of a property."""
 
 UNIT: Final = Layout(("position", "i8"), ("size", "i4"), ("code", "i8"))
+"""A unit of a consume queue: position and size of a record, and the code of its tag."""
 BATCH_UNIT: Final = Layout(
-    *UNIT.fields, ("store_time", "i8"), ("first", "i8"), ("count", "i2"), ("compaction", "i4"),
+    *UNIT.fields,
+    ("store_time", "i8"),
+    ("first", "i8"),
+    ("count", "i2"),
+    ("compaction", "i4"),
     ("reserved", "i4"),
-)  # fmt: skip
+)
 """A unit of RocketMQ's batch consume queue."""
 
 INDEX_HEADER: Final = Layout(
-    ("begin_time", "i8"), ("end_time", "i8"), ("begin_position", "i8"), ("end_position", "i8"),
-    ("slots_used", "i4"), ("entry_limit", "i4"),
-)  # fmt: skip
-"""Times in ms, positions in the log; the limit is one more than the last entry's number."""
+    ("begin_time", "i8"),
+    ("end_time", "i8"),
+    ("begin_position", "i8"),
+    ("end_position", "i8"),
+    ("slots_used", "i4"),
+    ("entry_limit", "i4"),
+)
+"""The header of an index file. Times are in ms, positions are those of the log, and `entry_limit`
+is the number of the last entry plus one."""
 INDEX_ENTRY: Final = Layout(
     ("hash", "i4"), ("position", "i8"), ("seconds", "i4"), ("previous", "i4")
 )
+"""An entry of an index file."""
 
 BATCH_HEAD: Final = Layout(
     ("size", "i4"), ("magic", "i4"), ("body_crc", "i4"), ("flag", "i4"), ("body_length", "i4")
 )
-"""A message in the body of a client batch; magic and CRC are 0."""
+"""The fields before the body of a message in a client batch. `magic` and `body_crc` are 0."""

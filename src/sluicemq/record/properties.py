@@ -1,37 +1,39 @@
 """The properties of many messages at once: `name 0x01 value 0x02 …`.
 
-Messages of one topic nearly always carry the same names in the same order, or one of a few such
-sequences. So rows are sorted into *shapes*: all rows of a shape have exactly the same names in the
-same order, and the j-th value of every row is one column of places; names need no work a row. The
-first row that has no shape yet is the template of the next one, and rows that do not fit it wait
-for another. A row that fits no shape (a name without a value, a name twice, names that are not
-UTF-8, or one shape too many) is *odd*: `codec.decode_properties` decodes it, alone.
+Messages of one topic nearly always have the same names in the same order, or one of a few such
+sequences. Rows are therefore sorted into *shapes*: all rows of a shape have exactly the same names
+in the same order. The values of the n-th property of all rows are then one column of positions, and
+names cost nothing for each row. The first row without a shape becomes the template of the next
+shape, and rows that do not match it wait for a later one. A row that matches no shape is *odd*, and
+is decoded by itself with `codec.decode_properties`: a name has no value or occurs twice, names are
+not UTF-8, or there are too many shapes.
 
-A few rows beside the template give a guess which values are the same everywhere and which have the
-same length. Then all rows are followed along it together:
+A few rows besides the template give a guess which values are the same in all rows, and which have
+the same length. Then all rows are matched together along the template (`TemplateMatcher`):
 
     UNIQ_KEY 1 [32 bytes] 2 WAIT 1 true 2 TAGS 1 [?] 2 price 1 [?] 2 CLUSTER 1 DefaultCluster 2
     ------------------------------------- --------   ---------   ------------------------------
     unknown, of one length   known        unknown    unknown     known
 
 - *Known* values are compared together with the names around them, as one text.
-- Of an *unknown* value one gather takes the name and the first word; the value ends at the first
-  separator (`first_separators`), or where all of them end.
+- For an *unknown* value, one gather reads the name and the first word of the value. The value ends
+  at the first separator (`first_separators`), or at the same length in all rows.
 
-A guess that some row disproves costs time, and nothing else: known values are then looked at one by
-one, and what still differs is unknown; a length is searched. A row without one of the names is left
-behind. No value that was passed holds a separator, so a row that ends where the template ends has
-these names and values and no others.
+A wrong guess costs time, but does not change the result: known values are then compared one by one,
+and a value that still differs counts as unknown; a length is searched. A row without one of the
+names is left for another shape. No value that was matched contains a separator, so a row that ends
+where the template ends has exactly these names and values.
 
-*To Arrow.* Values of one length are gathered in one NumPy step. Values of many lengths become Arrow
-*views* (16 bytes: the length, then the value itself when it has at most 12 bytes, else its first 4
-bytes, a buffer number and an offset), which Arrow copies into an ordinary array at memory speed.
-The 16 bytes that begin 4 before a value already hold both its inline form and its prefix, so one
-gather writes nearly all of a view.
+*Conversion to Arrow.* Values of one length are gathered in one NumPy step. Values of different
+lengths become Arrow *views*, which Arrow copies into an ordinary array at the speed of memory. A
+view has 16 bytes: the length, and then the value itself if it has at most 12 bytes, else its first
+4 bytes, a buffer number and an offset. The 16 bytes that begin 4 bytes before a value already
+contain both its inline form and its prefix, so one gather writes nearly all of a view.
 
-Short texts of many lengths are written as whole words: what is too much of one, at most 7 bytes,
-lies where the next texts have their first words. So the first words are written last and in order,
-and each covers what the one before left. A word costs 5 to 10 ns, a view 20 to 35 a text.
+Short texts of different lengths are written as whole words. The surplus bytes of a word, at most 7,
+are where the next texts have their first words. So the first words are written last and in order,
+and each of them overwrites the surplus of the text before. A word costs 5 to 10 ns, and a view 20
+to 35 ns for each text.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,27 +50,35 @@ from sluicemq.record.table import (
     HEX_PAIRS,
     Bytes,
     Positions,
-    column_of,
-    equal_rows,
     gather,
+    matrix_column,
     rows_at,
-    view_of,
+    rows_begin_with,
+    unaligned_view,
 )
 
 INLINE_BYTES_MAX = 12
-"""Longest value that a view holds itself (Arrow columnar format, "Variable-size Binary View")."""
+"""The longest value that a view contains itself (Arrow columnar format, "Variable-size Binary
+View")."""
 _VIEW_BYTES = 16
 _PIECE_BYTES = 256 * 1024
+"""Bytes are compared in pieces of this size, which fit into the processor's cache."""
 
 
-def words_at(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
-    """The 8 bytes from each start on as a number, the first one lowest; zeros behind the end."""
+def read_words(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
+    """Return the 8 bytes from each start on as a number, the first byte lowest.
+
+    Bytes behind the end of `raw` are zeros.
+    """
     return rows_at(raw, starts, 8).reshape(-1).view("<u8")
 
 
-def everywhere(raw: Bytes, starts: Positions, text: bytes) -> bool:
-    """Whether these bytes stand at all of the starts. Looked at in pieces that stay in the
-    processor's cache; in a piece, the first row is the text and each is as the one before."""
+def all_begin_with(raw: Bytes, starts: Positions, text: bytes) -> bool:
+    """Return whether `text` is at all of the starts.
+
+    The bytes are compared in pieces that fit into the processor's cache. In a piece, the first row
+    is compared with the text, and each other row with the one before.
+    """
     width = len(text)
     step = max(1, _PIECE_BYTES // width)
     for begin in range(0, len(starts), step):
@@ -78,13 +88,16 @@ def everywhere(raw: Bytes, starts: Positions, text: bytes) -> bool:
     return True
 
 
-def variable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> Any:
-    """An array of pa.binary() or pa.string() of the values at these places."""
+def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> Any:
+    """Return an array of `kind`, pa.binary() or pa.string(), with the values at these positions.
+
+    The array does not refer to `raw`.
+    """
     count = len(starts)
     if count and (lengths == lengths[0]).all():
         length = int(lengths[0])
         data = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
-        buffers = [None, even_offsets(count, length), pa.py_buffer(data)]
+        buffers = [None, make_even_offsets(count, length), pa.py_buffer(data)]
         return pa.Array.from_buffers(kind, count, buffers)
     if len(raw) < _VIEW_BYTES:
         raw = np.concatenate((raw, np.zeros(_VIEW_BYTES, np.uint8)))
@@ -94,7 +107,7 @@ def variable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> An
     if len(near):
         begins = np.clip(begins, 0, last)
     views = gather(raw, begins, f"V{_VIEW_BYTES}").view(np.int32).reshape(-1, 4)
-    for row in near:  # too near an end of the buffer for a gather
+    for row in near:  # a gather would read beyond an end of the buffer
         start = int(starts[row])
         piece = raw[start : start + min(int(lengths[row]), INLINE_BYTES_MAX)].tobytes()
         views[row, 1:] = np.frombuffer(piece.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
@@ -107,8 +120,8 @@ def variable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> An
     return pa.Array.from_buffers(form, count, buffers).cast(kind)
 
 
-def even_offsets(count: int, length: int) -> Any:
-    """The buffer 0, length, 2*length, … of count + 1 offsets."""
+def make_even_offsets(count: int, length: int) -> Any:
+    """Return the Arrow buffer of `count` + 1 offsets 0, length, 2 * length, …."""
     return pa.py_buffer(
         np.arange(0, (count + 1) * length, length, dtype=np.int32)
         if length
@@ -116,14 +129,14 @@ def even_offsets(count: int, length: int) -> Any:
     )
 
 
-class Repeated:
-    """Some texts, n times in a row. Kept and sliced, since blocks of one topic repeat them."""
+class RepeatedTexts:
+    """A cache of Arrow arrays of repeated texts, which blocks of one topic have in common."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, ...], Any] = {}
 
     def array(self, texts: tuple[bytes, ...], rows: int) -> Any:
-        """A pa.string() array of all of them for each of the rows."""
+        """Return a pa.string() array that contains all `texts`, repeated `rows` times."""
         known, wanted = self._known.get(texts), rows * len(texts)
         if known is None or len(known) < wanted:
             if len(self._known) > 64:
@@ -135,12 +148,12 @@ class Repeated:
         return known.slice(0, wanted)
 
 
-def hexadecimal(data: Bytes) -> Any:
-    """Rows of bytes (2-d) -> pa.string() of upper-case hex digits."""
+def make_hex_array(data: Bytes) -> Any:
+    """Return a pa.string() array with the upper-case hexadecimal digits of each row of a matrix."""
     count, width = data.shape
     digits = HEX_PAIRS[data]
     return pa.Array.from_buffers(
-        pa.string(), count, [None, even_offsets(count, 2 * width), pa.py_buffer(digits)]
+        pa.string(), count, [None, make_even_offsets(count, 2 * width), pa.py_buffer(digits)]
     )
 
 
@@ -149,10 +162,13 @@ Words = NDArray[np.uint64]
 SEPARATOR: Final = 2
 """The byte that ends a value (spec/store.md §2.3)."""
 _WORD: Final = 8
+"""The bytes of a word."""
 _NEAR: Final = 24
+"""Separators are searched word by word up to this many bytes behind the start."""
 _WINDOW: Final = 64
+"""After that, this many bytes are searched at once."""
 _WRITTEN_MAX: Final = 32
-"""Longest text written in words."""
+"""The longest text, in bytes, that is written in words."""
 _ASCII_END: Final = 0x80
 _ONES: Final = np.uint64(0x0101010101010101)
 _HIGHS: Final = np.uint64(0x8080808080808080)
@@ -161,10 +177,14 @@ _ONE, _SEVEN, _TOP = np.uint64(1), np.uint64(7), np.uint64(56)
 
 
 @dataclass(frozen=True, slots=True)
-class ValuePlaces:
-    """The values of one name, where they lie in `raw`. `lengths` is a number when all have that
-    length; `text` is what they all are; `words` the first 8 bytes of each, with what follows a
-    shorter one; `block` all their bytes as a matrix."""
+class ValueSpans:
+    """Where the values of one property are in `raw`, for all rows of a shape.
+
+    - `lengths` is a number if all values have this length.
+    - `text` is the value if all rows have the same one.
+    - `words` are the first 8 bytes of each value, with what follows a shorter one.
+    - `block` contains the bytes of all values as a matrix.
+    """
 
     raw: Bytes
     starts: Positions
@@ -174,14 +194,15 @@ class ValuePlaces:
     block: Bytes | None = None
 
     @property
-    def longest(self) -> int:
+    def length_max(self) -> int:
+        """The length of the longest value, in bytes."""
         if isinstance(self.lengths, int):
             return self.lengths
         return int(self.lengths.max(initial=0))
 
-    def part(self, rows: NDArray[Any]) -> "ValuePlaces":
-        """Some of the rows."""
-        return ValuePlaces(
+    def take_rows(self, rows: NDArray[Any]) -> "ValueSpans":
+        """Return the values of some rows, given by index or mask."""
+        return ValueSpans(
             self.raw,
             self.starts[rows],
             self.lengths if isinstance(self.lengths, int) else self.lengths[rows],
@@ -191,10 +212,10 @@ class ValuePlaces:
         )
 
     def first_words(self) -> Words | np.uint64:
-        """The first 8 bytes of each value, one number when they are all the same."""
+        """Return the first 8 bytes of each value as a number, or one number if all are the same."""
         if self.text is not None:
             return _word(self.text)
-        return words_at(self.raw, self.starts) if self.words is None else self.words
+        return read_words(self.raw, self.starts) if self.words is None else self.words
 
 
 def _word(text: bytes) -> np.uint64:
@@ -202,14 +223,16 @@ def _word(text: bytes) -> np.uint64:
 
 
 def first_separators(raw: Bytes, starts: Positions, words: Words, room: Positions) -> Positions:
-    """How many bytes lie before the next separator from each start on, at most `room`. `words` are
-    the first ones; the next words are looked at as long as many values end soon, then more."""
+    """Return the number of bytes before the next separator from each start on, at most `room`.
+
+    `words` are the first 8 bytes from each start on.
+    """
     lengths = _before_separator(words)
     rows = np.flatnonzero(lengths == _WORD)
     for at in range(_WORD, _NEAR, _WORD):
         if not len(rows):
             break
-        more = _before_separator(words_at(raw, starts[rows] + at))
+        more = _before_separator(read_words(raw, starts[rows] + at))
         lengths[rows] += more
         rows = rows[more == _WORD]
     if len(rows):
@@ -218,9 +241,9 @@ def first_separators(raw: Bytes, starts: Positions, words: Words, room: Position
         lengths[rows] += marks.argmax(axis=1)
         rows = rows[lengths[rows] == _NEAR + _WINDOW]
     if len(rows):
-        # Every byte up to the end of the room is looked at.
+        # The few long values: search all bytes up to `room`.
         some = np.maximum(room[rows], 0)
-        _, offsets, data = variable(raw, starts[rows], some, pa.binary()).buffers()
+        _, offsets, data = make_value_array(raw, starts[rows], some, pa.binary()).buffers()
         bounds = np.frombuffer(offsets, np.int32, len(rows) + 1).astype(np.int64)
         size = int(bounds[-1])
         text = np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8)
@@ -231,7 +254,7 @@ def first_separators(raw: Bytes, starts: Positions, words: Words, room: Position
 
 
 def _before_separator(words: Words) -> Positions:
-    """The number of bytes before the first separator in each word; 8 without one."""
+    """Return the number of bytes before the first separator in each word; 8 if there is none."""
     zeros = words ^ _SEPARATORS
     marks = (zeros - _ONES) & ~zeros & _HIGHS  # exact up to and with the lowest
     below = (marks - _ONE) & ~marks & _HIGHS
@@ -242,8 +265,12 @@ def _before_separator(words: Words) -> Positions:
 # --- to Arrow
 
 
-def texts(columns: Sequence[ValuePlaces], rows: int) -> Any:
-    """A pa.string() array of the values row by row: those of row 0 in all columns, of row 1, …"""
+def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
+    """Return a pa.string() array of the values of all columns, row by row.
+
+    It begins with the values of row 0 in all columns. Bytes that are not UTF-8 are replaced, as by
+    `bytes.decode`.
+    """
     if len(columns) == 1 and isinstance(length := columns[0].lengths, int):
         column = columns[0]
         if column.text is not None:
@@ -252,48 +279,48 @@ def texts(columns: Sequence[ValuePlaces], rows: int) -> Any:
             data = np.ascontiguousarray(column.block).reshape(-1)
         else:
             data = rows_at(column.raw, column.starts, length).reshape(-1)
-        return _readable(rows, even_offsets(rows, length), data)
-    if max((column.longest for column in columns), default=0) > _WRITTEN_MAX:
-        return _long(columns, rows)
+        return _make_valid_text_array(rows, make_even_offsets(rows, length), data)
+    if max((column.length_max for column in columns), default=0) > _WRITTEN_MAX:
+        return _make_long_text_array(columns, rows)
     lengths = np.empty((rows, len(columns)), np.int32)
     words = np.empty((rows, len(columns)), np.uint64)
-    for turn, column in enumerate(columns):
-        lengths[:, turn] = column.lengths
-        words[:, turn] = column.first_words()
+    for index, column in enumerate(columns):
+        lengths[:, index] = column.lengths
+        words[:, index] = column.first_words()
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     size = int(offsets[-1])
     data = np.empty(size + _WORD, np.uint8)
     places = offsets[:-1].reshape(lengths.shape)
-    target = view_of(data, "<u8")
-    for turn, column in enumerate(columns):  # their words after the first ones
-        own = places[:, turn]
-        for at in range(_WORD, column.longest, _WORD):
+    target = unaligned_view(data, "<u8")
+    for index, column in enumerate(columns):  # the words after the first ones
+        targets = places[:, index]
+        for at in range(_WORD, column.length_max, _WORD):
             if column.text is not None:
-                target[own + at] = _word(column.text[at:])
+                target[targets + at] = _word(column.text[at:])
             elif isinstance(column.lengths, int):
-                target[own + at] = words_at(column.raw, column.starts + at)
+                target[targets + at] = read_words(column.raw, column.starts + at)
             else:
                 some = np.flatnonzero(column.lengths > at)
-                target[own[some] + at] = words_at(column.raw, column.starts[some] + at)
+                target[targets[some] + at] = read_words(column.raw, column.starts[some] + at)
     target[places.reshape(-1)] = words.reshape(-1)
-    return _readable(lengths.size, offsets, data[:size])
+    return _make_valid_text_array(lengths.size, offsets, data[:size])
 
 
-def _long(columns: Sequence[ValuePlaces], rows: int) -> Any:
-    """By Arrow's views, which is the faster the longer the texts are."""
+def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
+    """Return the array of `make_text_array`, built from Arrow views. Better for long texts."""
     shape = (rows, len(columns))
     starts, lengths = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    for turn, column in enumerate(columns):
-        starts[:, turn] = column.starts
-        lengths[:, turn] = column.lengths
-    found = variable(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
+    for index, column in enumerate(columns):
+        starts[:, index] = column.starts
+        lengths[:, index] = column.lengths
+    found = make_value_array(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
     _, offsets, data = found.buffers()
-    return _readable(len(found), offsets, np.frombuffer(data, np.uint8))
+    return _make_valid_text_array(len(found), offsets, np.frombuffer(data, np.uint8))
 
 
-def _readable(count: int, offsets: Any, data: Bytes) -> Any:
-    """The string array, what is not UTF-8 in it replaced as `bytes.decode` does."""
+def _make_valid_text_array(count: int, offsets: Any, data: Bytes) -> Any:
+    """Return the pa.string() array with these buffers. Bytes that are not UTF-8 are replaced."""
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     found = pa.Array.from_buffers(pa.string(), count, buffers)
     if data.max(initial=0) < _ASCII_END:
@@ -307,20 +334,28 @@ def _readable(count: int, offsets: Any, data: Bytes) -> Any:
 
 
 SAMPLE_ROWS: Final = 8
+"""The number of rows from which values are guessed."""
 _LENGTH_GUESSED_MIN: Final = 8
-"""Shorter values are found by their first word at the same cost."""
+"""The shortest length that is guessed. Shorter values are found with their first word at the same
+cost."""
 _LENGTH_GUESSED_MAX: Final = 128
+"""The longest length that is guessed."""
 _NAME_VALUE: Final = b"\x01"
 _END: Final = bytes((SEPARATOR,))
 
 Guess = bytes | int
-"""A value that all rows have, or the length of all; 0: unknown."""
+"""A value that all rows have, or the length that all values have; 0 means unknown."""
 Pairs = list[tuple[bytes, bytes]]
+"""Names and values of one row, in order."""
 
 
-def pairs_of(text: bytes) -> Pairs | None:
-    """Names and values of one row; None when it is not regular: name, 0x01, value in turn, neither
-    empty, no name twice, names in UTF-8. A value may hold 0x01: the first one ends the name."""
+def split_properties(text: bytes) -> Pairs | None:
+    """Return names and values of one row, or None if the row is odd.
+
+    A regular row consists of name, 0x01, value, 0x02 for each property. Neither is empty, no name
+    occurs twice, and names are UTF-8. A value may contain 0x01, because the first 0x01 ends the
+    name. The last 0x02 may be missing.
+    """
     text = text.removesuffix(_END)
     if not text:
         return []
@@ -338,9 +373,11 @@ def pairs_of(text: bytes) -> Pairs | None:
     return pairs if len(set(names)) == len(names) else None
 
 
-def guesses(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
-    """A guess for each value of a row, from the texts of some rows. When no separator ends the last
-    value, no text is guessed for it: literals end with one."""
+def guess_values(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
+    """Return a guess for each value of the template `pairs`, from the texts of some rows.
+
+    The last value is not guessed if no separator ends it, because known texts end with one.
+    """
     names, found = [name for name, _ in pairs], [[value for _, value in pairs]]
     for text in sample:
         parts = text.replace(_END, _NAME_VALUE).split(_NAME_VALUE)
@@ -361,23 +398,24 @@ def guesses(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
     return known
 
 
-class Follower:
-    """Rows of properties on their way along a template. `rows` are those that fit so far, numbers
-    of `starts`; None is all of them. `values`: those passed already, a name each.
+class TemplateMatcher:
+    """Matches the properties of rows with a template.
 
-    Between two steps each row stands where it ends or where a separator is.
+    `rows` are the indices, in `starts`, of the rows that have matched so far; None means all rows.
+    `values` are the values that were passed, one entry for each name. Between two steps the
+    position of each row is at its end or at a separator.
     """
 
     def __init__(self, raw: Bytes, starts: Positions, ends: Positions) -> None:
         self.rows: Positions | None = None
-        self.values: list[ValuePlaces] = []
+        self.values: list[ValueSpans] = []
         self._raw = raw
         self._at = starts
         self._ends = ends
         self._before = b""
 
-    def follow(self, names: Sequence[bytes], known: Sequence[Guess]) -> None:
-        """Goes along the whole template."""
+    def match(self, names: Sequence[bytes], known: Sequence[Guess]) -> None:
+        """Match all rows with a template of `names` and guessed values."""
         pairs = zip(names, known, strict=True)
         for is_known, run in groupby(pairs, lambda pair: isinstance(pair[1], bytes)):
             if is_known:
@@ -389,16 +427,18 @@ class Follower:
         self._keep((left == 0) | (left == 1))  # the last separator may be missing
 
     def _pass_known(self, pairs: Pairs) -> None:
-        """Names with the values that all rows should have. If they have not: one by one, and a
-        single value as if nothing were known."""
+        """Pass names whose values are known.
+
+        If not all rows have these values, pass them one by one; a single one is passed as unknown.
+        """
         literal, places = self._before, []
         for name, value in pairs:
             literal += name + _NAME_VALUE
             places.append(len(literal))
             literal += value + _END
-        if everywhere(self._raw, self._at, literal):
+        if all_begin_with(self._raw, self._at, literal):
             for place, (_, value) in zip(places, pairs, strict=True):
-                self.values.append(ValuePlaces(self._raw, self._at + place, len(value), value))
+                self.values.append(ValueSpans(self._raw, self._at + place, len(value), value))
             self._pass(len(literal) - len(_END))
         elif len(pairs) > 1:
             for pair in pairs:
@@ -407,27 +447,29 @@ class Follower:
             self._pass_unknown(pairs[0][0], 0)
 
     def _pass_unknown(self, name: bytes, length: int) -> None:
-        """A name with its value, which has the length in all rows, or any for 0. One gather takes
-        the name and as much of the value."""
+        """Pass a name and its value. `length` is the guessed length of all values; 0 means unknown.
+
+        One gather reads the name and, as far as it is guessed, the value.
+        """
         literal = self._before + name + _NAME_VALUE
         width = len(literal)
         block = rows_at(self._raw, self._at, width + (length + 1 if length else 8))
-        same = equal_rows(block, literal)
+        same = rows_begin_with(block, literal)
         if not same.all():
             self._keep(same)
             block = block[same]
         self._pass(width)
         if length:
             marks = block[:, width:] == SEPARATOR
-            # The only separator of each row stands after `length` bytes, at its end?
+            # Is the only separator of each row the one after `length` bytes?
             if marks[:, length].all() and np.count_nonzero(marks) == len(marks):
                 value = block[:, width : width + length]
-                self.values.append(ValuePlaces(self._raw, self._at, length, block=value))
+                self.values.append(ValueSpans(self._raw, self._at, length, block=value))
                 self._pass(length)
                 return
-        words = column_of(block, width, "<u8").copy()
+        words = matrix_column(block, width, "<u8").copy()
         lengths = first_separators(self._raw, self._at, words, self._ends - self._at)
-        self.values.append(ValuePlaces(self._raw, self._at, lengths, words=words))
+        self.values.append(ValueSpans(self._raw, self._at, lengths, words=words))
         self._pass(lengths)
         self._keep(lengths > 0)
 
@@ -436,37 +478,44 @@ class Follower:
         self._before = _END
 
     def _keep(self, fits: NDArray[np.bool_]) -> None:
-        """Leaves the other rows behind."""
+        """Remove the rows that do not match."""
         if fits.all():
             return
         kept = np.flatnonzero(fits)
         self.rows = kept if self.rows is None else self.rows[kept]
         self._at, self._ends = self._at[kept], self._ends[kept]
-        self.values = [value.part(kept) for value in self.values]
+        self.values = [value.take_rows(kept) for value in self.values]
 
 
 SHAPES_MAX = 64
-"""Each shape costs a fixed 100 to 200 µs a block; rows of further shapes go the odd way."""
+"""The most shapes in a block. Each shape costs 100 to 200 µs for each block. Rows of further shapes
+are odd."""
 
 _SCATTER = 40_503
-"""Rows of a sample are so far from each other (modulo their number): not in step with what recurs
-every few rows."""
+"""The distance between the rows of a sample, modulo their number. It is large, so that the sample
+is not in step with anything that repeats every few rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Rows with the same names. `rows` is None for all rows of the block, in order; `starts` is
-    where the properties of each row begin."""
+    """The rows that have the same names in the same order.
+
+    `rows` are their indices; None means all rows of the block. `starts` says where the properties
+    of each row begin.
+    """
 
     names: tuple[bytes, ...]
     rows: Positions | None
     starts: Positions
-    values: tuple[ValuePlaces, ...]
+    values: tuple[ValueSpans, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """The properties of a block of `count` rows."""
+    """The properties of the `count` rows of a block.
+
+    `odd` are the decoded properties of the rows `odd_rows`, which have no shape.
+    """
 
     count: int
     shapes: list[Shape]
@@ -475,15 +524,17 @@ class Properties:
 
 
 def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Properties:
-    """Sorts the rows whose properties lie at these places into shapes. What is found refers to
-    `raw`; arrays made of it do not."""
+    """Sort rows into shapes by their properties, which are at these positions in `raw`.
+
+    The result refers to `raw`; Arrow arrays that are made from it do not.
+    """
     ends = starts + lengths
     shapes: list[Shape] = []
     odd: list[int] = []
     left = np.arange(len(starts))
     while len(left) and len(shapes) < SHAPES_MAX:
         first = int(left[0])
-        pairs = pairs_of(raw[starts[first] : ends[first]].tobytes())
+        pairs = split_properties(raw[starts[first] : ends[first]].tobytes())
         if pairs is None:
             odd.append(first)
             left = left[1:]
@@ -492,16 +543,16 @@ def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Proper
             sample = [raw[starts[row] : ends[row]].tobytes() for row in chosen]
             names = tuple(name for name, _ in pairs)
             whole = len(left) == len(starts)
-            own = starts if whole else starts[left]
-            follower = Follower(raw, own, ends if whole else ends[left])
-            follower.follow(names, guesses(pairs, sample))
-            inside = follower.rows
+            own_starts = starts if whole else starts[left]
+            matcher = TemplateMatcher(raw, own_starts, ends if whole else ends[left])
+            matcher.match(names, guess_values(pairs, sample))
+            inside = matcher.rows
             if inside is None:
                 rows = None if whole else left
                 left = left[:0]
             else:
-                rows, own, left = left[inside], own[inside], np.delete(left, inside)
-            shapes.append(Shape(names, rows, own, tuple(follower.values)))
+                rows, own_starts, left = left[inside], own_starts[inside], np.delete(left, inside)
+            shapes.append(Shape(names, rows, own_starts, tuple(matcher.values)))
     odd_rows = np.sort(np.array([*odd, *left.tolist()], np.int64))
     decoded = [decode_properties(raw[starts[row] : ends[row]].data) for row in odd_rows.tolist()]
     return Properties(len(starts), shapes, odd_rows, decoded)
@@ -512,7 +563,11 @@ def shape_arrays(
     column: Callable[[Shape], Any],
     odd_column: Callable[[list[dict[str, str]]], Any],
 ) -> Any:
-    """`column(shape)` of every shape and `odd_column(dicts)`, put back into the order of rows."""
+    """Return one array in the order of the rows, built from `column` and `odd_column`.
+
+    `column(shape)` returns the array for the rows of a shape, and `odd_column(dicts)` the one for
+    the odd rows.
+    """
     parts = [column(shape) for shape in found.shapes]
     if len(parts) == 1 and found.shapes[0].rows is None:
         return parts[0]
@@ -526,7 +581,11 @@ def shape_arrays(
 
 
 def in_row_order(parts: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
-    """One array of `count` rows, of which each part has some; of two for a row the later counts."""
+    """Return one array of `count` rows, put together from `parts`.
+
+    Each part contains the rows in the entry of `rows` with the same index. If two parts have the
+    same row, the later one counts.
+    """
     numbers = np.concatenate(rows)
     order = np.empty(count, np.int64)
     order[numbers] = np.arange(len(numbers))
@@ -534,13 +593,13 @@ def in_row_order(parts: Sequence[Any], rows: Sequence[Positions], count: int) ->
 
 
 def text_column(found: Properties, name: str) -> Any:
-    """The values of one property as a pa.string() array, null where a message has none."""
+    """Return the values of a property as a pa.string() array, null if a message lacks it."""
     wanted = name.encode()
 
     def column(shape: Shape) -> Any:
         if wanted not in shape.names:
             return pa.nulls(len(shape.starts), pa.string())
-        return texts([shape.values[shape.names.index(wanted)]], len(shape.starts))
+        return make_text_array([shape.values[shape.names.index(wanted)]], len(shape.starts))
 
     def odd_column(rows: list[dict[str, str]]) -> Any:
         return pa.array([row.get(name) for row in rows], pa.string())

@@ -3,7 +3,7 @@
 `sweep_piece` checks a piece of the log with the rules of `log.parse_log_record`, in stages, each of
 which is cheaper than the next:
 
-    starts       each record's size leads to the next record (`record.table.leading_starts`)
+    starts       each record's size leads to the next record (`record.table.find_leading_starts`)
     structure    sizes of the parts, stored position, store time: whole columns at once
     bodies       zlib over slices of the map, the only work for each record separately
     properties   gathered side by side; separators found in one pass, tags hashed in columns
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from sluicemq.model.message import UNQUEUED
 from sluicemq.model.system_names import SCHEDULE_TOPIC
-from sluicemq.record.codec import is_sealed
+from sluicemq.record.codec import has_valid_checksum
 from sluicemq.record.layout import (
     CRC_MASK,
     MAGIC_V1,
@@ -52,9 +52,9 @@ from sluicemq.record.table import (
     Mask,
     Positions,
     Records,
+    find_leading_starts,
     gather,
     java_hashes,
-    leading_starts,
     rows_at,
 )
 from sluicemq.store.log import (
@@ -125,7 +125,7 @@ class Sweep:
     @property
     def records(self) -> Records:
         """All columns of the records."""
-        return self._records.part(slice(self.count))
+        return self._records.take_rows(slice(self.count))
 
     @property
     def start(self) -> int:
@@ -140,7 +140,7 @@ class Sweep:
     @property
     def store_time_ms(self) -> int:
         """The store time of the last record."""
-        return int(self._records.number("store_time")[self.count - 1])
+        return int(self._records.field("store_time")[self.count - 1])
 
     @cached_property
     def groups(self) -> list[QueueUnits]:
@@ -148,7 +148,7 @@ class Sweep:
         records, count = self._records, self.count
         topics, topic_of = records.topics
         queued = np.flatnonzero((records.sys_flag[:count] & UNQUEUED) == 0)
-        ids = records.number("queue_id")
+        ids = records.field("queue_id")
         keys = (topic_of[:count] << 32) + (ids[:count] & 0xFFFFFFFF)
         order = queued[np.argsort(keys[queued], kind="stable")]
         keys = keys[order]
@@ -156,7 +156,7 @@ class Sweep:
         units["position"] = records.starts[order] + records.base
         units["size"] = records.sizes[order]
         units["code"] = self._codes[order]
-        offsets = records.number("queue_offset")[order]
+        offsets = records.field("queue_offset")[order]
         cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(order)]
         return [
             QueueUnits(topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
@@ -181,19 +181,19 @@ def sweep_piece(
     (messageDelayLevel).
     """
     raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
-    starts = leading_starts(raw)
+    starts = find_leading_starts(raw)
     if not len(starts):
         return None
     records = Records(raw, starts, base + at)
-    good = records.good & (records.topic_lengths > 0) & (records.number("store_time") != 0)
-    count = _count_leading(good & (records.number("physical_offset") == starts + records.base))
+    good = records.valid & (records.topic_lengths > 0) & (records.field("store_time") != 0)
+    count = _count_leading(good & (records.field("physical_offset") == starts + records.base))
     if check_crc:
         begins, ends = records.body_starts[:count].tolist(), records.body_ends[:count].tolist()
         data, crc32 = raw.data, zlib.crc32
         crcs = np.array([crc32(data[a:b]) for a, b in zip(begins, ends, strict=True)], np.int64)
-        count = _count_leading((crcs & CRC_MASK) == records.number("body_crc")[:count])
+        count = _count_leading((crcs & CRC_MASK) == records.field("body_crc")[:count])
         if requires_checksum:
-            sealed = [is_sealed(records.record(row)) for row in range(count)]
+            sealed = [has_valid_checksum(records.record_bytes(row)) for row in range(count)]
             count = _count_leading(np.array(sealed, np.bool_))
     if not count:
         return None
@@ -251,7 +251,7 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
         hashes, is_odd = java_hashes(flat, starts, lengths)
         odd[owners[is_odd | (following < starts + lengths) | ~is_end.any(axis=1)]] = True
         codes[owners] = hashes.view(np.int32)
-    is_lost = records.number("prepared_offset")[:count] == PLACEHOLDER_PREPARED_OFFSET
+    is_lost = records.field("prepared_offset")[:count] == PLACEHOLDER_PREPARED_OFFSET
     codes[is_lost] = PLACEHOLDER_CODE
     odd[is_lost] = False
     return codes, odd, cut

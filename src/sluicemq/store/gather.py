@@ -96,10 +96,10 @@ VECTORISED_UNITS_MIN: Final = 256
 """The heads of at least this many records are checked in columns."""
 UNIT_SEARCH_BYTES_MAX: Final = 16 << 20
 """At most this many bytes of the log are searched for the message of a wrong unit."""
-_HEAD_FIELDS: Final = RECORD_HEAD.only(
+_HEAD_FIELDS: Final = RECORD_HEAD.struct_of(
     "size", "magic", "queue_id", "queue_offset", "physical_offset"
 )
-_unpack_whole: Final = RECORD_HEAD.only(
+_unpack_whole: Final = RECORD_HEAD.struct_of(
     "size",
     "magic",
     "body_crc",

@@ -56,11 +56,11 @@ from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.numbers import natural
 from sluicemq.record.codec import (
-    body_crc_agrees,
     decode_properties,
-    is_sealed,
+    has_valid_checksum,
+    is_body_intact,
     parse_head,
-    tag_code_of,
+    tag_code_of_properties,
 )
 from sluicemq.record.layout import (
     BLANK,
@@ -362,7 +362,7 @@ class CommitLog:
         record = parse_log_record(view, at, position - at, check_crc=check_crc)
         if record is None or not (check_crc and self.requires_checksum):
             return record
-        return record if is_sealed(view[at : at + record.size_bytes]) else None
+        return record if has_valid_checksum(view[at : at + record.size_bytes]) else None
 
     def is_blank_at(self, segment: Segment, position: int) -> bool:
         """Return whether a blank record at `position` of `segment` covers the rest of the file."""
@@ -462,7 +462,7 @@ class LogRecord(NamedTuple):
             if level := natural(properties.get(DELAY, "")):
                 return self.store_time_ms + delays_ms[min(level, len(delays_ms)) - 1]
             return tag_code(properties.get(TAGS, ""))
-        return tag_code_of(encoded)
+        return tag_code_of_properties(encoded)
 
     def belongs_to(self, key: tuple[str, int], offset: int | None = None) -> bool:
         """Return whether queue `key` contains the record at `offset` (None means any offset)."""
@@ -541,7 +541,7 @@ def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -
             return None
         time, prepared = head.store_time_ms, head.prepared_offset
         topic, properties = bytes(view[head.topic]), bytes(view[head.properties])
-        is_whole = not check_crc or body_crc_agrees(view, head)
+        is_whole = not check_crc or is_body_intact(view, head)
     else:
         body = at + RECORD_HEAD.size
         name = body + body_bytes + 1
@@ -676,7 +676,7 @@ def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
         pass
     elif head.physical_offset != base + at:
         fault = f"the record's stored position is {head.physical_offset}, not {base + at}"
-    elif not body_crc_agrees(view, head):
+    elif not is_body_intact(view, head):
         found, expected = zlib.crc32(view[head.body]) & CRC_MASK, head.body_crc & CRC_MASK
         fault = f"the body's CRC is {found:#010x}, but the record contains {expected:#010x}"
     elif not head.store_time_ms:

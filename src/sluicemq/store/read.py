@@ -75,9 +75,9 @@ DAMAGED_RUN_MAX: Final = 256
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this value are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
-_unpack_record: Final = RECORD_HEAD.only("size", "queue_offset").unpack_from
-_FLAGS: Final = RECORD_HEAD.only("sys_flag")
-_TIMES: Final = {bits: head.only("store_time") for bits, head in RECORD_HEADS.items()}
+_unpack_record: Final = RECORD_HEAD.struct_of("size", "queue_offset").unpack_from
+_FLAGS: Final = RECORD_HEAD.struct_of("sys_flag")
+_TIMES: Final = {bits: head.struct_of("store_time") for bits, head in RECORD_HEADS.items()}
 
 
 class ReadStatus(enum.Enum):

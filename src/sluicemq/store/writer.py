@@ -30,7 +30,7 @@ from sluicemq.engine.state import TurnState
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import BORN_HOST_IPV6, INNER_BATCH, PREPARED, STORE_HOST_IPV6
-from sluicemq.record.codec import encode_record, seal, with_place
+from sluicemq.record.codec import encode_record, fill_checksum, reserve_checksum
 from sluicemq.record.layout import (
     BLANK,
     CRC_MASK,
@@ -45,7 +45,7 @@ from sluicemq.store.log import BLANK_BYTES, ZEROS_NEVER_STORED, CommitLog
 from sluicemq.store.queues import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns
+    from sluicemq.record.batch_columns import BatchColumns
     from sluicemq.record.table import Positions
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,10 @@ _UNCOMMON_FLAGS: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IP
 _IPV4_HOSTS_BYTES: Final = 2 * HOST_BYTES_IPV4
 _TAG_CODE_BYTES: Final = 8
 _pack_head: Final = RECORD_HEAD.struct.pack
-_SHARED_FIELDS: Final = RECORD_HEAD.part("sys_flag", "prepared_offset")
+_SHARED_FIELDS: Final = RECORD_HEAD.fields_between("sys_flag", "prepared_offset")
 _pack_shared: Final = _SHARED_FIELDS.struct.pack
 _pack_batch_head: Final = Layout(
-    *RECORD_HEAD.part("size", "physical_offset").fields,
+    *RECORD_HEAD.fields_between("size", "physical_offset").fields,
     ("shared", f"V{_SHARED_FIELDS.size}"),
     ("body_length", "i4"),
 ).struct.pack
@@ -154,7 +154,7 @@ class Writer(TurnState):
             sys_flag & _UNCOMMON_FLAGS
             or len(born_host) + len(store_host) != self._common_hosts_bytes
         ):
-            properties = with_place(properties) if self._adds_checksum else properties
+            properties = reserve_checksum(properties) if self._adds_checksum else properties
             parts = [(flag, body, properties, tag_code)]
             positions, offset = self._append_encoded(
                 queue,
@@ -249,7 +249,7 @@ class Writer(TurnState):
         queue = self._queues.get_or_create((topic, queue_id))
         if self._adds_checksum:
             parts = [
-                (flag, body, with_place(properties), tag_code)
+                (flag, body, reserve_checksum(properties), tag_code)
                 for flag, body, properties, tag_code in parts
             ]
         body_bytes = sum([len(part[1]) for part in parts])
@@ -348,7 +348,7 @@ class Writer(TurnState):
                     prepared_offset=prepared_offset,
                     version2=queue.magic == MAGIC_V2,
                 )
-                records.append(seal(record) if self._adds_checksum else record)
+                records.append(fill_checksum(record) if self._adds_checksum else record)
                 units.append(_pack_unit(position, len(record), tag_code))
                 positions.append(position)
                 position += len(record)
@@ -363,14 +363,14 @@ class Writer(TurnState):
         return positions, first
 
     def append_columns(
-        self, topic: str, queue_id: int, columns: "Columns"
+        self, topic: str, queue_id: int, columns: "BatchColumns"
     ) -> tuple["Positions", int]:
         """Append a batch whose messages are columns already (`record.batch_columns`).
 
         All messages must have IPv4 hosts and valid properties. Returns the positions in the log and
         the queue offset of the first message. Raises the errors of `append`.
         """
-        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - imports NumPy
+        from sluicemq.record.batch_columns import encode_records  # noqa: PLC0415 - imports NumPy
 
         queue = self._queues.get_or_create((topic, queue_id))
         heads = columns.heads
@@ -380,7 +380,7 @@ class Writer(TurnState):
             self.begin_group()
         property_bytes = int(columns.property_sizes.sum())
         self._make_room(len(heads) * queue.fixed_bytes + body_bytes + property_bytes)
-        laid = lay_out(
+        laid = encode_records(
             columns,
             fixed_bytes=queue.fixed_bytes,
             topic_part=queue.topic_part,
@@ -521,7 +521,7 @@ def _number_error(*numbers: int) -> MessageIllegalError:
     """
     padded = (*numbers, *[0] * (len(_NUMBERS.fields) - len(numbers)))
     return MessageIllegalError(
-        f"The message was not stored. {_NUMBERS.misfit(*padded)}",
+        f"The message was not stored. {_NUMBERS.describe_misfit(*padded)}",
         fix="Send a number within that range.",
     )
 

@@ -49,7 +49,7 @@ def own(mq: EmbeddedSluice, group: str, topic: str) -> set[MessageQueue]:
 # ----------------------------------------------------------------------------- broadcasting
 
 
-async def test_every_broadcasting_consumer_gets_every_message_and_goes_on_after_a_restart():
+async def test_every_broadcasting_consumer_gets_every_message_and_continues_after_a_restart():
     files = CrashableFiles()
     async with embedded() as mq:
         await fill(mq, "t", 20)
@@ -136,7 +136,7 @@ async def test_two_broadcasting_consumers_do_not_share_one_offsets_file():
             assert (await stream.receive()).body == b"A0"
 
 
-async def test_a_java_clients_offsets_file_is_taken_over():
+async def test_an_offsets_file_of_a_java_client_is_continued():
     files = CrashableFiles()
     async with embedded() as mq:
         await fill(mq, "t", 6, queues=1)
@@ -176,7 +176,7 @@ async def test_a_handler_of_lists_gets_messages_of_one_queue_up_to_the_limit():
         assert len({body for batch in batches for body in batch}) == 100
 
 
-async def test_the_first_messages_of_a_batch_may_be_done_and_the_others_come_again():
+async def test_a_handler_may_acknowledge_the_first_messages_of_a_batch():
     async with embedded() as mq:
         await fill(mq, "t", 4, queues=1)
         rounds: list[list[bytes]] = []
@@ -194,7 +194,7 @@ async def test_the_first_messages_of_a_batch_may_be_done_and_the_others_come_aga
         assert sorted(body for batch in rounds[1:] for body in batch) == [b"A1", b"A2", b"A3"]
 
 
-async def test_an_ordered_batch_comes_again_whole_and_in_order():
+async def test_an_ordered_batch_is_redelivered_whole_and_in_order():
     async with embedded() as mq:
         await fill(mq, "t", 6, queues=1)
         rounds: list[list[bytes]] = []
@@ -226,7 +226,9 @@ async def test_members_share_all_queues_by_each_strategy(name):
         await until(lambda: len(shares()) == 8 and len(set(shares())) == 8, 8)
 
 
-async def test_a_users_own_strategy_is_asked_and_its_failure_is_said(caplog):
+async def test_an_allocation_strategy_of_the_application_is_called_and_its_failure_is_logged(
+    caplog,
+):
     async with embedded() as mq:
         await mq.admin.create_topic("t", queues=4)
         asked = []
@@ -270,7 +272,7 @@ async def test_a_lost_connection_moves_queues_at_once_and_back_after_the_reconne
         await until(lambda: len(own(mq, "g", "t")) == 2 and len(own(other, "g", "t")) == 2, 4.0)
 
 
-async def test_a_changed_subscription_holds_in_all_queues_and_drops_what_waits():
+async def test_a_changed_subscription_applies_in_all_queues_and_to_prefetched_messages():
     async with embedded() as mq:
         await fill(mq, "t", 40, tag="A")
         await fill(mq, "t", 40, tag="B")
@@ -294,7 +296,7 @@ async def test_a_changed_subscription_holds_in_all_queues_and_drops_what_waits()
             assert (await stream.receive()).tag == "C"
 
 
-async def test_a_member_that_changes_balances_before_it_reads_on(
+async def test_a_member_that_changes_its_filter_rebalances_before_it_reads_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with embedded() as mq:
@@ -319,7 +321,7 @@ async def test_a_member_that_changes_balances_before_it_reads_on(
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with_the_new_one(
+async def test_a_queue_that_is_added_while_the_filter_changes_is_read_with_the_new_filter(
     monkeypatch: pytest.MonkeyPatch, is_refused: bool
 ) -> None:
     """The balance that takes it began before the change; or the brokers never heard of the
@@ -362,7 +364,7 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
                 for queue in here.readers.queues if queue.topic == "t"} == {wanted}  # fmt: skip
 
 
-async def test_a_member_that_a_strict_group_refuses_gives_its_queues_up(
+async def test_a_member_that_a_strict_group_refuses_stops_reading_its_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And goes on, when it is taken again, behind what others have read of them meanwhile."""
@@ -427,7 +429,7 @@ async def drain(consumer, count: int) -> list[bytes]:
     return found
 
 
-async def test_a_paused_queue_is_not_handed_out_and_goes_on_in_its_place():
+async def test_a_paused_queue_is_not_handed_out_and_continues_where_it_was_paused():
     async with embedded() as mq:
         await fill(mq, "t", 20, queues=2)
         async with mq.lite_pull("g") as consumer:
@@ -466,7 +468,7 @@ async def test_commits_are_exact_and_a_seek_outside_is_refused():
                 await consumer.poll(-1)
 
 
-async def test_listeners_hear_of_new_queues_and_of_a_new_share():
+async def test_listeners_are_called_for_new_queues_and_for_a_new_assignment():
     async with embedded() as mq:
         await mq.admin.create_topic("t", queues=2)
         heard: list[int] = []
@@ -523,7 +525,7 @@ async def test_unacknowledged_messages_stay_uncommitted():
         assert offsets.committed("g", "t", 0) == 0
 
 
-async def test_the_file_is_what_java_writes():
+async def test_the_offsets_file_is_what_java_writes():
     files = CrashableFiles()
     async with embedded() as mq:
         await fill(mq, "t", 2, queues=1)
@@ -541,7 +543,7 @@ async def test_the_file_is_what_java_writes():
         json.loads(text)
 
 
-async def test_thresholds_bound_what_waits_in_all_queues_of_a_topic():
+async def test_topic_limits_apply_to_all_queues_of_a_topic_together():
     async with embedded() as mq:
         await fill(mq, "t", 400, queues=4)
         async with mq.subscribe("t", group="g", topic_count_max=40, pull_count=7) as stream:
@@ -557,7 +559,7 @@ async def test_thresholds_bound_what_waits_in_all_queues_of_a_topic():
                 await (await stream.receive()).ack()
 
 
-async def test_two_clients_of_one_process_may_want_different_things_of_a_broker_with_lanes():
+async def test_two_clients_of_one_process_may_have_different_filters_at_a_broker_with_lanes():
     """Each gets its own, all of it, and each once: before and after one changes what it wants."""
     async with embedded() as mq:
         await mq.admin.create_topic("t", queues=2)
@@ -581,7 +583,7 @@ async def test_two_clients_of_one_process_may_want_different_things_of_a_broker_
             await mq.subscribe("t", group="g", tags="C").start()
 
 
-async def test_a_strict_group_says_to_a_client_that_starts_why_it_is_refused() -> None:
+async def test_start_raises_the_refusal_of_a_strict_group() -> None:
     async with embedded() as mq:
         await mq.admin.create_topic("t", queues=2)
         await mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
@@ -593,7 +595,7 @@ async def test_a_strict_group_says_to_a_client_that_starts_why_it_is_refused() -
             assert any(one.code == "refused-by-contract" for one in said.findings)
 
 
-async def test_a_change_that_does_not_parse_leaves_the_subscription_as_it_is():
+async def test_an_invalid_filter_leaves_the_subscription_unchanged():
     async with embedded() as mq:
         await fill(mq, "t", 1)
         async with mq.subscribe("t", group="g", tags="A") as mine:

@@ -89,7 +89,7 @@ async def test_two_members_share_the_queues_and_keep_the_order_when_one_leaves(c
     assert len(seen) == 200, "nothing was handled twice: every lock was given up after the commit"
 
 
-async def test_a_stream_hands_out_the_next_one_of_a_queue_when_the_last_one_is_acknowledged(
+async def test_a_stream_hands_out_the_next_message_of_a_queue_after_an_acknowledgement(
     cluster,
 ):
     async with Sluice(cluster.addresses) as mq:
@@ -108,7 +108,7 @@ async def test_a_stream_hands_out_the_next_one_of_a_queue_when_the_last_one_is_a
             assert (await stream.receive()).body == b"2"
 
 
-async def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_the_queue_goes_on(
+async def test_an_ordered_message_that_fails_too_often_is_a_dead_letter_and_its_queue_continues(
     cluster,
 ):
     seen = []

@@ -171,7 +171,7 @@ def test_a_refused_consumer_fails_in_start_with_account_resource_and_fix(
 
 
 @pytest.mark.parametrize("form", [by_push, by_names, by_lite_pull], ids=lambda form: form.__name__)
-def test_a_broker_that_checks_heartbeats_alone_is_heard_too(
+def test_a_refusal_of_heartbeats_alone_is_raised_too(
     form: Callable[..., None], guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocketMQ's brokers check no rights for CHECK_CLIENT_CONFIG (46)."""
@@ -213,7 +213,7 @@ async def test_another_expression_or_topic_that_is_refused_changes_nothing(
         await consumer.close()
 
 
-async def test_a_right_that_is_taken_away_stops_its_group_alone_until_it_is_back(
+async def test_a_revoked_permission_stops_only_its_group_until_it_is_granted_again(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A heartbeat names all groups of a client, and a server refuses it as a whole: the others must

@@ -26,7 +26,7 @@ async def take(stream, count, timeout_s=15.0):
         return [await stream.receive() for _ in range(count)]
 
 
-async def test_a_failing_message_comes_again_by_way_of_the_broker_and_ends_as_a_dead_letter(
+async def test_a_failing_message_is_redelivered_by_the_broker_and_becomes_a_dead_letter(
     empty_cluster,
 ):
     empty_cluster.start_broker(**QUICK)
@@ -79,7 +79,7 @@ async def test_a_group_of_dead_letters_has_retries_and_dead_letters_of_its_own(e
             assert last.body == b"x"
 
 
-async def test_a_rejected_message_of_a_stream_comes_again_and_the_others_do_not_wait(
+async def test_a_rejected_message_of_a_stream_is_redelivered_and_the_others_do_not_wait(
     empty_cluster,
 ):
     empty_cluster.start_broker(**QUICK)
@@ -97,7 +97,7 @@ async def test_a_rejected_message_of_a_stream_comes_again_and_the_others_do_not_
             await again.ack()
 
 
-async def test_when_the_broker_is_away_the_message_stays_and_is_handled_again(empty_cluster):
+async def test_a_message_is_processed_again_if_no_broker_can_store_it(empty_cluster):
     """Neither 36 nor a copy can be stored: nothing is committed past it, nothing is lost."""
     empty_cluster.start_broker(**QUICK)
     calls = []

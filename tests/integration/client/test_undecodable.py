@@ -146,7 +146,7 @@ async def test_a_dead_letter_that_no_broker_takes_is_sent_again(
     assert await mq.pull_consumer("g").committed(queue) == 4
 
 
-async def test_one_in_the_retry_topic_and_under_trace_is_handled_like_others() -> None:
+async def test_an_undecodable_message_in_the_retry_topic_is_handled_like_others() -> None:
     async with embedded(tcp=True, trace=True, settings={"traceTopicEnable": "true"}) as mq:
         await mq.admin.create_topic("t", queues=1)
         seen: list[bytes] = []
@@ -166,7 +166,7 @@ async def test_one_in_the_retry_topic_and_under_trace_is_handled_like_others() -
         assert consumer.failure is None
 
 
-async def test_a_poll_goes_on_behind_the_message_after_a_seek(mq: EmbeddedSluice) -> None:
+async def test_a_poll_continues_behind_the_message_after_a_seek(mq: EmbeddedSluice) -> None:
     async with mq.lite_pull("g", on_undecodable="raise") as consumer:
         await consumer.subscribe("t")
         assert [one.body for one in await consumer.poll()] == [b"good 0"]

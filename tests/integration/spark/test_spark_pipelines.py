@@ -29,7 +29,7 @@ Make = Callable[..., Pipeline]
 
 @pytest.fixture
 def make(name_server: str, topic: str, tmp_path: Path) -> Make:
-    """make(lines of the file below `source:`, …): the pipeline of a file about the test's topic."""
+    """Return a function that makes a pipeline from the text of a file about the test's topic."""
 
     def written(text: str) -> Pipeline:
         path = tmp_path / "p.yaml"
@@ -55,7 +55,7 @@ sinks:
 """
 
 
-def test_a_batch_writes_the_same_rows_into_every_sink_and_its_dry_run_nothing(
+def test_a_batch_writes_the_same_rows_to_every_sink_and_its_dry_run_none(
     spark: Any, make: Make, publish: Publish, admin: Admin, topic: str, tmp_path: Path,
     no_rows_at_the_driver: None,
 ) -> None:  # fmt: skip
@@ -102,7 +102,7 @@ def _numbers(directory: Path) -> list[int]:
 
 @pytest.fixture
 def no_rows_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever brings rows to the driver fails."""
+    """Make every method fail that brings rows to the driver."""
     from pyspark.core.rdd import RDD
     from pyspark.sql.classic.dataframe import DataFrame
 
@@ -129,7 +129,7 @@ def no_rows_at_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         ("value: text", "value: text, queue_id: text", ":11: sinks[0]: the column 'queue_id' has"),
     ],
 )  # fmt: skip
-def test_what_only_spark_can_find_is_told_with_its_line(
+def test_problems_that_spark_finds_are_reported_with_their_line(
     spark: Any, make: Make, old: str, new: str, expected: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -151,7 +151,7 @@ TO_PARQUET = "  - {kind: parquet, path: DIR/out}\n"
 TO_TABLE = '  - {kind: table, url: "sqlite:///DIR/t.db", table: late, key: [number]}\n'
 
 
-def test_a_signal_ends_a_stream_after_a_micro_batch_and_a_restart_goes_on(
+def test_a_signal_ends_a_stream_after_a_micro_batch_and_a_restart_continues(
     spark: Any, make: Make, publish: Publish, read: Any, topic: str, tmp_path: Path
 ) -> None:
     pipeline = make(STREAM.replace("TRIGGER", "200ms") + TO_TOPIC)
@@ -221,7 +221,7 @@ def test_a_stream_that_fails_says_why_in_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_stopping_leaves_out_the_sinks_of_a_batch_that_are_not_begun(
+def test_a_stopped_batch_skips_the_remaining_sinks(
     spark: Any, make: Make, publish: Publish, tmp_path: Path
 ) -> None:
     publish(0, 10)

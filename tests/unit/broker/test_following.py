@@ -36,7 +36,7 @@ FILE_BYTES = 64 * 1024
 
 
 class Log:
-    """Bytes with a begin: the store of a master, and a slave's with its `Following`."""
+    """A log in memory. It is the store of a master, or the store and received log of a slave."""
 
     def __init__(self, start: int = 0, data: bytes = b"") -> None:
         self.log_start = start
@@ -78,7 +78,7 @@ class Log:
 
 
 class Gate:
-    """What a master knows of its slaves."""
+    """What a master knows about its slaves."""
 
     def __init__(self) -> None:
         self.confirmed = 0
@@ -95,7 +95,7 @@ class Gate:
 
 
 class Pair:
-    """A master and a slave, on one loop and a clock of their own."""
+    """A master and a slave, on one event loop and with a clock that the test advances."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ def filled(size: int, start: int = 0) -> Log:
     return Log(start, bytes((start + at) * 2654435761 >> 8 & 255 for at in range(size)))
 
 
-async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
+async def test_a_sluicemq_slave_gets_the_whole_log_and_later_bytes() -> None:
     pair = Pair(filled(150_000, FILE_BYTES), Log())
     pair.receiver.is_sluicemq_master = True
     await pair.start()
@@ -174,7 +174,7 @@ async def test_a_slave_of_ours_gets_the_whole_log_and_what_is_added() -> None:
     assert pair.receiver.status().end == pair.master.end
 
 
-async def test_what_lies_far_back_is_read_by_another_thread(
+async def test_old_bytes_are_read_by_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sluicemq.broker.replication.log_sender.NEAR_BYTES", 10_000)
@@ -194,7 +194,7 @@ async def test_what_lies_far_back_is_read_by_another_thread(
     assert slave.data == master.data
 
 
-async def test_what_was_read_too_late_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_that_were_read_too_late_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluicemq.broker.replication.log_sender.NEAR_BYTES", 10_000)
     master, slave = filled(FILE_BYTES), Log()
     jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
@@ -227,7 +227,7 @@ async def test_a_log_that_cannot_be_read_ends_the_connection(
     assert not pair.gate.ends
 
 
-async def test_who_has_long_to_catch_up_says_so_and_when_it_is_level() -> None:
+async def test_a_slave_reports_when_it_starts_and_ends_catching_up() -> None:
     pair = Pair(filled(50_000), Log())
     told: list[bool] = []
     pair.receiver.on_catch_up = told.append
@@ -252,14 +252,14 @@ async def test_who_has_long_to_catch_up_says_so_and_when_it_is_level() -> None:
     assert told == [True, False, True, False], "nothing more came"
 
 
-async def test_as_rocketmqs_do_an_empty_slave_gets_the_last_file_alone() -> None:
+async def test_an_empty_slave_gets_only_the_last_file_as_in_rocketmq() -> None:
     pair = Pair(filled(150_000), Log())
     await pair.start()
     assert pair.slave.log_start == 2 * FILE_BYTES
     assert pair.slave.data == pair.master.data[2 * FILE_BYTES :]
 
 
-async def test_a_slave_goes_on_where_it_was() -> None:
+async def test_a_slave_continues_where_it_stopped() -> None:
     master = filled(150_000)
     pair = Pair(master, Log(0, bytes(master.data[:777])))
     await pair.start()
@@ -296,7 +296,7 @@ async def test_a_slave_that_has_more_than_its_master_is_closed_and_never_counted
     assert pair.receiver.state == 0
 
 
-async def test_a_slave_older_than_the_masters_log_begins_anew() -> None:
+async def test_a_slave_whose_log_ends_before_the_masters_begins_is_emptied() -> None:
     cut: list[int] = []
     pair = Pair(filled(1000, FILE_BYTES), filled(10))
     pair.receiver.is_sluicemq_master = True
@@ -306,14 +306,14 @@ async def test_a_slave_older_than_the_masters_log_begins_anew() -> None:
     assert cut == [1]
 
 
-async def test_behind_a_java_master_a_gap_is_an_error_that_is_told() -> None:
+async def test_a_gap_in_the_log_of_a_java_master_is_an_error() -> None:
     pair = Pair(filled(1000, FILE_BYTES), filled(10))
     await pair.start()
     assert len(pair.slave.data) == 10
     assert "ends at 10" in pair.receiver.status().last_error
 
 
-async def test_plain_and_with_sync_flush_only_what_is_synced_travels() -> None:
+async def test_only_synced_bytes_are_sent_in_the_plain_protocol_under_sync_flush() -> None:
     pair = Pair(filled(1000), Log(), flush_sync=True)
     await pair.start()
     pair.master.data += bytes(10)
@@ -330,7 +330,7 @@ async def test_plain_and_with_sync_flush_only_what_is_synced_travels() -> None:
     assert list(pair.gate.ends.values()) == [1000]
 
 
-async def test_flow_control_bounds_a_second() -> None:
+async def test_flow_control_limits_the_bytes_of_a_second() -> None:
     pair = Pair(filled(10_000), Log(), ha_flow_control=True, ha_bytes_per_s=1024)
     pair.receiver.is_sluicemq_master = True
     await pair.start()
@@ -339,7 +339,7 @@ async def test_flow_control_bounds_a_second() -> None:
         await pair.pass_time(1)
 
 
-async def test_failover_cuts_a_diverged_tail_and_shows_what_is_confirmed() -> None:
+async def test_failover_truncates_a_diverged_tail_and_dispatches_what_is_confirmed() -> None:
     master = filled(100_000)
     slave = Log(0, bytes(master.data[:70_000]) + b"another's")
     pair = Pair(master, slave, terms=[[(1, 0), (3, 70_000)], [(1, 0), (2, 70_000)]])
@@ -356,7 +356,7 @@ async def test_failover_cuts_a_diverged_tail_and_shows_what_is_confirmed() -> No
     assert slave.shown == 100_000, "told at once, though nothing else was to be said"
 
 
-async def test_confirmed_bytes_are_cut_by_nobody_but_a_person() -> None:
+async def test_confirmed_bytes_are_truncated_only_after_an_unclean_election() -> None:
     master, slave = filled(1000), filled(1500)
     pair = Pair(master, slave, terms=[[(1, 0), (3, 900)], [(1, 0), (2, 1200)]])
     pair.receiver.confirmed = 901
@@ -368,7 +368,7 @@ async def test_confirmed_bytes_are_cut_by_nobody_but_a_person() -> None:
     assert slave.data == master.data
 
 
-async def test_a_master_of_an_older_epoch_is_not_followed() -> None:
+async def test_a_master_of_an_older_term_is_not_followed() -> None:
     pair = Pair(filled(10), filled(5), terms=[[(1, 0)], [(1, 0), (2, 5)]])
     await pair.start()
     assert pair.slave.end == 5
@@ -396,7 +396,7 @@ def test_who_may_connect(peers: Any, admits: bool) -> None:
             check()
 
 
-async def test_a_follower_is_connected_again_and_to_another_address() -> None:
+async def test_a_receiver_reconnects_also_to_another_address() -> None:
     pair = Pair(filled(10), Log())
     target = [""]
     await pair.start()

@@ -4,7 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.model.ids import tag_code
-from sluicemq.record.codec import as_dict, as_text, decode_properties, tag_code_of
+from sluicemq.record.codec import (
+    decode_properties,
+    format_property_text,
+    parse_property_text,
+    tag_code_of_properties,
+)
 
 names = st.sampled_from(["TAGS", "KEYS", "MYTAGS", "UNIQ_KEY", "TAG", "S"])
 words = st.text(alphabet="ABTGSKEY中 =", max_size=6)
@@ -20,16 +25,18 @@ def written(found: list[tuple[str, str]], *, ends: bool = True) -> str:
 @given(pairs, st.booleans())
 def test_the_tag_is_that_of_the_dict(found: list[tuple[str, str]], ends: bool) -> None:
     text = written([(name, value) for name, value in found if value], ends=ends)
-    assert tag_code_of(text.encode()) == tag_code(as_dict(text).get("TAGS", ""))
+    assert tag_code_of_properties(text.encode()) == tag_code(
+        parse_property_text(text).get("TAGS", "")
+    )
 
 
 @settings(max_examples=100, deadline=None)
 @given(pairs, st.booleans())
 def test_the_dict_is_that_of_the_stored_record(found: list[tuple[str, str]], ends: bool) -> None:
     text = written(found, ends=ends)
-    assert as_dict(text) == decode_properties(text.encode())
+    assert parse_property_text(text) == decode_properties(text.encode())
 
 
 @given(st.dictionaries(names, words.filter(bool)))
 def test_text_and_dict_are_inverse(properties: dict[str, str]) -> None:
-    assert as_dict(as_text(properties)) == properties
+    assert parse_property_text(format_property_text(properties)) == properties

@@ -27,7 +27,7 @@ from sluicemq.model.properties import RESERVED, OnSend, Reserved
 from sluicemq.model.system_names import STAGING_TOPIC
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.batch_columns import COUNT_MIN
-from sluicemq.record.codec import as_dict, decode_records, encode_batch
+from sluicemq.record.codec import decode_records, encode_batch, parse_property_text
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import CrashableFiles
@@ -380,7 +380,7 @@ def test_a_retry_says_where_its_message_really_lay(times: int) -> None:
         broker.run(2)
         retried = stored(broker, "%RETRY%G")[-1]
         place, topic = retried.physical_offset, retried.topic
-    told = [retried.properties, as_dict(copy.properties)]
+    told = [retried.properties, parse_property_text(copy.properties)]
     origins = [(it["RETRY_TOPIC"], it["ORIGIN_MESSAGE_ID"]) for it in told]
     assert origins == [("T", first.offset_message_id)] * 2
 

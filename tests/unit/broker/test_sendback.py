@@ -11,7 +11,7 @@ from sluicemq.errors import StoreFullError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
-from sluicemq.record.codec import as_text, decode_records
+from sluicemq.record.codec import decode_records, format_property_text
 from sluicemq.wire.frames import Command
 
 LADDER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -49,7 +49,7 @@ def pass_time(broker, seconds: float) -> None:
 
 def sent(broker, client, **properties: str) -> StoredMessage:
     """One message of T, as a consumer gets it."""
-    send(client, as_text({"UNIQ_KEY": "AB12", **properties}))
+    send(client, format_property_text({"UNIQ_KEY": "AB12", **properties}))
     return read(client, "T")[-1]
 
 
@@ -262,7 +262,7 @@ def test_a_group_may_retry_its_own_dead_letters(broker, client):
 
 def plain(client, times: int, times_max: int | None = None, **properties: str) -> Command:
     """What a 5.x consumer sends when 36 fails, and an orderly one when it gives up."""
-    own = as_text({
+    own = format_property_text({
         "UNIQ_KEY": "AB12", "RETRY_TOPIC": "T", "ORIGIN_MESSAGE_ID": "0" * 32,
         "DELAY": str(3 + times), **properties,
     })  # fmt: skip

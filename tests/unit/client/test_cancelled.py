@@ -36,11 +36,14 @@ EVERY_WAY = "SLUICEMQ_EXAMPLES" in os.environ
 QUEUES, MESSAGES = 4, 8
 BODIES = {b"%d" % number for number in range(MESSAGES)}
 AT_ONCE_S = 3.0
-"""A member that leaves in order is gone at once; one that is forgotten keeps its queues for 120 s,
-and a lock for 60 s."""
+"""The time in which another member must get all queues.
+
+A member that leaves does so at once. A broker keeps the queues of a member that disappears for
+120 s, and its locks for 60 s.
+"""
 LATE_S = 15.0
 KEPT_TASKS = {"sluicemq heartbeats", "sluicemq trace"}
-"""What belongs to a client until it is closed."""
+"""The background tasks of a client that run until it is closed."""
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Stage:
     topic: str = "t"
     acknowledged: set[bytes] = field(default_factory=set)
     late: set[bytes] = field(default_factory=set)
-    """What comes again after its delay."""
+    """Messages that are redelivered after a delay."""
     options: dict[str, Any] = field(default_factory=dict)
     things: dict[str, Any] = field(default_factory=dict)
 
@@ -69,13 +72,12 @@ class Stage:
         return self.mq.servers.broker.core.locks._groups.get(self.group, {})
 
     def is_free(self) -> bool:
-        """Nothing of the group is left, here or at the broker."""
+        """Return whether nothing of the group is left, in the client or at the broker."""
         has_members = bool(self.members()) or self.client._members.get(self.group) is not None
         return not has_members and not self.locks()
 
     def is_whole(self) -> bool:
-        """The client is a member as it should be: it knows that it is one, and reads all queues of
-        its topics."""
+        """Return whether the client is a complete member, which reads all queues of its topics."""
         member = self.client._members.get(self.group)
         if member is None:
             return self.things.get("lite", False) and not self.members()
@@ -92,8 +94,10 @@ def tasks_now() -> Counter[str]:
 
 
 async def other_member_gets(stage: Stage, bodies: set[bytes]) -> None:
-    """Another client of the group gets these messages from all queues, without waiting for a lease
-    or a membership to expire."""
+    """Check that another client of the group gets the messages `bodies` from all queues.
+
+    It must not have to wait until a lock or a membership expires.
+    """
     if stage.options.get("ordered"):  # one message of each queue at a time
         firsts = {min((b for b in bodies if int(b) % QUEUES == n), default=b"") for n in range(4)}
         bodies = firsts - {b""}
@@ -133,9 +137,12 @@ async def other_member_gets(stage: Stage, bodies: set[bytes]) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """`prepare` makes what `act` calls; `frees`: after a cancelled call the group is free, as it is
-    before a start and after a close. `starts`: the call joins the group and then does something
-    else, which may be what is cancelled."""
+    """A call that is cancelled: `act`, after `prepare`.
+
+    `frees` says that the group has no members after a cancelled call, as before a start and after a
+    close. `starts` says that the call joins the group and then does something else, which may be
+    cancelled.
+    """
 
     act: Callable[[Stage], Awaitable[Any]]
     prepare: Callable[[Stage], Awaitable[Any]] | None = None
@@ -188,7 +195,7 @@ async def handler_started(stage: Stage) -> None:
 
 
 async def handler_stuck(stage: Stage) -> None:
-    """A handler that never returns: close() has to wait for it, or to cancel it."""
+    """A handler that never returns: close() must wait for it or cancel it."""
 
     async def hang(_message: Any) -> None:
         await asyncio.Event().wait()
@@ -205,7 +212,7 @@ async def lite_made(stage: Stage) -> None:
 
 
 async def lite_subscribed(stage: Stage) -> None:
-    """A polled consumer for which half of the messages are done."""
+    """A polled consumer that has acknowledged half of the messages."""
     await lite_made(stage)
     await stage.things["it"].subscribe(stage.topic)
     await polled(stage)
@@ -213,8 +220,7 @@ async def lite_subscribed(stage: Stage) -> None:
 
 
 async def polled(stage: Stage) -> None:
-    """What a poll returns may count as done from the next one on; what a cancelled one took has to
-    come again."""
+    """Poll. The next poll may acknowledge the messages of this one if it was not cancelled."""
     found = await stage.things["it"].poll(1.0, count_max=MESSAGES // 4)
     stage.acknowledged.update(message.body for message in found)
 
@@ -261,7 +267,7 @@ async def producer_made(stage: Stage) -> None:
 
 
 async def producer_sending(stage: Stage) -> None:
-    """A producer with sends under way."""
+    """A producer with sends in progress."""
     await producer_made(stage)
     for number in range(3):
         stage.things["it"].send_soon(lambda _result, _error: None, "out", b"%d" % number)
@@ -529,7 +535,7 @@ def cases() -> list[Any]:
     return found
 
 
-def test_every_public_coroutine_is_cancelled_here() -> None:
+def test_every_public_coroutine_has_a_scene() -> None:
     public = {f"{owner}.{method}" for owner, method in coroutines_of(*PUBLIC)}
     assert public - NOT_CALLED.keys() == {name.partition(",")[0] for name in SCENES} - {
         "PushConsumer"
@@ -564,7 +570,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(
 
 
 async def check_cancelled(stage: Stage, scene: Scene, prepared: Counter[str], where: str) -> None:
-    """No task is left, and of a group all or nothing."""
+    """Check that no task is left, and that the client is a complete member or none."""
 
     def is_clean() -> bool:
         left = +(tasks_now() - prepared)
@@ -580,7 +586,7 @@ async def check_cancelled(stage: Stage, scene: Scene, prepared: Counter[str], wh
 
 
 async def one_point(stage: Stage, scene: Scene, at: int, way: str) -> bool:
-    """Cancel at one await. Return whether the call had so many."""
+    """Cancel the call at one await. Return False if it has fewer awaits."""
     before = tasks_now()
     if scene.prepare is not None:
         await scene.prepare(stage)

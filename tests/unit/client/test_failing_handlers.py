@@ -1,6 +1,6 @@
-"""Whatever a handler raises is a failed message: no worker ends, and the message comes again.
+"""Whatever a handler raises rejects its message: it is redelivered, and no worker ends.
 
-Real broker and client in this process, on virtual time.
+The tests use a real broker and client in this process, on virtual time.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ pytestmark = pytest.mark.slow
 
 WORKERS = 2
 BAD = 5
-"""More messages than workers: each of these would end one."""
+"""The number of bad messages. It exceeds the workers: each message could end one."""
 
 
 class OwnError(BaseException):
-    """As libraries have that must not be caught by `except Exception`."""
+    """An error of a library that `except Exception` must not catch."""
 
 
 async def cancelled_future(_message):
     shared = asyncio.get_running_loop().create_future()
-    shared.cancel()  # as a pool does that closes
+    shared.cancel()  # like a pool that closes
     await shared
 
 
@@ -84,7 +84,7 @@ MODES = {
 
 
 def failing_once(fail, seen):
-    """A handler that fails the first time it is given a bad message, and notes what it did."""
+    """A handler that fails on the first delivery of each bad message, and records its calls."""
 
     def note(given):
         messages = given if isinstance(given, list) else [given]
@@ -112,7 +112,7 @@ def failing_once(fail, seen):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", HANDLERS)
-async def test_whatever_a_handler_raises_its_message_comes_again_and_no_worker_ends(
+async def test_a_message_is_redelivered_and_no_worker_ends_whatever_its_handler_raises(
     kind, mode, caplog
 ):
     caplog.set_level(logging.WARNING, "sluicemq.client")

@@ -1,4 +1,4 @@
-"""Whatever listeners, hooks and callbacks raise is logged, and the client goes on."""
+"""Whatever listeners, hooks and callbacks raise is logged, and the client continues."""
 
 import asyncio
 import concurrent.futures
@@ -36,7 +36,7 @@ CHECK = {"transactionTimeOut": "6000", "transactionCheckInterval": "5000"}
 
 
 class Fails(TransactionListener):
-    """Fails to execute, and finds at the check that the transaction is committed."""
+    """A listener that fails to execute, and returns COMMIT for a check."""
 
     def __init__(self, error: BaseException, *, awaits: bool) -> None:
         self._error = error
@@ -60,7 +60,7 @@ class Fails(TransactionListener):
 
 @pytest.mark.parametrize("awaits", [False, True], ids=["plain", "coroutine"])
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-async def test_a_transaction_whose_listener_fails_is_decided_by_a_later_check(error, awaits):
+async def test_a_transaction_whose_listener_fails_is_ended_by_a_later_check(error, awaits):
     async with embedded(clock=VirtualClock(), settings=CHECK) as mq:
         await mq.admin.create_topic("t", queues=1)
         listener = Fails(error, awaits=awaits)
@@ -73,8 +73,8 @@ async def test_a_transaction_whose_listener_fails_is_decided_by_a_later_check(er
         assert listener.checked == 2
 
 
-async def test_a_transaction_whose_caller_was_cancelled_is_decided_by_a_check():
-    """It had counted as running, and undecided, for ever."""
+async def test_a_transaction_whose_caller_was_cancelled_is_ended_by_a_check():
+    """It once counted as running, and thus undecided, for ever."""
 
     class Waits(TransactionListener):
         async def execute_local(self, message: Message, transaction_id: str, argument: Any) -> Any:
@@ -105,7 +105,7 @@ async def test_a_callback_of_send_soon_that_fails_is_logged(error, caplog):
     assert "the listener" in caplog.text
 
 
-async def test_send_soon_tells_its_callback_of_an_error_that_nobody_foresaw(caplog, monkeypatch):
+async def test_send_soon_calls_its_callback_with_an_unexpected_error(caplog, monkeypatch):
     told = []
     async with embedded(clock=VirtualClock()) as mq:
         producer = mq.default_producer
@@ -119,7 +119,7 @@ async def test_send_soon_tells_its_callback_of_an_error_that_nobody_foresaw(capl
     assert "Traceback" in caplog.text
 
 
-async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_end(
+async def test_readers_commits_and_rebalances_continue_after_an_unexpected_error(
     caplog, monkeypatch
 ):
     caplog.set_level(logging.ERROR)
@@ -165,7 +165,7 @@ async def test_an_unforeseen_error_of_a_reader_a_commit_or_a_balance_is_not_its_
             assert caplog.text.count(f"RuntimeError: bug in {what}") >= 3
 
 
-async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, monkeypatch):
+async def test_heartbeats_continue_after_an_unexpected_error(caplog, monkeypatch):
     left = [2]
     beat = HeartbeatThread._send_heartbeat
 
@@ -186,7 +186,7 @@ async def test_an_unforeseen_error_of_a_heartbeat_is_not_the_last_one(caplog, mo
 
 
 @pytest.mark.parametrize("error", [*ERRORS, SystemExit(1)], ids=repr)
-async def test_consuming_directly_answers_what_a_handler_raised(error):
+async def test_consuming_directly_reports_what_a_handler_raised(error):
     async def handle(message):
         if message.body == b"bad":
             raise error
@@ -202,7 +202,7 @@ async def test_consuming_directly_answers_what_a_handler_raised(error):
             assert info.notes["workersLive"] == info.notes["workersWanted"] == "20"
 
 
-async def test_a_reply_handler_that_fails_is_asked_again_like_any_other():
+async def test_a_reply_handler_that_fails_is_called_again_like_any_other():
     tried = []
 
     async def answer(message):
@@ -219,7 +219,7 @@ async def test_a_reply_handler_that_fails_is_asked_again_like_any_other():
             assert (await asked).body == b"!"
 
 
-async def test_a_selector_that_fails_is_the_senders_to_know_and_leaves_nothing_open():
+async def test_an_error_of_a_selector_is_raised_and_leaves_no_send_open():
     async with embedded(clock=VirtualClock()) as mq:
         for error in ERRORS[:3]:
 
@@ -245,7 +245,7 @@ def test_a_check_of_a_blocking_producer_that_fails_is_logged(fake_thread, caplog
     producer.close()
 
 
-def test_the_trace_thread_of_a_blocking_producer_survives_an_unforeseen_error(
+def test_the_trace_thread_of_a_blocking_producer_survives_an_unexpected_error(
     fake_thread, caplog, monkeypatch
 ):
     producer = BlockingProducer(fake_thread.name_server, trace=True)
@@ -279,7 +279,7 @@ def test_a_send_callback_that_fails_does_not_end_the_client(fake_thread, caplog,
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
-def test_a_local_transaction_of_rocketmqs_producer_that_fails_is_undecided(fake_thread, error):
+def test_a_failed_local_transaction_of_rocketmqs_producer_is_undecided(fake_thread, error):
     class Listener(JavaListener):
         def execute_local_transaction(self, msg, arg):
             raise error

@@ -1,7 +1,7 @@
 """Ctrl-C in a blocking consumer: nothing that was received is lost, and closing completes.
 
-The interrupt is raised where Python raises it, in the waiting for the loop's answer, after the loop
-had the answer: the worst moment.
+The interrupt is raised at the worst moment: the caller waits for the result of the event loop, and
+the event loop has it already.
 """
 
 import asyncio
@@ -23,8 +23,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes the next `count` waits of this thread end by KeyboardInterrupt when the answer is
-    there."""
+    """Return a function that makes the next `count` waits of this thread raise KeyboardInterrupt.
+
+    Each wait raises it when its result is there.
+    """
     left = [0]
     real = Future.result
 
@@ -55,7 +57,7 @@ def test_an_interrupted_receive_loses_no_message(fake_thread, interrupt):
         assert message.body == b"1"
 
 
-def test_an_interrupted_poll_does_not_count_as_done(fake_thread, interrupt):
+def test_an_interrupted_poll_acknowledges_nothing(fake_thread, interrupt):
     fake_thread.topics["t"] = 1
     fake_thread.broker.put("t", 0, b"1")
     with LitePullConsumer(fake_thread.name_server, "g") as consumer:
@@ -67,7 +69,7 @@ def test_an_interrupted_poll_does_not_count_as_done(fake_thread, interrupt):
         assert consumer.poll(0.05) == []
 
 
-def test_an_interrupted_poll_of_rocketmqs_consumer_does_not_count_as_done(fake_thread, interrupt):
+def test_an_interrupted_poll_of_rocketmqs_consumer_acknowledges_nothing(fake_thread, interrupt):
     fake_thread.topics["t"] = 1
     consumer = DefaultLitePullConsumer("g", namesrv_addr=fake_thread.name_server)
     consumer.subscribe("t")
@@ -102,7 +104,7 @@ def test_a_blocking_call_on_the_clients_own_thread_is_refused():
     portal.close()
 
 
-def test_a_loop_that_ends_is_logged_and_named_by_later_calls(caplog):
+def test_an_event_loop_that_ends_is_logged_and_named_by_later_errors(caplog):
     portal = Portal("sluicemq test")
 
     def leave() -> None:
@@ -116,7 +118,7 @@ def test_a_loop_that_ends_is_logged_and_named_by_later_calls(caplog):
 
 
 def test_a_listener_that_exits_does_not_end_the_loop_of_a_blocking_client(fake_thread, caplog):
-    """On a thread of its own SystemExit would end it without a word."""
+    """On a thread, SystemExit would end the event loop silently."""
     fake_thread.topics["t"] = 1
     fake_thread.broker.put("t", 0, b"1")
     fake_thread.broker.committed["g", "t", 0] = 99
@@ -141,7 +143,7 @@ def test_a_listener_that_exits_does_not_end_the_loop_of_a_blocking_client(fake_t
 def test_a_handler_of_a_blocking_consumer_ends_neither_its_worker_nor_its_loop(
     fake_thread, error, is_coroutine
 ):
-    """It runs on a thread of the client, where these end nothing but the thread."""
+    """The handler runs on a thread of the client, where these errors only end the thread."""
     seen = []
 
     def handle(message: Any) -> None:

@@ -33,7 +33,7 @@ def fill(fake, count: int, *, queues: int = 1, tag: str = "A") -> None:
     assert done.wait(limit(5))
 
 
-def test_what_stands_behind_the_ack_index_is_sent_back(fake_thread):
+def test_messages_behind_the_ack_index_are_sent_back(fake_thread):
     fill(fake_thread, 4)
     seen, done = [], threading.Event()
 
@@ -57,9 +57,7 @@ def test_what_stands_behind_the_ack_index_is_sent_back(fake_thread):
     assert fake_thread.broker.committed["g", "t", 0] == 4
 
 
-def test_a_broadcasting_consumer_keeps_its_offsets_here_and_sends_nothing_back(
-    fake_thread, tmp_path
-):
+def test_a_broadcasting_consumer_keeps_local_offsets_and_sends_nothing_back(fake_thread, tmp_path):
     fill(fake_thread, 6, queues=2)
     seen: list[bytes] = []
 
@@ -90,7 +88,7 @@ def test_a_broadcasting_consumer_keeps_its_offsets_here_and_sends_nothing_back(
     assert '"topic":"t"\n\t\t}:4' in file.read_text()
 
 
-def test_a_raw_pull_has_four_outcomes(fake_thread):
+def test_a_pull_of_rocketmqs_consumer_has_four_outcomes(fake_thread):
     fill(fake_thread, 3)
     consumer = DefaultMQPullConsumer("g", namesrv_addr=fake_thread.name_server)
     with consumer:

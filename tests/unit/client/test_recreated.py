@@ -1,7 +1,8 @@
 """A topic that is deleted and created again under consumers: each kind, each length, each broker.
 
 The random histories are in `tests/property/test_recreated_topics.py`; here are the cases by name,
-and what must not be taken for a topic that was created again."""
+and what must not be taken for a topic that was created again.
+"""
 
 import asyncio
 import re
@@ -105,7 +106,7 @@ async def test_a_group_that_was_away_reads_the_new_topic_from_its_beginning(
 
 @pytest.mark.parametrize("broker", BROKERS)
 @pytest.mark.parametrize("length", [5, OLD, OLD + 10])
-async def test_a_broadcasting_consumer_that_was_away_knows_by_its_file(
+async def test_a_broadcasting_consumer_that_was_away_notices_the_new_topic_by_its_file(
     broker: str, length: int, offsets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster("broadcast", broker, offsets, monkeypatch) as mq:
@@ -126,7 +127,7 @@ async def test_a_broadcasting_consumer_that_was_away_knows_by_its_file(
 async def test_a_broadcast_file_of_another_client_that_is_ahead_of_its_queue(
     offsets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java's file has no anchors: an offset behind the end begins at the first message."""
+    """Java's file has no anchors, so an offset behind the end restarts at the first message."""
     async with cluster("broadcast", "rocketmq-5", offsets, monkeypatch) as mq:
         history = History(mq)
         consumer = await begun(history, "broadcast")
@@ -142,7 +143,7 @@ async def test_a_broadcast_file_of_another_client_that_is_ahead_of_its_queue(
         assert [consumer.got[body] for body in history.sent] == [1] * 5
 
 
-async def test_all_queues_of_a_topic_say_it_once_and_members_share_the_new_ones(
+async def test_a_new_topic_is_reported_once_and_its_queues_are_shared(
     offsets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster("handler", "rocketmq-4", offsets, monkeypatch) as mq:
@@ -163,10 +164,10 @@ async def test_all_queues_of_a_topic_say_it_once_and_members_share_the_new_ones(
         await consumer.close()
 
 
-async def test_a_reader_that_had_no_room_meanwhile_notices_it_too(
+async def test_a_reader_that_was_paused_notices_the_new_topic_too(
     offsets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No pull of its was parked when the topic was deleted."""
+    """None of its pulls was parked when the topic was deleted."""
     async with cluster("lite", "rocketmq-5", offsets, monkeypatch) as mq:
         history = History(mq)
         await history.create(1)
@@ -190,7 +191,7 @@ async def test_a_reader_that_had_no_room_meanwhile_notices_it_too(
         assert bodies == history.sent
 
 
-async def test_an_operator_is_obeyed_and_not_taken_for_a_new_topic(
+async def test_an_offset_reset_is_followed_and_not_taken_for_a_new_topic(
     offsets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for broker in BROKERS:
@@ -206,7 +207,7 @@ async def test_an_operator_is_obeyed_and_not_taken_for_a_new_topic(
                 assert not said
 
 
-async def test_the_event_tells_where_the_reader_was_and_goes_on(
+async def test_on_moved_is_called_with_the_old_and_the_new_offset(
     offsets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[OffsetMoved] = []
@@ -223,7 +224,7 @@ async def test_the_event_tells_where_the_reader_was_and_goes_on(
 
 
 async def test_a_blocking_consumer_reads_the_new_topic_from_its_beginning(mq: Any) -> None:
-    """The consumers of `client.threaded` are the asyncio ones on a loop of their own."""
+    """The consumers of `client.threaded` are asyncio consumers on an event loop of their own."""
     history = History(mq)
     await history.create(1)
     consumer = LitePullConsumer(mq.servers.name_server_address, GROUP, start="last")
@@ -244,10 +245,10 @@ async def test_a_blocking_consumer_reads_the_new_topic_from_its_beginning(mq: An
         assert await asyncio.to_thread(read, 5) == history.sent
 
 
-async def test_after_an_unclean_failover_the_reader_goes_on_behind_what_is_left(
+async def test_after_an_unclean_failover_the_reader_continues_behind_the_remaining_messages(
     fake: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The master that takes over lacks the newest messages, and stores others in their places."""
+    """The new master lacks the newest messages, and stores others at their offsets."""
     monkeypatch.setattr(identity, "CHECK_PERIOD_S", 0.0)
     fake.topics[TOPIC] = 1
     got: list[bytes] = []
@@ -351,7 +352,7 @@ def test_the_verdict_on_a_queue(
 
 
 def run(conversation: Iterator[Any]) -> Any:
-    """The result of a conversation that asks nothing."""
+    """Run a conversation that sends no request, and return its result."""
     try:
         next(conversation)
     except StopIteration as done:
@@ -360,7 +361,7 @@ def run(conversation: Iterator[Any]) -> Any:
 
 
 @pytest.mark.parametrize("end", [0, 5, 49])
-def test_nothing_follows_from_the_end_of_a_slave_that_is_behind(
+def test_the_end_of_a_queue_at_a_slave_proves_nothing(
     end: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(lives((0, end, 1)), end)
@@ -370,7 +371,7 @@ def test_nothing_follows_from_the_end_of_a_slave_that_is_behind(
     assert found == CheckResult(QueueVerdict.UNKNOWN)
 
 
-def test_a_message_at_the_same_place_with_another_time_or_position_is_another_one() -> None:
+def test_a_message_at_the_same_offset_with_another_time_or_position_is_another_one() -> None:
     one = Anchor(5, 1000, 70)
     assert one.is_same_message(Anchor(5, 1000, 70))
     assert one.is_same_message(Anchor(5, 1000))
@@ -400,7 +401,7 @@ def known_queue() -> QueueIdentity:
         (answer(2, 9, PullStatus.OFFSET_ILLEGAL), 100.5, True, True),
     ],
 )
-def test_a_proof_is_due_once_a_second_and_when_the_queue_has_lost_something(
+def test_a_check_is_due_once_a_second_and_when_the_queue_has_lost_something(
     pulled: PullResponse, now_s: float, is_due: bool, is_suspect: bool
 ) -> None:
     assert not QueueIdentity().needs_check(pulled, now_s), "nothing is known yet"
@@ -408,20 +409,20 @@ def test_a_proof_is_due_once_a_second_and_when_the_queue_has_lost_something(
     assert (known.needs_check(pulled, now_s), known.is_suspect) == (is_due, is_suspect)
 
 
-def test_looking_at_large_messages_is_done_less_often() -> None:
+def test_queues_of_large_messages_are_checked_less_often() -> None:
     known = known_queue()
     known.add_anchor(anchors(9)[0], 4 << 20, 100.5)
     assert not known.needs_check(answer(2, 10), 104.0)
     assert known.needs_check(answer(2, 10), 105.5)
 
 
-def test_after_an_error_a_proof_is_due_at_once() -> None:
+def test_after_an_error_a_check_is_due_at_once() -> None:
     known = known_queue()
     known.is_suspect = True
     assert known.needs_check(answer(2, 9), 100.5)
 
 
-def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
+def test_fresh_anchors_prove_nothing() -> None:
     known = QueueIdentity()
     known.add_anchor(anchors(8)[0], 1, 0.0)
     for offset in range(9, 40):
@@ -447,13 +448,13 @@ def test_what_was_read_since_the_last_proof_proves_nothing() -> None:
         (PullResponse(PullStatus.OFFSET_ILLEGAL, 5, 3, 9, b"", "OFFSET_RESET"), 10, None),
     ],
 )
-def test_a_position_behind_the_end_begins_at_the_first_message(
+def test_an_offset_behind_the_end_restarts_at_the_first_message(
     pulled: PullResponse, offset: int, expected: int | None
 ) -> None:
     assert restart_offset(pulled, offset) == expected
 
 
-def test_the_file_of_anchors_is_read_back() -> None:
+def test_an_encoded_anchors_file_decodes_to_the_same_anchors() -> None:
     known = {QUEUE: Anchor(4, 1000, 81), MessageQueue("u", "b", 1): Anchor(7, None)}
     assert decode_anchors(encode_anchors(known)) == known
     for bad in ("{", "[1]", '[{"topic":"t"}]', '{"a":1}'):
@@ -467,8 +468,8 @@ async def mq() -> AsyncIterator[EmbeddedSluice]:
         yield sluice
 
 
-async def test_a_look_does_not_disturb_the_group(mq: Sluice) -> None:
-    """It neither hears a reset, nor moves how far the group has fetched."""
+async def test_a_probe_does_not_affect_the_group(mq: Sluice) -> None:
+    """It is not affected by a reset, and does not change what the group has fetched."""
     core = mq.servers.broker.core  # type: ignore[attr-defined]
     await mq.admin.create_topic(TOPIC, queues=1)
     await mq.send(TOPIC, b"one", tag="A")

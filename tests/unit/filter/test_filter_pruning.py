@@ -9,11 +9,11 @@ from blocks import block_of
 from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, make_filter
 from sluicemq.model.subscription import SQL92, ColumnFilter, Subscription
-from sluicemq.record.columns import VALUES_MAX, BlockStats, ColumnStats, block_stats
+from sluicemq.record.columns import VALUES_MAX, BlockStats, ColumnStats, compute_block_stats
 from waiting import limit
 
 MANY = [{"n": str(number), "f": f"{number / 10}", "r": "hz"} for number in range(100, 300)]
-STATS = block_stats(block_of(MANY))
+STATS = compute_block_stats(block_of(MANY))
 
 
 def can_match(text: str, stats: BlockStats = STATS) -> bool:
@@ -24,7 +24,7 @@ def test_statistics_are_values_if_few_and_ranges_if_many() -> None:
     assert STATS.columns["r"] == ColumnStats(False, ("hz",))
     assert STATS.columns["n"] == ColumnStats(False, None, 100, 299)
     assert STATS.columns["f"] == ColumnStats(False, None, 10.0, 29.9)
-    mixed = block_stats(block_of([*MANY, {"n": "x,1", "f": "NaN"}, {"r": "a" * 3000}]))
+    mixed = compute_block_stats(block_of([*MANY, {"n": "x,1", "f": "NaN"}, {"r": "a" * 3000}]))
     assert mixed.columns["n"] == ColumnStats(True, None)
     assert mixed.columns["f"] == ColumnStats(True, None)
     assert mixed.columns["r"].values is None
@@ -52,9 +52,9 @@ def test_a_block_is_read_only_when_it_can_match(text: str, wanted: bool) -> None
 
 def test_whole_numbers_among_decimals_keep_their_exact_size() -> None:
     rows = [*MANY, {"f": "9007199254740993"}]
-    stats = block_stats(block_of(rows))
+    stats = compute_block_stats(block_of(rows))
     assert can_match("f > 9007199254740992", stats)
-    assert not can_match("f > 99999", block_stats(block_of([*MANY, {"f": "99999"}])))
+    assert not can_match("f > 99999", compute_block_stats(block_of([*MANY, {"f": "99999"}])))
 
 
 def test_a_block_with_unknown_values_can_match() -> None:

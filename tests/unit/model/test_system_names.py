@@ -121,7 +121,7 @@ def of_console(page: Any, kind: str) -> set[str]:
         is_live = False
         admin = Admin()
 
-        async def listed(self, _key: str, ask: Callable[[], Any]) -> Any:
+        async def get_cached(self, _key: str, ask: Callable[[], Any]) -> Any:
             return ask()
 
         def paged(self, rows: list[str]) -> Any:

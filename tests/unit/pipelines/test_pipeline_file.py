@@ -1,4 +1,4 @@
-"""Pipeline files: what a right one means, and the first line that a wrong one gives."""
+"""Pipeline files: the options of a valid file, and the first problem of an invalid one."""
 
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,13 @@ def parsed(text: str, **environment: str) -> Pipeline:
 
 
 def first_line(text: str, **environment: str) -> str:
-    """The first problem, as it is told."""
+    """Return the text of the first problem."""
     pipeline, problems = parse_pipeline(text, "p.yaml", environment)
     assert pipeline is None
     return problems[0].describe("p.yaml")
 
 
-def test_a_right_file_becomes_the_options_of_source_and_sinks() -> None:
+def test_a_valid_file_becomes_the_options_of_source_and_sinks() -> None:
     pipeline = parsed(RIGHT)
     assert pipeline.source is not None
     assert dict(pipeline.source.options) == {
@@ -66,7 +66,7 @@ def test_a_right_file_becomes_the_options_of_source_and_sinks() -> None:
     assert (pipeline.mode, pipeline.transform_line) == ("batch", 9)
 
 
-def test_what_becomes_of_bad_rows_is_said_with_the_sink() -> None:
+def test_bad_rows_is_an_option_of_the_sink() -> None:
     text = RIGHT.replace("delivery: exactly-once", "badRows: BAD")
     topic = parsed(text.replace("BAD", '"topic:report-bad"')).sinks[0]
     assert topic.options["badRows"] == "topic:report-bad"
@@ -76,7 +76,7 @@ def test_what_becomes_of_bad_rows_is_said_with_the_sink() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("available-now", None), ("10s", 10.0), ("500ms", 0.5), ("5m", 300.0)]
 )
-def test_a_trigger_is_a_time_or_all_that_is_there_now(text: str, seconds: float | None) -> None:
+def test_a_trigger_is_a_duration_or_available_now(text: str, seconds: float | None) -> None:
     pipeline = parsed(STREAM.replace("10s", text))
     assert (pipeline.trigger_s, pipeline.is_streaming) == (seconds, True)
     assert pipeline.checkpoint_of(pipeline.sinks[0]) == "ck/topic-report"
@@ -166,7 +166,7 @@ BAD: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(
     ("text", "expected"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
 )
-def test_a_wrong_file_says_where_and_what_to_do(text: str, expected: str) -> None:
+def test_a_problem_has_a_line_a_key_and_a_fix(text: str, expected: str) -> None:
     assert first_line(text) == expected
 
 
@@ -177,12 +177,12 @@ def test_all_problems_are_found_in_one_reading() -> None:
     assert [one.line for one in problems] == [5, 13, 14, 14]
 
 
-def test_what_is_odd_about_a_selector_is_a_warning() -> None:
+def test_an_odd_filter_is_a_warning() -> None:
     pipeline = parsed(RIGHT.replace("dep_delay > 60", "dep_delay > 60 and origin contains ''"))
     assert [(one.line, one.is_error) for one in pipeline.warnings] == [(5, False)]
 
 
-def test_secrets_are_never_told() -> None:
+def test_secrets_are_masked() -> None:
     text = RIGHT.replace('9876"}', '9876", accessKey: me, secretKey: "${SECRET}"}')
     text = text.replace("sqlite:///late.db", "postgresql://u:${PG_PASSWORD}@h/d")
     pipeline = parsed(text, SECRET="hunter2", PG_PASSWORD="swordfish")
@@ -195,7 +195,7 @@ def test_secrets_are_never_told() -> None:
     assert not any("swordfish" in one.describe("") for one in problems)
 
 
-def test_a_variable_stands_anywhere_and_a_doubled_dollar_is_plain() -> None:
+def test_variables_are_replaced_anywhere_and_a_doubled_dollar_is_plain() -> None:
     text = RIGHT.replace("topic: flights", 'topic: "${ENV}-$${x}"')
     source = parsed(text, ENV="prod").source
     assert source is not None
@@ -212,7 +212,7 @@ def test_load_raises_with_a_line_for_each_problem(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not exist"):
         check_pipeline(str(tmp_path / "no.yaml"))
 
@@ -220,7 +220,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "junk", ["", "&a [*a]", "a: &x {b: *x}", "? [1]\n: 2", "\t", "name: !!int x"]
 )
-def test_nothing_that_is_in_a_file_breaks_the_reader(junk: str) -> None:
+def test_invalid_yaml_is_a_problem_and_no_exception(junk: str) -> None:
     found: tuple[Any, Any] = parse_pipeline(junk, "p.yaml", {})
     assert found[0] is None
     assert found[1]

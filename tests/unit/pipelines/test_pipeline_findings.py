@@ -1,5 +1,4 @@
-"""What `trace`, `audit` and `dedup` decide without Spark: rows of trace records, findings out of
-counted messages, rows into a database once."""
+"""The parts of `trace`, `audit` and `dedup` that need no Spark: events, findings and inserts."""
 
 import base64
 import gzip
@@ -58,7 +57,7 @@ def seen(*rows: tuple[str | None, int, int, int]) -> TopicSample:
     return TopicSample("orders", (TAG_A, TAG_B, DEAR), tuple(MessageCount(*row) for row in rows))
 
 
-def test_the_three_are_found_by_their_names() -> None:
+def test_ready_pipelines_are_found_by_name() -> None:
     assert (
         find_ready_pipeline("trace"),
         find_ready_pipeline("audit"),
@@ -69,7 +68,7 @@ def test_the_three_are_found_by_their_names() -> None:
 # ------------------------------------------------------------------------------------- trace
 
 
-def test_records_of_one_message_are_its_list_and_a_java_batch_is_a_row_for_each_message() -> None:
+def test_each_record_is_an_event_and_a_java_batch_has_one_for_each_message() -> None:
     batch = SendTrace(
         5, "r", "g", "orders", "b1,b2", "A", None, "host", 3, 1, MessageKind.ORDERED, "p1,p2", True
     )
@@ -89,16 +88,18 @@ def test_records_of_one_message_are_its_list_and_a_java_batch_is_a_row_for_each_
 # ------------------------------------------------------------------------------------- audit
 
 
-def test_tags_that_nobody_takes_are_found_with_their_messages() -> None:
+def test_unwanted_tags_are_found_with_their_messages() -> None:
     found = seen(("A", BIT_A, 0, 5), ("Z", 0, 0, 3), ("Z", BIT_DEAR, 0, 1), ("Y", 0, 0, 7),
                  (None, 0, 0, 2))  # fmt: skip
     assert [(one.tag, one.messages) for one in find_unwanted_tags(found)] == [("Y", 7), (None, 2)]
 
 
-def test_what_unequal_members_lose_depends_on_who_came_last() -> None:
-    """Ten messages for A, twenty for B or C. A broker that has A delivers ten, half of them to the
-    queues of a member that looks at the tag again and drops them: 25 of 30 are lost. With B||C: 20
-    of 30."""
+def test_the_loss_depends_on_the_subscription_that_the_broker_keeps() -> None:
+    """There are ten messages with the tag A, and twenty with B or C.
+
+    A broker that keeps A delivers ten. Half of them are in queues of the other member, which
+    compares the tag again and drops them, so 25 of 30 are lost. With B||C, 20 of 30 are lost.
+    """
     found = seen(("A", BIT_A, 0, 10), ("B", BIT_B, 0, 20), ("Z", 0, 0, 4))
     lost = compute_loss(found, "billing", {"one": TAG_A, "two": TAG_B})
     assert lost is not None
@@ -106,14 +107,14 @@ def test_what_unequal_members_lose_depends_on_who_came_last() -> None:
     assert lost.members == {"one": "A", "two": "B||C"}
 
 
-def test_a_sql92_member_does_not_look_again_so_the_winner_decides_alone() -> None:
+def test_a_sql92_member_does_not_filter_again() -> None:
     found = seen(("A", BIT_A | BIT_DEAR, 0, 10), ("A", BIT_A, 0, 10))
     lost = compute_loss(found, "billing", {"one": TAG_A, "two": DEAR})
     assert lost is not None
     assert (lost.wanted, lost.certain, lost.lost_min, lost.lost_max) == (20, 10, 0, 10)
 
 
-def test_a_member_that_does_not_subscribe_the_topic_makes_a_group_unequal() -> None:
+def test_a_member_without_the_topic_makes_a_group_unequal() -> None:
     found = seen(("A", BIT_A, 0, 10))
     lost = compute_loss(found, "billing", {"one": TAG_A, "two": None})
     assert lost is not None
@@ -122,7 +123,7 @@ def test_a_member_that_does_not_subscribe_the_topic_makes_a_group_unequal() -> N
     assert compute_loss(found, "billing", {}) is None
 
 
-def test_tags_with_one_java_hash_collide_also_with_subscribed_ones() -> None:
+def test_tags_with_the_same_java_hash_collide_even_if_only_subscribed() -> None:
     found = TopicSample("orders", (subscribe("orders", "BB"),), (MessageCount("Aa", 0, 0, 4),))
     (pair,) = find_collisions(found)
     assert (pair.tags, pair.code, pair.messages) == (("Aa", "BB"), 2112, 4)
@@ -135,7 +136,7 @@ def test_expressions_that_fail_are_counted() -> None:
     assert (one.expression, one.messages, one.of) == ("price > 30", 3, 7)
 
 
-def test_all_that_anybody_says_of_a_topic_counts_once() -> None:
+def test_each_expression_of_a_topic_counts_once() -> None:
     retry = Subscription("%RETRY%g")
     known = GroupSubscriptions(
         "g", {"one": {"orders": TAG_A}, "two": {"orders": TAG_B, "%RETRY%g": retry}, "mute": None},
@@ -146,7 +147,7 @@ def test_all_that_anybody_says_of_a_topic_counts_once() -> None:
     assert known.by_member("bills") == {"one": None, "two": None}
 
 
-def test_findings_make_figures_and_lag_alone_is_none() -> None:
+def test_findings_are_counted_and_lag_is_not_a_finding() -> None:
     found = Audit(unwanted_tags=find_unwanted_tags(seen(("Z", 0, 0, 4))))
     assert found.figures["findings"] == 1
     assert found.figures["unwanted_messages"] == 4
@@ -181,7 +182,7 @@ def keys_of(engine: Any) -> list[str]:
         return sorted(connection.execute(sa.text("select sluice_key from orders")).scalars())
 
 
-def test_rows_that_are_there_are_left_alone(table: tuple[Any, Target]) -> None:
+def test_existing_rows_are_left_unchanged(table: tuple[Any, Target]) -> None:
     engine, target = table
     assert insert_chunks(engine, target, [rows(1, 2), rows(2, 3)]) == (4, 3)
     with engine.begin() as connection:
@@ -219,7 +220,7 @@ def test_the_source_reads_the_columns_that_the_key_needs() -> None:
 # ---------------------------------------------------------------------------------- printing
 
 
-def test_a_table_has_numbers_to_the_right() -> None:
+def test_numbers_in_a_table_are_aligned_to_the_right() -> None:
     assert format_table("Lag", ("group", "lag"), [("billing", 1200), (None, 3)]) == [
         "Lag", "  group      lag", "  billing  1,200", "  -            3",
     ]  # fmt: skip
@@ -230,7 +231,7 @@ def test_a_table_has_numbers_to_the_right() -> None:
 
 
 @pytest.mark.parametrize("name", ["java49-trace", "java53-trace"])
-def test_traces_of_java_clients_become_the_same_rows(name: str) -> None:
+def test_traces_of_java_clients_become_the_same_events(name: str) -> None:
     bodies = pa.array(java_traces(name))
     events = {event["kind"]: event for told in decode_bodies(bodies).to_pylist() for event in told}
     assert set(events) == {"Pub", "SubBefore", "SubAfter"}
@@ -254,7 +255,7 @@ def java_traces(name: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", ["trace", "audit", "dedup"])
-def test_the_example_and_the_page_name_fields_that_there_are(name: str) -> None:
+def test_the_example_and_the_documentation_name_existing_fields(name: str) -> None:
     pipeline, problems = check_pipeline(str(TESTS.parent / f"examples/pipelines/{name}.yaml"), {})
     assert problems == []
     assert pipeline is not None

@@ -1,4 +1,4 @@
-"""What a run leaves: its numbers and steps, how it ended, and that it is gone when nobody beats."""
+"""Progress files of runs: numbers, steps, the final state, and processes that have ended."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from sluicemq.spark.errors import Secrets
 
 
 class HandClock:
-    """Goes when it is told."""
+    """A clock that the test moves."""
 
     at_ms = 1_000_000
 
@@ -45,7 +45,7 @@ def recorder(tmp_path: Path, clock: HandClock) -> Recorder:
     return Recorder(str(tmp_path / "runs"), "late/flights", "late.yaml", "streaming", clock=clock)
 
 
-def test_a_run_is_told_while_it_goes_on(recorder: Recorder, clock: HandClock) -> None:
+def test_progress_is_recorded_during_a_run(recorder: Recorder, clock: HandClock) -> None:
     recorder.record_event(Event("started", "late: a stream", {"pipeline": "late"}))
     for rows, lag in ((100, 900), (150, 750)):
         clock.at_ms += 2000
@@ -60,7 +60,7 @@ def test_a_run_is_told_while_it_goes_on(recorder: Recorder, clock: HandClock) ->
     assert len(run.steps) == 4
 
 
-def test_it_is_written_at_most_once_a_second(recorder: Recorder, clock: HandClock) -> None:
+def test_the_file_is_written_at_most_once_a_second(recorder: Recorder, clock: HandClock) -> None:
     recorder.refresh()
     for _ in range(5):
         clock.at_ms += 100
@@ -70,7 +70,7 @@ def test_it_is_written_at_most_once_a_second(recorder: Recorder, clock: HandCloc
     assert read_runs([recorder.directory], clock=clock)["late/flights"].rows == 5
 
 
-def test_a_batch_counts_by_stages(recorder: Recorder, clock: HandClock) -> None:
+def test_rows_of_stages_are_totals(recorder: Recorder, clock: HandClock) -> None:
     for rows in (1000, 3000):
         figures = {"sink": "table", "rows": rows, "rows_per_second": 500.0, "eta_s": 4.0}
         recorder.record_event(Event("stage", "stage 1", figures))
@@ -83,7 +83,7 @@ def test_a_batch_counts_by_stages(recorder: Recorder, clock: HandClock) -> None:
     assert (run.rows, run.rows_left, run.state) == (2500, 0, "finished")
 
 
-def test_how_a_run_ends(recorder: Recorder, clock: HandClock) -> None:
+def test_the_state_of_a_run_that_ends_or_stalls(recorder: Recorder, clock: HandClock) -> None:
     def state() -> tuple[str, str]:
         run = read_runs([recorder.directory], clock=clock)["late/flights"]
         return run.state, run.reason
@@ -106,7 +106,7 @@ def test_how_a_run_ends(recorder: Recorder, clock: HandClock) -> None:
     assert state() == ("failed", "")
 
 
-def test_what_is_no_progress_is_said(tmp_path: Path, clock: HandClock) -> None:
+def test_invalid_progress_files_have_a_reason(tmp_path: Path, clock: HandClock) -> None:
     for name, text in (("a", "{"), ("b", "[]"), ("c", '{"sinks": 1}'), ("d", "")):
         (tmp_path / f"{name}.json").write_text(text)
     (tmp_path / "other.txt").write_text("x")
@@ -121,7 +121,7 @@ def test_what_is_no_progress_is_said(tmp_path: Path, clock: HandClock) -> None:
     assert "cannot be read: Permission denied" in read_runs(["/closed"], Closed())["/closed"].reason
 
 
-def test_a_directory_that_cannot_be_written_stops_no_run(clock: HandClock) -> None:
+def test_a_directory_that_cannot_be_written_does_not_stop_a_run(clock: HandClock) -> None:
     recorder = Recorder("/dev/null/runs", "late", "late.yaml", "batch", clock=clock)
     recorder.record_event(batch(1, 1))
     recorder.finish()
@@ -133,7 +133,7 @@ def pipeline(secret: str = "") -> Pipeline:
     return made
 
 
-def test_an_error_is_kept_without_secrets(tmp_path: Path) -> None:
+def test_an_error_is_recorded_without_secrets(tmp_path: Path) -> None:
     def fail() -> None:
         with record_progress(f"{tmp_path}/", pipeline("hunter2")) as hear:
             hear(batch(3, 1))
@@ -152,7 +152,7 @@ def test_an_error_is_kept_without_secrets(tmp_path: Path) -> None:
 
 
 def test_the_program_records_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Spark: the session is none, and the run says one line."""
+    """Spark is replaced: there is no session, and the run emits one event."""
     monkeypatch.setattr(program, "load_pipeline", lambda _path: pipeline())
     monkeypatch.setattr(program, "create_session", lambda *_given: None)
 

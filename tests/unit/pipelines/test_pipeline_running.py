@@ -1,4 +1,4 @@
-"""What runs a ready pipeline: its lines, its exit code, and the second signal."""
+"""Running a ready pipeline: its lines, its exit code, and signals."""
 
 import signal
 import subprocess
@@ -39,7 +39,7 @@ def audit() -> Pipeline:
 
 
 @pytest.mark.parametrize("is_failure", [False, True])
-def test_a_line_is_told_once_and_findings_can_be_the_exit_code(
+def test_a_line_is_printed_once_and_findings_can_set_the_exit_code(
     audit: Pipeline, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
     is_failure: bool,
 ) -> None:  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_line_is_told_once_and_findings_can_be_the_exit_code(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_does_not_wait_for_what_is_under_way(number: signal.Signals) -> None:
+def test_a_second_signal_ends_the_process_at_once(number: signal.Signals) -> None:
     command = [sys.executable, "-c", WAITING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -75,8 +75,8 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(number: signal.Sign
             process.kill()
 
 
-def test_the_handler_of_a_signal_prints_nothing_itself() -> None:
-    """The signal may have come in the middle of a print, and Python refuses to print within it."""
+def test_a_signal_handler_prints_in_another_thread() -> None:
+    """The signal may interrupt a print, and Python's output cannot be entered again."""
     tellers: list[threading.Thread] = []
     StopRequest(lambda text: tellers.append(threading.current_thread())).handle_signal()
     assert len(tellers) == 1

@@ -1,4 +1,4 @@
-"""Steps of a replay and their pace."""
+"""The steps of a replay and their rate."""
 
 import threading
 
@@ -19,7 +19,7 @@ def windows(*rows: int) -> list[OffsetWindow]:
     return [OffsetWindow("t", "a", 0, turn * 10, turn * 10 + 10, n) for turn, n in enumerate(rows)]
 
 
-def test_steps_hold_about_the_rows_asked_for_and_every_window_once() -> None:
+def test_steps_have_at_most_the_requested_rows_and_every_window_once() -> None:
     found = list(group_into_steps(windows(5, 5, 1, 9, 2, 40, 3), 10))
     assert [[one.rows for one in step] for step in found] == [[5, 5], [1, 9], [2], [40], [3]]
     many = list(group_into_steps(windows(*[1] * 150), 1_000))
@@ -34,8 +34,8 @@ def test_a_step_is_two_seconds_of_the_rate(rate: float, asked: int, rows: int) -
     assert rows_per_step(rate, asked) == rows
 
 
-def test_the_pace_is_kept_over_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,000 rows at 100 a second take ten seconds, whatever a step itself takes."""
+def test_the_average_rate_is_limited_for_steps_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 rows at 100 per second take ten seconds, however long each step takes."""
     clock = ManualClock()
 
     class Waiting(threading.Event):
@@ -51,4 +51,4 @@ def test_the_pace_is_kept_over_steps_of_any_size(monkeypatch: pytest.MonkeyPatch
     assert 9.99 <= clock.monotonic_s() <= 11.0
     before = clock.monotonic_s()
     pace.wait(10_000, lambda: True)
-    assert clock.monotonic_s() == before, "who stops does not wait"
+    assert clock.monotonic_s() == before, "a stopped job does not wait"

@@ -1,4 +1,4 @@
-"""Rows into a table by key: whatever is written again is there once, and newer rows stay."""
+"""Upserts: a row that is written again exists once, and newer rows remain."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def contents(engine: sa.Engine) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(params=["native", "portable"])
 def engine(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """SQLite by its ON CONFLICT, and by what serves databases that have none."""
+    """SQLite, once with ON CONFLICT and once like databases without it."""
     if request.param == "portable":
         monkeypatch.setattr(upsert, "NATIVE", ())
     engine = upsert.create_engine(url)
@@ -43,7 +43,7 @@ def engine(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     engine.dispose()
 
 
-def test_rows_written_twice_are_there_once(engine: sa.Engine, url: str) -> None:
+def test_a_row_that_is_written_twice_exists_once(engine: sa.Engine, url: str) -> None:
     rows = [row("a", 1), row("b", 2), row("a", 3)]
     for _ in range(2):
         assert upsert.upsert_rows(engine, aim(url, chunk_rows=2), rows) == 3
@@ -58,7 +58,7 @@ def test_an_older_version_does_not_replace_a_newer_one(engine: sa.Engine, url: s
     assert contents(engine) == [("a", 2, 20), ("b", 3, 5)]
 
 
-def test_a_table_of_keys_alone_takes_each_once(url: str) -> None:
+def test_a_table_of_key_columns_only_has_each_row_once(url: str) -> None:
     target = upsert.Target(url, "t", ("id",), (("id", "string"),))
     engine = upsert.create_engine(url)
     upsert.create_table(engine, target)
@@ -74,7 +74,7 @@ def test_a_row_without_a_key_is_refused(engine: sa.Engine, url: str) -> None:
         upsert.upsert_rows(engine, aim(url), [row("a", 1) | {"id": None}])
 
 
-def test_a_table_that_lacks_uniqueness_or_a_column_is_refused(url: str) -> None:
+def test_a_table_without_a_unique_key_or_a_column_is_refused(url: str) -> None:
     engine = upsert.create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("create table t (id text, n bigint, at bigint)"))
@@ -90,13 +90,13 @@ def test_a_table_that_lacks_uniqueness_or_a_column_is_refused(url: str) -> None:
     engine.dispose()
 
 
-def test_a_type_without_a_column_type_is_refused(url: str) -> None:
+def test_a_spark_type_without_a_column_type_is_refused(url: str) -> None:
     target = upsert.Target(url, "t", ("id",), (("id", "string"), ("x", "interval day")))
     with pytest.raises(ConfigurationError, match="interval day"):
         upsert.build_table(target, "sqlite")
 
 
 @pytest.mark.parametrize("text", ["sqlite://", "sqlite:///:memory:", "nonsense", ""])
-def test_a_url_that_keeps_nothing_is_refused(text: str) -> None:
+def test_a_url_of_a_database_in_memory_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError):
         upsert.check_url(text)

@@ -15,7 +15,7 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.record import arrow, layout
 from sluicemq.record import properties as shapes
 from sluicemq.record import table as walk
-from sluicemq.record.arrow import BODY_ERROR, COLUMNS, EXTRA, RecordDecoder
+from sluicemq.record.arrow import BODY_ERROR, COLUMNS, EXTRA_COLUMNS, RecordDecoder
 from sluicemq.record.codec import decode_records, encode_properties, encode_record
 from stored_bodies import BAD, GOOD, LIMIT
 
@@ -49,7 +49,7 @@ def decoded(data: bytes, decoder: RecordDecoder | None = None) -> list[dict[str,
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Calls of Python and C functions made by `work`: any work a message would show in it."""
+    """Return the number of Python and C functions that `work` calls."""
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -64,7 +64,7 @@ def calls_of(work: Callable[[], object]) -> int:
     return calls
 
 
-def test_no_python_object_a_message_is_made() -> None:
+def test_no_python_object_is_created_for_each_message() -> None:
     decoder = RecordDecoder(promoted={"price": "price"}, tags=frozenset("ABCD"))
     few, many = run_of(2_000), run_of(20_000)
     list(decoder.decode(many))
@@ -80,12 +80,12 @@ def test_no_python_object_a_message_is_made() -> None:
     assert more < 18_000 * 0.2, f"{more} more calls for 18,000 more messages"
 
 
-def test_the_counting_of_calls_sees_work_a_message() -> None:
+def test_the_counting_of_calls_detects_work_for_each_message() -> None:
     few, many = run_of(100), run_of(1_100)
     assert calls_of(lambda: decode_records(many)) - calls_of(lambda: decode_records(few)) > 1_000
 
 
-def test_properties_are_not_looked_at_when_no_column_needs_them(
+def test_properties_are_not_read_when_no_column_needs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:
@@ -98,7 +98,7 @@ def test_properties_are_not_looked_at_when_no_column_needs_them(
         decoded(run_of(10), RecordDecoder(("tags",)))
 
 
-def test_columns_come_in_the_order_asked_with_the_declared_types() -> None:
+def test_columns_have_the_requested_order_and_the_declared_types() -> None:
     decoder = RecordDecoder(("body", "topic", "store_time"), promoted={"p": "price"}, broker="b")
     (batch,) = decoder.decode(run_of(3))
     assert batch.schema.names == ["body", "topic", "store_time", "p"]
@@ -116,7 +116,7 @@ def test_compressed_bodies_among_plain_ones_keep_their_rows() -> None:
 
 
 @pytest.mark.parametrize("keeps_raw", [False, True])
-def test_bodies_that_cannot_be_decompressed_are_null_or_raw_and_say_why(keeps_raw: bool) -> None:
+def test_undecodable_bodies_are_null_or_raw_with_a_reason(keeps_raw: bool) -> None:
     stored = [*GOOD.values(), *BAD.values(), *GOOD.values()]
     data = b"".join(
         record(offset, body=one.raw, sys_flag=one.sys_flag) for offset, one in enumerate(stored)
@@ -133,7 +133,7 @@ def test_bodies_that_cannot_be_decompressed_are_null_or_raw_and_say_why(keeps_ra
 def test_a_read_without_bodies_decodes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     data = b"".join(record(0, body=one.raw, sys_flag=one.sys_flag) for one in BAD.values())
     monkeypatch.setattr(arrow, "decode_body", None)
-    names = [name for name in (*COLUMNS, *EXTRA) if name != "body"]
+    names = [name for name in (*COLUMNS, *EXTRA_COLUMNS) if name != "body"]
     assert len(decoded(data, RecordDecoder(names, promoted={"p": "price"}))) == len(BAD)
     with pytest.raises(TypeError):
         decoded(data)
@@ -156,7 +156,7 @@ def test_rows_and_bytes_of_a_batch_are_limited(monkeypatch: pytest.MonkeyPatch) 
     assert len(list(RecordDecoder().decode(data))) == 100
 
 
-def test_ids_are_unique_keys_or_places_in_the_log() -> None:
+def test_ids_are_unique_keys_or_offset_message_ids() -> None:
     bare = {"properties": b""}
     data = record(0) + record(1, **bare) + record(2, **bare, store_host=HOST_V6)
     ids = [row["msg_id"] for row in decoded(data)]
@@ -167,7 +167,7 @@ def test_ids_are_unique_keys_or_places_in_the_log() -> None:
     ]
 
 
-def test_more_shapes_than_are_worth_it_still_give_every_row(
+def test_rows_of_too_many_shapes_are_decoded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shapes, "SHAPES_MAX", 3)
@@ -214,7 +214,7 @@ def test_batches_do_not_refer_to_the_bytes_they_came_from() -> None:
     assert pa.Table.from_batches(batches).to_pylist() == before
 
 
-def test_nothing_gives_no_batch() -> None:
+def test_no_bytes_give_no_batch() -> None:
     assert list(RecordDecoder().decode(b"")) == []
 
 
@@ -231,11 +231,11 @@ def test_lengths_that_disagree_with_the_size_are_an_error() -> None:
         list(RecordDecoder(("queue_offset",)).decode(data))
 
 
-def test_a_false_magic_number_inside_a_body_does_not_mislead_the_lanes(
+def test_a_magic_number_inside_a_body_does_not_mislead_the_walk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(walk, "LANE_RECORDS_MIN", 2)
+    monkeypatch.setattr(walk, "PIECE_RECORDS_MIN", 2)
     fake = struct.pack(">ii", 91, layout.MAGIC_V1) * 20
     data = b"".join(record(offset, body=fake + bytes(offset)) for offset in range(200))
     raw = np.frombuffer(data, np.uint8)
-    assert walk.record_starts(raw).tolist() == walk.plain_starts(raw, 0).tolist()
+    assert walk.find_record_starts(raw).tolist() == walk.walk_record_starts(raw, 0).tolist()

@@ -1,9 +1,9 @@
-"""The columns of a record that come only by name: the same as the scalar codec reads."""
+"""Columns that are built only by name are equal to what the scalar codec reads."""
 
 import pyarrow as pa
 
 from sluicemq.model.ids import Host, encode_host
-from sluicemq.record.arrow import EXTRA, RecordDecoder
+from sluicemq.record.arrow import EXTRA_COLUMNS, RecordDecoder
 from sluicemq.record.codec import decode_records, encode_properties, encode_record
 
 HOSTS = [encode_host(Host(f"10.0.0.{number}", 40_000 + number)) for number in range(3)]
@@ -23,7 +23,7 @@ def record(offset: int) -> bytes:
 
 def test_extra_columns_are_what_the_scalar_codec_reads() -> None:
     data = b"".join(record(offset) for offset in range(40))
-    batches = list(RecordDecoder(("queue_offset", *EXTRA)).decode(data))
+    batches = list(RecordDecoder(("queue_offset", *EXTRA_COLUMNS)).decode(data))
     rows = pa.Table.from_batches(batches).to_pylist()
     for row, stored in zip(rows, decode_records(data), strict=True):
         assert row == {
@@ -40,5 +40,7 @@ def test_extra_columns_have_the_types_of_the_spark_schema() -> None:
 
     from sluicemq.spark.schema import parse_columns, to_spark_schema
 
-    schema = to_arrow_schema(to_spark_schema(parse_columns(",".join(EXTRA))), timezone="UTC")
-    assert {field.name: field.type for field in schema} == EXTRA
+    schema = to_arrow_schema(
+        to_spark_schema(parse_columns(",".join(EXTRA_COLUMNS))), timezone="UTC"
+    )
+    assert {field.name: field.type for field in schema} == EXTRA_COLUMNS

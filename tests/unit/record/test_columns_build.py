@@ -1,11 +1,11 @@
-"""Columns of properties say what the scalar decoder says, whatever the records look like."""
+"""Property columns are equal to what the scalar decoder reads, for records of any form."""
 
 import struct
 
 import numpy as np
 import pytest
 
-from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merged_arrays
+from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merge_block_arrays
 from sluicemq.record.codec import decode_properties, encode_record
 from sluicemq.record.columns import ColumnBlock
 
@@ -22,7 +22,7 @@ def record(properties: bytes, position: int, *, topic: str = "T", host: bytes = 
 
 
 def block_of(*rows: bytes, files: int = 1, base: int = 0, columns_max: int = 64) -> ColumnBlock:
-    """The block of records with these properties, spread over files."""
+    """Return the block of records with these properties, distributed over files."""
     positions, sizes, pieces = [], [], []
     for number in range(files):
         data = b""
@@ -84,7 +84,7 @@ def test_long_topics_and_ipv6_hosts_move_the_properties(topic: str, host: bytes)
 
 
 @pytest.mark.parametrize("damage", ["blank", "elsewhere", "size", "magic", "body", "topic", "cut"])
-def test_a_record_that_cannot_be_read_is_odd_and_harms_no_other(damage: str) -> None:
+def test_an_unreadable_record_is_odd_and_affects_no_other(damage: str) -> None:
     good = record(b"a\x011\x02", 0)
     bad = bytearray(record(b"a\x012\x02", len(good)))
     position, size = len(good), len(bad)
@@ -115,7 +115,7 @@ def test_a_block_without_any_record_is_all_odd() -> None:
     assert (block.odd.tolist(), dict(block.columns)) == ([0, 1], {})
 
 
-def test_codes_have_the_smallest_type_that_numbers_the_values() -> None:
+def test_codes_have_the_smallest_sufficient_type() -> None:
     block = block_of(*(f"a\x01{n % 128}\x02b\x01{n % 129}\x02".encode() for n in range(300)))
     assert block.columns["a"].codes.dtype == np.int8
     assert block.columns["b"].codes.dtype == np.int16
@@ -123,7 +123,7 @@ def test_codes_have_the_smallest_type_that_numbers_the_values() -> None:
     assert max(block.columns["a"].codes) == 127
 
 
-def test_keys_and_long_values_that_occur_once_are_no_columns() -> None:
+def test_keys_and_long_unique_values_get_no_columns() -> None:
     rows = [
         f"UNIQ_KEY\x01{n}\x02KEYS\x01k\x02id\x01{n:032d}\x02price\x01{n}\x02".encode()
         for n in range(300)
@@ -133,34 +133,34 @@ def test_keys_and_long_values_that_occur_once_are_no_columns() -> None:
     assert set(block.columns) == {"price"}
 
 
-def test_the_most_frequent_names_become_columns_and_the_others_are_named() -> None:
+def test_the_most_frequent_names_become_columns_and_others_are_excluded() -> None:
     block = block_of(b"a\x011\x02", b"b\x011\x02a\x011\x02", b"c\x011\x02a\x011\x02b\x011\x02",
                      columns_max=2)  # fmt: skip
     assert (set(block.columns), block.excluded) == ({"a", "b"}, {"c"})
 
 
-def test_many_names_do_not_make_a_column_each() -> None:
+def test_the_number_of_columns_is_limited() -> None:
     block = block_of(*(f"n{n}\x01v\x02".encode() for n in range(500)))
     assert len(block.columns) == 64
     assert len(block.columns) + len(block.excluded) == 500
 
 
-def test_a_part_holds_the_rows_of_its_offsets() -> None:
+def test_a_slice_has_the_rows_of_its_offsets() -> None:
     block = block_of(*(f"a\x01{n}\x02".encode() for n in range(6)))
     block = block._replace(first_offset=10, odd=np.array([0, 3, 5]))
-    part = block.part(12, 15)
+    part = block.slice_offsets(12, 15)
     assert [row_of(part, row) for row in range(3)] == [{"a": "2"}, {"a": "3"}, {"a": "4"}]
     assert (part.first_offset, part.rows, part.odd.tolist()) == (12, 3, [1])
-    assert block.part(10, 16) is block
+    assert block.slice_offsets(10, 16) is block
 
 
-def test_blocks_join_to_one_with_their_values_numbered_anew() -> None:
+def test_merged_blocks_have_common_codes() -> None:
     blocks = [
         block_of(b"a\x01x\x02", b"a\x01y\x02b\x011\x02"),
         block_of(b"UNIQ_KEY\x01u\x02"),
         block_of(b"", b"a\x01y\x02", b"a\x01z\x02"),
     ]
-    arrays, excluded = merged_arrays(blocks)
+    arrays, excluded = merge_block_arrays(blocks)
     assert excluded == {"UNIQ_KEY"}
     whole = ColumnBlock(0, 6, ArrowColumns(arrays), excluded, np.empty(0, np.int64))
     expected = [{"a": "x"}, {"a": "y", "b": "1"}, {}, {}, {"a": "y"}, {"a": "z"}]
@@ -168,8 +168,8 @@ def test_blocks_join_to_one_with_their_values_numbered_anew() -> None:
     assert whole.columns["a"].values == ("x", "y", "z")
 
 
-def test_what_one_block_leaves_out_the_whole_leaves_out() -> None:
+def test_a_name_that_one_block_excludes_is_excluded() -> None:
     some = block_of(b"a\x011\x02b\x011\x02")
     other = block_of(b"a\x011\x02b\x011\x02", columns_max=1)
-    arrays, excluded = merged_arrays([some, other])
+    arrays, excluded = merge_block_arrays([some, other])
     assert (set(arrays), excluded) == ({"a"}, {"b"})

@@ -1,4 +1,4 @@
-"""The scalar record codec against bytes laid out by hand from spec/store.md §2.1."""
+"""The scalar record codec, compared with bytes that follow spec/store.md §2.1."""
 
 import struct
 import zlib
@@ -8,12 +8,12 @@ import pytest
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.record.codec import (
-    body_crc_agrees,
     decode_properties,
     decode_record,
     decode_records,
     encode_properties,
     encode_record,
+    is_body_intact,
     parse_head,
     properties_slice,
 )
@@ -23,7 +23,7 @@ IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 9)
 
 
 def by_hand(*, born: bytes = IPV4, stored: bytes = IPV4, topic: bytes = b"TopicA") -> bytes:
-    """One field after the other, as the table of the fact sheet says."""
+    """Return a record, encoded field by field as in the table of the specification."""
     body, properties = b"hello", b"TAGS\x01TagA\x02KEYS\x01k1 k2\x02"
     sys_flag = (0x10 if len(born) == 20 else 0) | (0x20 if len(stored) == 20 else 0)
     fields = [
@@ -140,9 +140,9 @@ def test_lengths_that_do_not_agree_are_refused(at: int, value: int) -> None:
 
 def test_changed_body_does_not_agree_with_its_crc() -> None:
     record = bytearray(by_hand())
-    assert body_crc_agrees(record, parse_head(record))
+    assert is_body_intact(record, parse_head(record))
     record[88] ^= 1
-    assert not body_crc_agrees(record, parse_head(record))
+    assert not is_body_intact(record, parse_head(record))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Properties near a template: what is odd about a row is read as the scalar codec reads it."""
+"""Properties that nearly match a template are read as the scalar codec reads them."""
 
 import random
 from typing import Any
@@ -16,11 +16,11 @@ from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import decode_record, encode_record
 from sluicemq.record.properties import (
     Properties,
-    ValuePlaces,
-    everywhere,
+    ValueSpans,
+    all_begin_with,
     first_separators,
+    make_text_array,
     read_properties,
-    texts,
 )
 
 HOST = encode_host(Host("127.0.0.1", 10911))
@@ -45,7 +45,7 @@ def value_of(chance: random.Random, kind: str, length: int) -> bytes:
 
 
 def spoilt(chance: random.Random, pairs: list[list[bytes]], oddity: str) -> bytes:
-    """The row with something that does not belong into a template."""
+    """Return the row with something that does not match a template."""
     pair = chance.choice(pairs) if pairs else [b"", b""]
     at = chance.randrange(len(pair[1]) + 1)
     inside = {
@@ -72,7 +72,7 @@ def spoilt(chance: random.Random, pairs: list[list[bytes]], oddity: str) -> byte
 
 @st.composite
 def rows_near_a_template(draw: st.DrawFn) -> list[bytes]:
-    """The properties of some rows: nearly all of one kind."""
+    """Draw the properties of some rows, nearly all of one kind."""
     chance = random.Random(draw(st.integers(0, 2**32)))
     names = draw(st.lists(st.sampled_from(NAMES), unique=True, max_size=4))
     kinds = [
@@ -175,12 +175,12 @@ def test_guessed_values_are_one_text_and_guessed_lengths_one_block() -> None:
     assert number.words is not None
 
 
-def test_a_sample_is_not_in_step_with_what_recurs() -> None:
+def test_a_sample_is_not_in_step_with_repetitions() -> None:
     (shape,) = found_in([regular(b"abcdefgh"[n % 8 : n % 8 + 1], n) for n in range(4096)]).shapes
     assert shape.values[1].text is None
 
 
-def test_a_separator_inside_a_value_of_the_guessed_length_is_seen() -> None:
+def test_a_separator_inside_a_value_of_the_guessed_length_is_found() -> None:
     rows = [regular(b"A", number) for number in range(30)]
     rows[5] = rows[5][:20] + b"\x02" + rows[5][21:]
     assert found_in(rows).odd_rows.tolist() == [5]
@@ -190,7 +190,7 @@ def test_names_that_are_utf8_only_together_are_odd() -> None:
     assert found_in([b"\xc3\x011\x02\xa4\x012\x02"] * 3).odd_rows.tolist() == [0, 1, 2]
 
 
-def test_rows_of_two_shapes_are_told_apart() -> None:
+def test_rows_of_two_shapes_are_separated() -> None:
     other = b"TAGS\x01A\x02n\x017\x02"
     rows = [other if number % 3 == 1 else regular(b"A", number) for number in range(60)]
     first, second = found_in(rows).shapes
@@ -224,7 +224,7 @@ def test_separators_are_found_where_bytes_find_them(
     begins = [min(start, len(data) - 1) for start, _ in rows]
     room = [min(size, len(data) - start) for start, (_, size) in zip(begins, rows, strict=True)]
     raw, starts = np.frombuffer(data, np.uint8), np.array(begins, np.int64)
-    words = buffers.words_at(raw, starts)
+    words = buffers.read_words(raw, starts)
     found = first_separators(raw, starts, words, np.array(room, np.int64)).tolist()
     assert found == [
         min((data + b"\x02").index(b"\x02", start) - start, size)
@@ -243,28 +243,28 @@ def test_texts_of_any_lengths_are_written_whole(seed: int, longest: int, is_same
     raw = np.frombuffer(b"".join(map(b"".join, rows)) + b"constant!", np.uint8)
     lengths = np.array([[len(value) for value in row] for row in rows], np.int64)
     starts = (np.cumsum(lengths) - lengths.ravel()).reshape(lengths.shape)
-    columns = [ValuePlaces(raw, starts[:, turn], lengths[:, turn]) for turn in range(3)]
+    columns = [ValueSpans(raw, starts[:, turn], lengths[:, turn]) for turn in range(3)]
     if is_same:
         rows = [[row[0], b"constant!", row[2]] for row in rows]
-        columns[1] = ValuePlaces(raw, np.full(len(rows), len(raw) - 9), 9, text=b"constant!")
-    found = texts(columns, len(rows))
+        columns[1] = ValueSpans(raw, np.full(len(rows), len(raw) - 9), 9, text=b"constant!")
+    found = make_text_array(columns, len(rows))
     found.validate(full=True)
     assert found.to_pylist() == [value.decode(errors="replace") for row in rows for value in row]
-    alone = texts(columns[1:2], len(rows)).to_pylist()
+    alone = make_text_array(columns[1:2], len(rows)).to_pylist()
     assert alone == [row[1].decode(errors="replace") for row in rows]
 
 
-def test_a_text_is_everywhere_only_when_no_piece_has_another(
+def test_all_begin_with_compares_every_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(buffers, "_PIECE_BYTES", 8)
     data = b"name" * 50
     starts = np.arange(0, 200, 4)
-    assert everywhere(np.frombuffer(data, np.uint8), starts, b"name")
+    assert all_begin_with(np.frombuffer(data, np.uint8), starts, b"name")
     for place in (0, 3, 7, 101, 199):
         other = data[:place] + b"X" + data[place + 1 :]
-        assert not everywhere(np.frombuffer(other, np.uint8), starts, b"name")
-    assert not everywhere(np.frombuffer(data, np.uint8), starts + 1, b"name")
+        assert not all_begin_with(np.frombuffer(other, np.uint8), starts, b"name")
+    assert not all_begin_with(np.frombuffer(data, np.uint8), starts + 1, b"name")
 
 
 def test_values_that_are_not_utf8_are_replaced_in_any_column() -> None:

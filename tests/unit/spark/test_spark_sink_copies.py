@@ -14,7 +14,7 @@ from sluicemq.client.core.requests import SendResult, SendStatus
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.properties import RESERVED, is_copied
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import as_dict, decode_batch
+from sluicemq.record.codec import decode_batch, parse_property_text
 from sluicemq.spark.rows import (
     adapt_replayed_columns,
     convert_flags,
@@ -79,7 +79,7 @@ def written(*rows: Mapping[str, str | None] | None, **columns: Any) -> list[dict
     maps = pa.array([None if row is None else list(row.items()) for row in rows], MAP)
     values, _ = adapt_replayed_columns({"properties": maps, **columns}, NOW_MS)
     found = encode_properties(values, len(rows)).to_pylist()
-    made = [as_dict(one.decode()) for one in found]
+    made = [parse_property_text(one.decode()) for one in found]
     for one in made:
         assert one.pop("WAIT") == "true"
     return made
@@ -295,8 +295,8 @@ def test_a_delayed_row_keeps_everything_that_another_row_has() -> None:
     )
     (batch,) = producer.batches
     ((flag, body, properties, _),) = decode_batch(batch)
-    rows = [(flag, bytes(body), as_dict(properties.decode()))]
-    rows += [(it.flag, it.body, as_dict(it.properties)) for it, _ in producer.alone]
+    rows = [(flag, bytes(body), parse_property_text(properties.decode()))]
+    rows += [(it.flag, it.body, parse_property_text(it.properties)) for it, _ in producer.alone]
     common = {"WAIT": "true", "RETRY_TOPIC": "x", "own": "1", "__SHARDINGKEY": "k"}
     made_id = rows[2][2]["UNIQ_KEY"]
     assert rows == [
@@ -323,11 +323,11 @@ def test_a_row_that_is_too_large_for_a_batch_goes_alone() -> None:
         assert [len(one) < 1000 for one in producer.batches] == [True, True]
         ((outgoing, _),) = producer.alone
         assert outgoing.body == body
-        assert as_dict(outgoing.properties)["UNIQ_KEY"] == outgoing.message_id == "B"
+        assert parse_property_text(outgoing.properties)["UNIQ_KEY"] == outgoing.message_id == "B"
 
 
 def properties_of(batch: bytes) -> list[dict[str, str]]:
-    return [as_dict(properties.decode()) for _, _, properties, _ in decode_batch(batch)]
+    return [parse_property_text(properties.decode()) for _, _, properties, _ in decode_batch(batch)]
 
 
 def test_each_row_of_a_task_has_its_own_key_and_the_same_one_when_the_task_runs_again() -> None:

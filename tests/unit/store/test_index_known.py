@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sluicemq.record.batch_columns import Laid
+from sluicemq.record.batch_columns import EncodedRecords
 from sluicemq.store.index import columns as index_columns
 from sluicemq.store.index.columns import KeyColumns
 from sluicemq.store.index.known import BATCHES_MAX, KnownBatch, KnownKeys
@@ -24,7 +24,7 @@ def known(*batches: tuple[int, int]) -> KnownKeys:
     """(start, number) of batches of ten bytes."""
     keys = KnownKeys()
     for start, number in batches:
-        laid = Laid([], b"", np.array([start, start + 4]), start + 10)
+        laid = EncodedRecords([], b"", np.array([start, start + 4]), start + 10)
         keys.note_batch("T", number, laid, 5)  # type: ignore[arg-type]
     return keys
 
@@ -65,6 +65,6 @@ def test_only_the_newest_are_kept_and_none_without_an_index() -> None:
     keys = known(*((10 * number, number) for number in range(BATCHES_MAX + 3)))
     assert keys.next_start(0) == 30
     unwanted = KnownKeys(is_wanted=False)
-    unwanted.note_batch("T", 1, Laid([], b"", np.array([0, 4]), 10), 5)  # type: ignore[arg-type]
+    unwanted.note_batch("T", 1, EncodedRecords([], b"", np.array([0, 4]), 10), 5)  # type: ignore[arg-type]
     assert unwanted.next_start(0) is None
     assert known((0, -1)).next_start(0) is None, "its keys have to be read"

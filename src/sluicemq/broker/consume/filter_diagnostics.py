@@ -552,7 +552,7 @@ class FilterHandlers(BrokerComponent):
             return
         for block in blocks:
             for low in range(block.first_offset, block.end, ROWS_PER_STEP):
-                part = block.part(low, min(low + ROWS_PER_STEP, block.end))
+                part = block.slice_offsets(low, min(low + ROWS_PER_STEP, block.end))
 
                 def properties_of(row: int, first: int = low) -> Mapping[str, str]:
                     return records.read_at(topic, queue_id, first + row) or {}

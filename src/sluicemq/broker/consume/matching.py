@@ -474,7 +474,7 @@ class MatchCounter:
         elif part is not None:
             yield part.run
             self._store.columns.accept_load(part)
-            block = None if part.block is None else part.block.part(part.start, part.end)
+            block = None if part.block is None else part.block.slice_offsets(part.start, part.end)
         count = None if block is None else _count_rows(criteria, block, hits)
         if part is None and len(hits) >= RECORDS_PER_STEP:
             # Decode the hits as one block of columns. Fewer hits are read one by one below.

@@ -1,10 +1,10 @@
 """Staged messages as NumPy columns, on their way from the staging queues to their topics.
 
 `StagedColumns` reads many records of a staging queue with one access to the log. Their heads become
-columns, in which the fields that differ in the published records are replaced
-(`record.batch_columns.lay_out` writes the rest). Bodies and properties are pieces of one copy of
-the log; CRCs and tag codes do not change. A run contains only messages that begin with the same
-stage property and have the same flags and hosts. It ends before the first message that differs.
+columns, in which the fields that differ in the published records are replaced. The rest is written
+by `record.batch_columns.encode_records`. Bodies and properties are pieces of one copy of the log;
+CRCs and tag codes do not change. A run contains only messages that begin with the same stage
+property and have the same flags and hosts. It ends before the first message that differs.
 """
 
 from typing import Any, Final
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.system_names import STAGING_TOPIC
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, Spans, table_of
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, BatchColumns, Spans, make_property_table
 from sluicemq.record.layout import MAGIC_V1
-from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
+from sluicemq.record.table import UNIT_COLUMNS, Positions, unaligned_view
 from sluicemq.wire.staging import STAGED_ID
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
@@ -37,7 +37,7 @@ class StagedColumns:
         self._data = bytes(view[first : int(ends[-1])])
         self._starts = starts - first
         self._ends = ends - first
-        self.heads = view_of(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
+        self.heads = unaligned_view(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
         """The fixed fields of each record, in the fields of HEAD."""
         body_ends = self._starts + HEAD_BYTES + self.heads["body_length"]
         self._property_starts = body_ends + _TOPIC_BYTES
@@ -59,10 +59,10 @@ class StagedColumns:
         is_same &= self._property_starts + len(start) < self._ends
         count = _count_leading(is_same)
         sizes = np.full(count, len(start))
-        found = Spans(self._data, self._property_starts[:count], sizes).windows(len(start))
+        found = Spans(self._data, self._property_starts[:count], sizes).read_rows(len(start))
         return _count_leading((found == np.frombuffer(start, np.uint8)).all(axis=1))
 
-    def to_columns(self, count: int, cut: int, before: bytes) -> Columns:
+    def to_columns(self, count: int, cut: int, before: bytes) -> BatchColumns:
         """Return the first `count` records as columns that can be appended to a topic.
 
         The first `cut` bytes of the properties of each record are replaced by `before`.
@@ -74,12 +74,12 @@ class StagedColumns:
         starts = self._property_starts[:count] + cut
         properties = Spans(self._data, starts, self._ends[:count] - starts)
         stored_sizes = properties.sizes + len(before)
-        columns = Columns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
+        columns = BatchColumns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
 
         # The property table describes the properties as they are published. The log still has the
         # id under the name STAGED_ID, so that name is replaced by the one in `before`.
         name_bytes = len(STAGED_ID) + 1
-        table = table_of(
+        table = make_property_table(
             Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
         if table is not None:

@@ -145,6 +145,11 @@ class Epochs:
         run_sync: RunSync | None,
         access: Access,
     ) -> None:
+        """Create an empty table, and note staged batches that `intake` appends. `load` must follow.
+
+        `call_soon` calls a function in the next iteration of the loop. `run_sync` starts an fsync
+        in another thread and reports its end; None means that the broker starts none itself.
+        """
         self._settings = settings
         self._access = access
         self._topics = topics

@@ -44,7 +44,7 @@ from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns, Spans
+    from sluicemq.record.batch_columns import BatchColumns, Spans
 
 log = logging.getLogger(__name__)
 
@@ -136,12 +136,12 @@ class IngestedRanges:
         if isinstance(properties, Sequence):
             is_alike = all(map(methodcaller("startswith", start), properties))
         else:
-            is_alike = properties.begin_with(start)
+            is_alike = properties.all_begin_with(start)
         if not is_alike:
             self._last.pop(queue_id, None)
             run.count = -1  # No sink describes such a range.
             return
-        joined = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.joined()
+        joined = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.join()
         run.checksum = zlib.crc32(joined, run.checksum)
         run.count += len(bodies)
         self._last[queue_id] = offset + len(bodies), run, start
@@ -172,7 +172,7 @@ class ColumnRun(NamedTuple):
     """Messages of one stage that are appended together, as columns."""
 
     stage: Stage
-    columns: "Columns"
+    columns: "BatchColumns"
 
     def __len__(self) -> int:
         return len(self.columns.bodies)
@@ -346,7 +346,7 @@ class StagedReader:
                 position += file_bytes - position % file_bytes
                 view = self._store.reader.view_at(position)
             record = read_record(view)
-            if record is None or record.get_text(UNIQ_KEY).encode() != text.value_of(
+            if record is None or record.get_text(UNIQ_KEY).encode() != text.find_property(
                 staged.properties, UNIQ_KEY.encode()
             ):
                 break
@@ -472,7 +472,12 @@ class Publisher:
         Return False, with nothing appended, if they must be appended one by one.
         """
         parts = [
-            (one.record.flag, one.record.body, one.properties, text.tag_code_of(one.properties))
+            (
+                one.record.flag,
+                one.record.body,
+                one.properties,
+                text.tag_code_of_properties(one.properties),
+            )
             for one in batch
         ]
         first = batch[0].record
@@ -512,7 +517,7 @@ class Publisher:
 
 def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:
     """Return the message to publish in a queue, with the delay of its stage if `is_delayed`."""
-    properties = text.as_dict(staged.properties.decode("utf-8", "replace"))
+    properties = text.parse_property_text(staged.properties.decode("utf-8", "replace"))
     if is_delayed:
         properties |= staged.stage.delay_properties()
     message = staged.record.copy_to(staged.stage.topic, queue_id, properties)

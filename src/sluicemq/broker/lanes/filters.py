@@ -211,7 +211,7 @@ class RuleColumnFilter:
             if len(rows) <= FEW_ROWS_MAX:
                 matching[rows] = False
                 break
-            some = block.some(rows)
+            some = block.take_rows(rows)
             if isinstance(test, AtomColumnFilter):
                 taken = test.evaluate(some)
             else:

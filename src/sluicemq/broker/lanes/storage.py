@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 JOIN_OFFSET_AGE_MS: Final = 30_000
 """The time after which the committed offsets of a group become its join offsets."""
-_SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
+_SIZE_AND_OFFSET: Final = RECORD_BEGIN.struct_of("size", "queue_offset")
 
 
 @dataclass(slots=True)

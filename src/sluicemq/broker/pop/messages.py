@@ -12,9 +12,9 @@ from typing import Final
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import POP_CK
 from sluicemq.record.codec import (
-    as_text,
     decode_properties,
     encode_record,
+    format_property_text,
     parse_head,
     properties_slice,
 )
@@ -67,7 +67,7 @@ def _encode_copy(
             queue_offset=head.queue_offset,
             physical_offset=head.physical_offset,
             body=record[head.body],
-            properties=as_text(properties).encode(),
+            properties=format_property_text(properties).encode(),
             flag=head.flag,
             sys_flag=head.sys_flag,
             born_time_ms=head.born_time_ms,

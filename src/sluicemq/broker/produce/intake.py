@@ -235,7 +235,7 @@ class MessageIntake:
 
         Raises RequestError if its properties are too large, MessageIllegalError, StoreError.
         """
-        properties = text.as_text(message.properties).encode("utf-8", "replace")
+        properties = text.format_property_text(message.properties).encode("utf-8", "replace")
         self.check_properties_size(len(properties))
         physical_offset, queue_offset = self._writer.append(
             topic=message.topic,
@@ -274,7 +274,7 @@ class MessageIntake:
 
     def prepare_batch(
         self, body: Buffer, fields: BatchFields, suffix: str
-    ) -> "Generator[None, None, batch_columns.Columns | list[BatchPart]]":
+    ) -> "Generator[None, None, batch_columns.BatchColumns | list[BatchPart]]":
         """Decode the body of a batch and complete the properties of each message.
 
         `suffix` holds the properties that the broker adds to every message, encoded as text. The
@@ -309,7 +309,7 @@ class MessageIntake:
 
     def _decode_columns(
         self, body: bytes, suffix: bytes
-    ) -> "Generator[None, None, batch_columns.Columns | None]":
+    ) -> "Generator[None, None, batch_columns.BatchColumns | None]":
         """Return the columns of a batch. Called for each large batch: keep it cheap.
 
         Return None for a batch of up to `MESSAGES_PER_STEP_MAX` messages that are not alike
@@ -321,12 +321,12 @@ class MessageIntake:
         from sluicemq.record import batch_columns  # noqa: PLC0415 - NumPy for large batches only
 
         properties_max = self._settings.broker.properties_length_max
-        columns = batch_columns.split(body, suffix, text.tag_code_of_value)
+        columns = batch_columns.split_batch(body, suffix, text.tag_code_of_tag)
         if columns is not None and int(columns.property_sizes.max()) <= properties_max:
             return columns
-        if not batch_columns.has_more(body, MESSAGES_PER_STEP_MAX):
+        if not batch_columns.has_more_messages(body, MESSAGES_PER_STEP_MAX):
             return None
-        added = text.as_dict(suffix.decode())
+        added = text.parse_property_text(suffix.decode())
 
         def complete_and_check(sent: bytes) -> bytes:
             properties = _complete_properties(sent, added, suffix)
@@ -335,13 +335,17 @@ class MessageIntake:
                 self._writer.check_sizes(0, properties)
             return properties
 
-        return (yield from batch_columns.take_apart(body, complete_and_check, text.tag_code_of))
+        return (
+            yield from batch_columns.decode_in_steps(
+                body, complete_and_check, text.tag_code_of_properties
+            )
+        )
 
     def append_batch(
         self,
         topic: Topic,
         queue_id: int,
-        batch: "batch_columns.Columns | list[BatchPart]",
+        batch: "batch_columns.BatchColumns | list[BatchPart]",
         fields: BatchFields,
         id_prefix: str,
         *,
@@ -370,7 +374,7 @@ class MessageIntake:
         heads["sys_flag"], heads["born_time"] = fields.sys_flag, fields.born_time_ms
         heads["born_host"], heads["store_host"] = fields.born_host, fields.store_host
         column_positions, offset = self._writer.append_columns(topic.name, queue_id, batch)
-        self._count_messages(topic, batch.body_sizes(), int(batch.property_sizes.sum()))
+        self._count_messages(topic, batch.count_body_sizes(), int(batch.property_sizes.sum()))
         if topic.name == STAGING_TOPIC:
             self.on_staged(queue_id, offset, batch.properties, batch.bodies)
         encoded_positions = column_positions[:ids_max].astype(">i8").tobytes()
@@ -401,7 +405,7 @@ def _complete_parts(sent: Sequence[BatchPart], suffix: bytes) -> list[BatchPart]
     """
     joined = b"\x02".join([properties for _, _, properties, _ in sent])
     if any(name in joined for name in _SPECIAL_NAMES):
-        added = text.as_dict(suffix.decode())
+        added = text.parse_property_text(suffix.decode())
         return [
             (flag, body, _complete_properties(properties, added, suffix), tag)
             for flag, body, properties, tag in sent
@@ -426,14 +430,14 @@ def _complete_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -
 
 def _clean_special_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
     """Do the same as `_complete_properties` for properties that probably have special names."""
-    properties = text.as_dict(sent.decode("utf-8", "replace"))
+    properties = text.parse_property_text(sent.decode("utf-8", "replace"))
     if ACTED_ON_SEND.isdisjoint(properties):
         return _terminate(sent) + suffix
     check_batch_properties(properties)
     remove_on_send(properties)
     for name, value in added.items():
         properties.setdefault(name, value)
-    return text.as_text(properties).encode("utf-8", "replace")
+    return text.format_property_text(properties).encode("utf-8", "replace")
 
 
 def _terminate(properties: bytes) -> bytes:
@@ -491,7 +495,9 @@ class Record(NamedTuple):
 
     def get_text(self, name: str) -> str:
         """Return the value of a property, or "" if the message does not have it."""
-        return (text.value_of(self.properties, name.encode()) or b"").decode("utf-8", "replace")
+        return (text.find_property(self.properties, name.encode()) or b"").decode(
+            "utf-8", "replace"
+        )
 
     def get_number(self, name: str) -> int | None:
         """Return the value of a property as an int.
@@ -499,12 +505,12 @@ class Record(NamedTuple):
         Return None if the message does not have the property, or if its value is not a decimal
         number of at most 18 digits without a sign.
         """
-        value = text.value_of(self.properties, name.encode())
+        value = text.find_property(self.properties, name.encode())
         return int(value) if value is not None and value.isdigit() and len(value) < 19 else None
 
     def decode_properties(self) -> dict[str, str]:
         """Return all properties as a new dict."""
-        return text.as_dict(self.properties.decode("utf-8", "replace"))
+        return text.parse_property_text(self.properties.decode("utf-8", "replace"))
 
     def copy_to(self, topic: str, queue_id: int, properties: dict[str, str]) -> MessageToStore:
         """Return a message for another queue, with this record's body, flags, times and hosts."""
@@ -666,8 +672,8 @@ class DueMessageDelivery:
         Raises StoreError if the store accepts no messages at the moment.
         """
         properties = record.properties
-        name = text.value_of(properties, REAL_TOPIC)
-        queue_id = natural(text.value_of(properties, REAL_QUEUE) or b"")
+        name = text.find_property(properties, REAL_TOPIC)
+        queue_id = natural(text.find_property(properties, REAL_QUEUE) or b"")
         if name is None or queue_id is None:
             log.error("skipped a due message without valid properties REAL_TOPIC and REAL_QID")
             return None
@@ -709,7 +715,7 @@ class DueMessageDelivery:
                 queue_id,
                 record.body,
                 properties,
-                text.tag_code_of(properties),
+                text.tag_code_of_properties(properties),
                 record.flag,
                 record.sys_flag,
                 record.born_time_ms,

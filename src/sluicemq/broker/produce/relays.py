@@ -304,7 +304,7 @@ class ReplyHandlers:
                 remark=f"a reply cannot go to queue {header.queue_id} of topic {header.topic}: "
                 f"send it to {config.cluster_name}_REPLY_TOPIC",
             )
-        properties = fields | text.as_dict(header.properties or "")
+        properties = fields | text.parse_property_text(header.properties or "")
         remove_on_send(properties)
         if config.store_replies:
             host = self.settings.store_host
@@ -373,7 +373,7 @@ class ReplyHandlers:
             "sys_flag": header.sys_flag,
             "born_time_ms": header.born_time_ms,
             "flag": header.flag,
-            "properties": text.as_text({PUSH_REPLY_TIME: str(now_ms), **properties}),
+            "properties": text.format_property_text({PUSH_REPLY_TIME: str(now_ms), **properties}),
             "reconsume_times": header.reconsume_times or 0,
             "unit_mode": bool(header.unit_mode),
             "born_host": str(peer.remote),

@@ -379,7 +379,7 @@ class SendHandlers:
             "TRACE_ON": trace,
             "CLUSTER": config.cluster_name,
         }
-        self._suffix = text.as_text(self._added)
+        self._suffix = text.format_property_text(self._added)
         escaped_region = orjson.dumps(config.region).decode().replace("%", "%%")
         begin = '{"code":0,"extFields":{"queueId":"%d",'
         end = (
@@ -436,7 +436,7 @@ class SendHandlers:
             # Ids are letters and digits; an id with other characters might need escapes in JSON.
             if start < 0 or not unique_id.isalnum() or len(stored) > self._properties_max:
                 return False
-            tag = text.tag_code_in(properties) if "TAGS\x01" in properties else 0
+            tag = text.tag_code_of_text(properties) if "TAGS\x01" in properties else 0
             sys_flag = fields["f"]
             sys_flag = 0 if sys_flag == "0" else int(sys_flag)
             flag = fields["h"]
@@ -499,7 +499,7 @@ class SendHandlers:
             topics_before = len(self._topics)
             topic = self._find_or_create_topic(header, peer)
             queue_id = self._choose_queue(topic, header.queue_id, peer)
-            properties = text.as_dict(header.properties or "")
+            properties = text.parse_property_text(header.properties or "")
             _check_transaction_flags(properties, header.sys_flag)
             retry_group = None
             if header.topic.startswith(RETRY_PREFIX):
@@ -584,7 +584,7 @@ class SendHandlers:
             is_known_topic = header.topic in self._topics
             topic = self._find_or_create_topic(header, peer)
             queue_id = self._choose_queue(topic, header.queue_id, peer)
-            batch_properties = text.as_dict(header.properties or "")
+            batch_properties = text.parse_property_text(header.properties or "")
             check_batch_properties(batch_properties)
             _check_transaction_flags(batch_properties, header.sys_flag)
             fields = BatchFields(

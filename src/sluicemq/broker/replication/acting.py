@@ -51,7 +51,7 @@ from sluicemq.model.system_names import (
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MASTER_ID, PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.dispatch import Peer, encode_response_to
-from sluicemq.record.codec import as_text
+from sluicemq.record.codec import format_property_text
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies import decode_topic_route
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -241,7 +241,7 @@ def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Comma
         sys_flag=record.sys_flag & ~(TRANSACTION_MASK | BORN_HOST_IPV6 | STORE_HOST_IPV6),
         born_time_ms=record.born_time_ms,
         flag=record.flag,
-        properties=as_text(kept),
+        properties=format_property_text(kept),
         reconsume_times=record.reconsume_times,
         unit_mode=False,
         batch=False,

@@ -11,7 +11,7 @@ would let a finished transaction be checked, and committed, again. If a group co
 of it is stored, so the changes of the table that it was to cause are undone.
 
 A second end of a transaction has no effect, whichever of its prepared messages it names, so that a
-transaction is never committed twice. docs/transactions.md lists the exceptions. `requests.py`
+transaction is never committed twice. The page on transactions lists the exceptions. `requests.py`
 handles the requests.
 
 The offsets up to which the two queues are done are saved as committed offsets of CID_RMQ_SYS_TRANS,
@@ -74,7 +74,7 @@ from sluicemq.model.message import (
 from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, TRANSACTION_GROUP
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
-from sluicemq.record.codec import as_text, encode_record
+from sluicemq.record.codec import encode_record, format_property_text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -299,7 +299,7 @@ class Transactions:
         def prepare(message: MessageToStore) -> None:
             if convert_to_prepared(message, settings.broker, len(self.table)):
                 intake.check_properties_size(
-                    len(as_text(message.properties).encode()) + COPY_BYTES_MAX
+                    len(format_property_text(message.properties).encode()) + COPY_BYTES_MAX
                 )
 
         # This rewrite comes before that of delays: a message of a transaction cannot be delayed.

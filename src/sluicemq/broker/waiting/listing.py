@@ -14,7 +14,7 @@ from sluicemq.broker.produce.intake import Record, read_record
 from sluicemq.broker.waiting.timers import Timers
 from sluicemq.clock import SteadyClock
 from sluicemq.model.system_names import TIMER_TOPIC
-from sluicemq.record.codec import value_of
+from sluicemq.record.codec import find_property
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import MAGIC_DELETE, SLOTS
 from sluicemq.store.timers.placing import TIMER_DELETES_KEY, SlotRules, recall_key
@@ -109,7 +109,7 @@ class TimerListing:
                 return
             record = read_record(self._store.committed_record_at(unit.position))
             if record is not None and unit.magic & MAGIC_DELETE:
-                recalled.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
+                recalled.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
                 record = None
             if record is not None and recalled and recall_key(record.properties) in recalled:
                 record = None

@@ -47,7 +47,7 @@ from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
-from sluicemq.record.codec import as_dict, value_of
+from sluicemq.record.codec import find_property, parse_property_text
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
 from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage
@@ -279,7 +279,7 @@ class Timers:
 
     def _add_to_wheel(self, record: Record, slot_ms: int, magic: int, write_ms: int) -> None:
         """Add a unit for a message to a slot. Count the message unless it is a recall marker."""
-        name = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        name = decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
         if not magic & MAGIC_DELETE:
             self._add_count(name, 1)
         self.files.add_unit(
@@ -307,7 +307,9 @@ class Timers:
         checkpoint before the start knew the message, and that it may have been delivered then.
         """
         if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
-            key = value_of(record.properties, TIMER_DELETES_KEY) if record is not None else None
+            key = (
+                find_property(record.properties, TIMER_DELETES_KEY) if record is not None else None
+            )
             if key is not None:
                 self._recalled_keys.setdefault(slot_ms, set()).add(key)
             return
@@ -339,7 +341,7 @@ class Timers:
             overdue is None
             or message.due_ms > self._doubt_until_ms
             or message.position >= self._doubt_log_end
-            or decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+            or decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
             in self._redelivery.gates
         ):
             return False
@@ -354,10 +356,10 @@ class Timers:
         if self._overdue is None or entry.position >= self._doubt_log_end:
             return False
         if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
-            self._late_recalled_keys.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
+            self._late_recalled_keys.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
             return True
         gate = self._redelivery.gates.get(
-            decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+            decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
         )
         if gate is not None:
             return gate(record) is None
@@ -424,7 +426,7 @@ class Timers:
         record = self._read_timed_message(message.position, message.due_ms)
         if record is None:
             return
-        topic = decode_topic_name(value_of(record.properties, REAL_TOPIC_KEY) or b"")
+        topic = decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
         is_roll = bool(message.magic & MAGIC_ROLL)
         if not self._store.is_record_live(topic, self._delivery_floor or message.position):
             log.info("skipped a timed message of topic %s, which was deleted", topic)
@@ -565,7 +567,7 @@ class Timers:
         )
         if recalled and recall_key(record.properties) in recalled:
             self.recalled_count += 1
-            name = value_of(record.properties, REAL_TOPIC_KEY) or b""
+            name = find_property(record.properties, REAL_TOPIC_KEY) or b""
             self._unconfirmed_topics.append(decode_topic_name(name))
             return
         enqueued = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
@@ -606,7 +608,7 @@ class Timers:
         properties["TIMER_DELIVER_MS"] = str(wall_due_ms)
         properties["TIMER_ROLL_TIMES"] = str(times + 1)
         properties["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
-        properties |= as_dict(added.decode())
+        properties |= parse_property_text(added.decode())
         self._intake.append(record.copy_to(TIMER_TOPIC, 0, properties))
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:

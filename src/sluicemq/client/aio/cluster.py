@@ -69,19 +69,25 @@ class Cluster(AsyncioShell):
         ConfigurationError if `name_servers` or `credentials` are invalid.
         """
         self.affinity: ClientAffinity = ClientAffinity()
+        """The process and the event loop to which the client belongs."""
         self.rng: Random = rng or Random()
         self.client_id = client_id
         """The client id that `MEMBER_REQUESTS` contain, empty for none."""
         self.directory = Directory(name_servers, clock)
         self.name_servers: tuple[str, ...] = self.directory.name_servers
+        """The addresses of the name servers."""
         self.routes: RouteCache = self.directory.routes
+        """The cached routes of topics."""
         self.credentials: Credentials | None = Credentials.from_value(credentials)
+        """The credentials that sign requests, None for unsigned requests."""
         self.timeout_s = timeout_s
+        """The default time limit in seconds of a request."""
         self.long_poll_s: float = SUSPEND_TIMEOUT_MS / 1000
         """How many seconds a pull waits at the broker for messages."""
         self.clock = clock
         self._pool = ChannelPool(clock=clock, connect=connect)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Maps a topic to the lock under which its route is fetched."""
         self.on_moved: Callable[[OffsetMoved], None] | None = None
         """Called when a broker has moved a consumer to another offset of a queue.
 

@@ -304,6 +304,7 @@ class PushConsumer:
         """Set when no handler runs, apart from those that wait for `close`."""
         self._starting = asyncio.Lock()
         self.closing: CloseOnce[None] = CloseOnce()
+        """Runs the actual close once. `Sluice.close` hurries it when its caller is cancelled."""
         self._joined_topics: list[str] = []
         """The topics for which this consumer has joined its group."""
         self._started = False

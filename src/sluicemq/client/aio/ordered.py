@@ -224,8 +224,8 @@ class OrderedReader(QueueReader):
 
         If it was retried the maximum number of times, or `delay_level` is -1, store it as a dead
         letter instead. `suspend_s` and `delay_level` of None mean those of the group's options.
-        Return False if the message no longer counts. Never raises: a message that cannot be stored
-        as a dead letter is retried like others.
+        Return False if the message is not current. Never raises: a message that cannot be stored as
+        a dead letter is retried like others.
         """
         if not message.is_current:
             self.mark_returned(message)

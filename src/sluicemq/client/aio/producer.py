@@ -194,6 +194,7 @@ class Producer:
         """The tasks of `send_soon`. Without this reference, they could be garbage-collected."""
         self._requester = requester
         self.closing: CloseOnce[CloseReport] = CloseOnce()
+        """Runs the actual close once. `Sluice.close` hurries it when its caller is cancelled."""
 
     send: Final = sender_method(Sender.send_message)
     send_oneway: Final = sender_method(Sender.send_oneway)

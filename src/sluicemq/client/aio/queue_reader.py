@@ -2,10 +2,10 @@
 
 A `QueueReader` runs as a task. It pulls messages, puts them into a prefetch buffer, and pauses
 while too many messages or bytes are unacknowledged. When the reader moves to another offset (seek,
-offset reset, an offset that is no longer stored), acknowledgements of messages that were pulled
-before no longer count. It notices a topic that was deleted and created again by the messages that
-it has read before (`core.identity`), and then continues at the first message of the new topic,
-whatever `start` says.
+offset reset, an offset that is no longer stored), acknowledging messages that were pulled before
+has no effect. It notices a topic that was deleted and created again by the messages that it has
+read before (`core.identity`), and then continues at the first message of the new topic, whatever
+`start` says.
 
 A `RetrySender` sends rejected messages back, so that the group receives them again. When it
 returns, the copy of the message is stored; only then does the original count as acknowledged:
@@ -170,9 +170,10 @@ class QueueReader(RepositioningReader):
     """Reads one queue for one group.
 
     `in_flight` are the messages that were pulled and not acknowledged. When the queue is lost or
-    the reader moves, another object replaces it, and the messages of the former one no longer
-    count. `handed_out` are the messages that the application has now, also those that no longer
-    count. `committed_offset` is the offset that was committed last, None if that is unknown.
+    the reader moves to another offset, a new object replaces it. A message is *current* while its
+    `in_flight` is that of its reader; acknowledging or rejecting any other message has no effect.
+    `handed_out` are the messages that the application has now, current or not. `committed_offset`
+    is the offset that was committed last, None if that is unknown.
     """
 
     def __init__(
@@ -269,7 +270,7 @@ class QueueReader(RepositioningReader):
     def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
         """Note that the application no longer has the message, and has not acknowledged it.
 
-        `failed` counts the delivery as a failure in the statistics.
+        With `failed`, record the delivery as a failure in the statistics.
         """
         if message in self.handed_out:
             self.handed_out.remove(message)
@@ -286,10 +287,10 @@ class QueueReader(RepositioningReader):
     def check_body(self, message: ReceivedMessage) -> bool:
         """Return whether the application may receive `message`, the next one of its buffer.
 
-        Return True for a body that can be decoded, and for a message that no longer counts. For any
+        Return True for a body that can be decoded, and for a message that is not current. For any
         other body, raise UndecodableBodyError with on_undecodable="raise". With "dead_letter",
         start a task that stores the message as a dead letter and acknowledges it, and return False;
-        until then the message counts as handed out.
+        until then the message is handed out.
         """
         error = message.body_error if message.is_current else None
         if error is None:
@@ -303,8 +304,8 @@ class QueueReader(RepositioningReader):
     async def _store_dead_letter(self, message: ReceivedMessage) -> None:
         """Store an undecodable message as a dead letter and acknowledge it.
 
-        Repeat that after a pause until a broker has stored it. Stop when the message no longer
-        counts.
+        Repeat that after a pause until a broker has stored it. Stop when the message is no longer
+        current.
         """
         assert self._context.dead_letter_sender is not None
         message.record_outcome(ConsumeOutcome.FAILED)
@@ -346,11 +347,14 @@ class QueueReader(RepositioningReader):
             )
 
     def ack(self, message: ReceivedMessage) -> bool:
-        """Acknowledge a message. Return False if it no longer counts."""
+        """Acknowledge a message. Return False if it is not current or was acknowledged before."""
         return self.ack_many([message]) > 0
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
-        """Acknowledge messages and return the number of those that counted. HOT."""
+        """Acknowledge messages. HOT.
+
+        Return the number of those that are current and were not acknowledged before.
+        """
         handed_out, in_flight = self.handed_out, self.in_flight
         counted, returned, handed_out_s_sum = 0, 0, 0.0
         for message in messages:
@@ -375,8 +379,8 @@ class QueueReader(RepositioningReader):
         """Send a message back so that it is delivered again, and acknowledge the original.
 
         `delay_level` None means that of the group's options; `suspend_s` is ignored. Without a
-        `retry_sender`, drop the message with a warning. Return False if the message no longer
-        counts. Raises SluiceError if no broker stores the copy.
+        `retry_sender`, drop the message with a warning. Return False, and do nothing, if the
+        message is not current. Raises SluiceError if no broker stores the copy.
         """
         del suspend_s
         if not message.is_current:
@@ -398,7 +402,10 @@ class QueueReader(RepositioningReader):
         return await self._cluster.send_reply(record, body, message_id)
 
     def move_to(self, position: int) -> None:
-        """Continue at the offset `position`. Messages that were pulled before no longer count."""
+        """Continue at the offset `position`.
+
+        Messages that were pulled before are no longer current.
+        """
         self.discard_pulled(position)
         self._update_room()
         self._interrupt_pull()
@@ -484,7 +491,7 @@ class QueueReader(RepositioningReader):
     def discard_pulled(self, position: int) -> None:
         """Forget all messages that were pulled; the next pull begins at `position`.
 
-        Acknowledgements of these messages no longer count.
+        These messages are no longer current.
         """
         self.in_flight = InFlight(position)
         self.buffer.discard(lambda message: message.origin is self)

@@ -158,17 +158,14 @@ class Readers:
     @property
     def undecodable_count(self) -> int:
         """The number of messages of all topics whose body could not be decoded."""
-        return sum(counts.undecodable_count for counts in self.stats.values())
+        return sum(stats.undecodable_count for stats in self.stats.values())
 
     def all_readers(self) -> list[QueueReader]:
         """Return every reader that may still commit offsets."""
         return list(self._readers.values())
 
     def messages_handed_to(self, owner: object) -> list[ReceivedMessage]:
-        """Return the messages that are handed out to `owner`, in the order of offsets.
-
-        Messages that no longer count are left out.
-        """
+        """Return the current messages that are handed out to `owner`, in the order of offsets."""
         found = [message for reader in self.all_readers() for message in reader.handed_out]
         messages = [one for one in found if one.owner is owner and one.is_current]
         return sorted(messages, key=lambda message: message.queue_offset)
@@ -177,11 +174,8 @@ class Readers:
         """Divide the prefetch limits of a topic among its queues that are read here."""
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
-            reader.set_limits(
-                *self.options.queue_limits(
-                    max(len(readers), self.expected_queue_counts.get(topic, 0))
-                )
-            )
+            queue_count = max(len(readers), self.expected_queue_counts.get(topic, 0))
+            reader.set_limits(*self.options.queue_limits(queue_count))
 
     @contextlib.contextmanager
     def pulls_blocked(self, topic: str) -> Iterator[None]:
@@ -228,7 +222,7 @@ class Readers:
     async def remove(self, queue: MessageQueue) -> None:
         """Stop reading a queue and commit its offset if automatic commits are on.
 
-        Messages that were pulled from it no longer count.
+        Messages that were pulled from it are no longer current.
         """
         reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
         task.cancel()
@@ -244,8 +238,8 @@ class Readers:
         """Continue the given queues at other offsets and commit these.
 
         An operator has reset the group, and a broker sent RESET_CONSUMER_CLIENT_OFFSET (220).
-        Messages that were pulled before no longer count. Commits that are in progress reach the
-        broker before the new ones, because they use the same connection.
+        Messages that were pulled before are no longer current. Commits that are in progress reach
+        the broker before the new ones, because they use the same connection.
         """
         for reader in [one for one in self.all_readers() if one.queue in offsets]:
             _log.warning(

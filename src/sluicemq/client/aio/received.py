@@ -216,10 +216,10 @@ class ReceivedMessage:
 
     @property
     def is_current(self) -> bool:
-        """Whether an acknowledgement of this message still counts.
+        """Whether acknowledging this message has an effect.
 
-        It does not if the queue was assigned to another member, or moved to another offset, since
-        the message was pulled.
+        It has none if the queue was assigned to another member, or moved to another offset, since
+        the message was pulled; the message is then delivered again.
         """
         return self.in_flight is self.origin.in_flight
 

@@ -69,7 +69,7 @@ class RepositioningReader(ABC):
 
     @abstractmethod
     def move_to(self, position: int) -> None:
-        """Continue at `position`. Messages that were handed out before no longer count."""
+        """Continue at `position`. Messages that were pulled before are no longer current."""
 
     async def _check_queue(self) -> bool:
         """Check, before a pull, that the reader's offset belongs to the queue as it is now.

@@ -41,7 +41,7 @@ DEPTH: Final = 3
 """The number of pulls in flight, by default."""
 _COUNT_MAX: Final = 1_000_000
 """The maximum number of messages that one pull asks for."""
-_SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
+_SIZE_AND_OFFSET: Final = RECORD_BEGIN.struct_of("size", "queue_offset")
 
 Chunk = bytes | memoryview
 

@@ -163,7 +163,7 @@ class Load:
             self.block, self.head = self._fetch()
         except (OSError, UntrueFileError) as error:
             self.error = error
-        return None if self.block is None else self.block.part(self.start, self.end)
+        return None if self.block is None else self.block.slice_offsets(self.start, self.end)
 
 
 logger = logging.getLogger(__name__)
@@ -207,9 +207,8 @@ class ColumnBlocks:
         self._sealed_to: dict[QueueKey, int] = {}  # number of the first block that may have no file
         self._to_remove: list[str] = []  # invalid files, which `seal_blocks` removes
         self._heads: dict[tuple[str, int, int], BlockHead] = {}  # whose proofs were valid
-        self._proved: set[tuple[str, int, int]] = (
-            set()
-        )  # blocks whose file was made or checked in this run
+        # The blocks whose file was made or checked in this run.
+        self._proved: set[tuple[str, int, int]] = set()
         self.sealer: Sealer | None = None
         """The sealer that makes the files in another process, None if this process makes them."""
         self.rows_decoded = 0
@@ -227,7 +226,7 @@ class ColumnBlocks:
     def find_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """Return the block that contains a visible offset, from memory or from its file.
 
-        Return None if there is no such block. The call reads the file.
+        The call waits for the file. Return None if the block is in neither.
         """
         block, number = self.cached_block(queue, offset), offset // BLOCK_ROWS
         name = self._table(queue).get(number)
@@ -286,7 +285,7 @@ class ColumnBlocks:
         number, key = offset // BLOCK_ROWS, self._key(queue)
         known = self.cached_block(queue, offset)
         if known is not None:
-            return known.part(offset, min(known.end, end))
+            return known.slice_offsets(offset, min(known.end, end))
         name = self._table(queue).get(number)
         if name is None:
             if block_filter is None:

@@ -128,7 +128,7 @@ class PropertyColumns:
                 block = scan.blocks.get_block(queue, offset)
                 if block is None:
                     return
-                yield block.part(offset, min(block.end, end))
+                yield block.slice_offsets(offset, min(block.end, end))
                 offset = block.end
 
         return iter(()) if queue is None else between(scan, queue)

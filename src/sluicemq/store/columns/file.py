@@ -43,14 +43,14 @@ from numpy.typing import NDArray
 
 from sluicemq import engine
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merged_arrays
+from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merge_block_arrays
 from sluicemq.record.columns import (
     BlockStats,
     Column,
     ColumnBlock,
     ColumnStats,
     Values,
-    block_stats,
+    compute_block_stats,
 )
 from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
@@ -100,7 +100,7 @@ class SealedBlock(NamedTuple):
             first_offset=block.first_offset,
             rows=block.rows,
             proofs=self.proofs,
-            stats=block_stats(block),
+            stats=compute_block_stats(block),
         )
 
 
@@ -477,7 +477,7 @@ def seal_pieces(
 
 def merge_blocks(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
     """Return consecutive blocks as one block, with the `columns_max` columns of fewest nulls."""
-    arrays, excluded = merged_arrays(pieces)
+    arrays, excluded = merge_block_arrays(pieces)
     names = sorted(arrays, key=lambda name: arrays[name].null_count)
     over = frozenset(names[columns_max:])
     first = pieces[0].first_offset

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.subscription import BlockFilter, ColumnFilter, MessageFilter
-from sluicemq.record.arrow import ArrowColumns, build_block, merged_arrays
+from sluicemq.record.arrow import ArrowColumns, build_block, merge_block_arrays
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.table import UNIT_COLUMNS, Positions
 from sluicemq.store.bulk import ChunkHits, unverified_rows
@@ -466,7 +466,7 @@ def warm_up() -> None:
     """Call everything once without data, because pyarrow loads parts of itself at first use."""
     nothing = np.zeros(2, np.int64)
     block = build_block(0, nothing, nothing, ())
-    merged_arrays([block, block._replace(columns=ArrowColumns({}))])
+    merge_block_arrays([block, block._replace(columns=ArrowColumns({}))])
     # If pandas is installed, Arrow loads it here, which takes a quarter of a second.
     _ = ArrowColumns({"": pa.array([""]).dictionary_encode()})[""]
 

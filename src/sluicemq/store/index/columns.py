@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from sluicemq import engine
 from sluicemq.model.ids import java_hash
-from sluicemq.record.batch_columns import Columns as Batch
-from sluicemq.record.codec import HASH_MIN, ROLLBACK, keyed_hashes
+from sluicemq.record.batch_columns import BatchColumns as Batch
+from sluicemq.record.codec import HASH_MIN, ROLLBACK, hash_keys
 from sluicemq.record.layout import BLANK, INDEX_ENTRY, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.table import (
     POWERS,
@@ -43,9 +43,9 @@ from sluicemq.record.table import (
     Mask,
     Positions,
     Records,
+    find_leading_starts,
     gather,
     java_hashes,
-    leading_starts,
     rows_at,
 )
 from sluicemq.store.log import BLANK_BYTES
@@ -106,7 +106,7 @@ def find_record_starts(view: memoryview, at: int, stop: int) -> tuple[Positions,
     """
     found = np.empty(0, np.int64)
     if stop - at >= _FAST_BYTES:
-        found = leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
+        found = find_leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
         if len(found):
             at = int(found[-1])
             at += _unpack_begin(view, at)[0]
@@ -153,7 +153,7 @@ def key_columns_at(view: memoryview, starts: Positions) -> KeyColumns:
 
 def scalar_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
     """Return the keys of records as `key_columns_at` does, one record at a time."""
-    found = [keyed_hashes(view, start) for start in starts.tolist()]
+    found = [hash_keys(view, start) for start in starts.tolist()]
     counts = [len(one.hashes) for one in found]
     return KeyColumns(
         np.array([value for one in found for value in one.hashes], np.int32),
@@ -171,7 +171,7 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
     raw = np.frombuffer(view[int(starts[0]) : last + _unpack_begin(view, last)[0]], np.uint8)
     records = Records(raw, starts - starts[0])
     # Records that were rolled back, and those whose lengths disagree, have no keys to index.
-    is_keyed = records.good & (records.sys_flag & ROLLBACK != ROLLBACK)
+    is_keyed = records.valid & (records.sys_flag & ROLLBACK != ROLLBACK)
     sizes = np.where(is_keyed, records.property_lengths, 0)
     is_odd = sizes > PROPERTIES_BYTES_MAX
     rows = np.flatnonzero((sizes > 0) & ~is_odd)
@@ -191,14 +191,14 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
         odd = [
             (record, value)
             for record in np.flatnonzero(is_odd).tolist()
-            for value in keyed_hashes(view, int(starts[record])).hashes
+            for value in hash_keys(view, int(starts[record])).hashes
         ]
         added = np.array(odd, np.int64).reshape(-1, 2)
         numbers = np.concatenate((numbers, added[:, 0]))
         signed = np.concatenate((signed, added[:, 1].astype(np.int32)))
         order = np.argsort(numbers, kind="stable")
         numbers, signed = numbers[order], signed[order]
-    return KeyColumns(signed, numbers, records.number("store_time")[numbers])
+    return KeyColumns(signed, numbers, records.field("store_time")[numbers])
 
 
 def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns | None:
@@ -215,9 +215,9 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
     rows = np.arange(len(table))
     found = []
     for name in _NAMES:
-        turn = table.turn_of(name[:-1])
+        turn = table.index_of(name[:-1])
         if turn is not None:
-            starts, ends = table.values(turn)
+            starts, ends = table.value_bounds(turn)
             if (starts == ends).any():
                 return None
             found.append(_Keys(rows, starts, ends))

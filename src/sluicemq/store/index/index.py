@@ -50,7 +50,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
 from sluicemq.outages import Outages, kind_of
-from sluicemq.record.codec import key_hash, keyed_hashes, keys_of
+from sluicemq.record.codec import hash_key, hash_keys, read_keys
 from sluicemq.store.directory import CheckpointFile
 from sluicemq.store.index.file import (
     NAME_DIGITS,
@@ -314,7 +314,7 @@ class KeyIndex:
                 segment = self._log.segments.at(offset)
             if segment is None:
                 return False
-            known = keyed_hashes(segment.view(), offset - segment.base)
+            known = hash_keys(segment.view(), offset - segment.base)
             if file.hash_of(entry) not in known.hashes:
                 return False
         return True
@@ -370,7 +370,7 @@ class KeyIndex:
             segment = self._log.segments.at(offset)
             end_ms = file.end_ms  # approximately, if retention has removed the record
             if segment is not None:
-                end_ms = keys_of(segment.view(), offset - segment.base).store_time_ms
+                end_ms = read_keys(segment.view(), offset - segment.base).store_time_ms
         self._preparing.append(file.rebuild_slots(count, end_ms))
 
     def _remove_last(self) -> None:
@@ -631,7 +631,7 @@ class KeyIndex:
                 seen.add(offset)
                 if record is None:
                     continue
-                found = keys_of(record)
+                found = read_keys(record)
                 if (
                     found.topic == topic
                     and begin_ms <= found.store_time_ms <= end_ms
@@ -646,7 +646,7 @@ class KeyIndex:
         Records with another key of the same hash may be among them, and records whose store time is
         up to 999 ms outside the range.
         """
-        value = key_hash(topic, key)
+        value = hash_key(topic, key)
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
                 continue

@@ -4,8 +4,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns as Batch
-    from sluicemq.record.batch_columns import Laid
+    from sluicemq.record.batch_columns import BatchColumns as Batch
+    from sluicemq.record.batch_columns import EncodedRecords
     from sluicemq.record.table import Positions
     from sluicemq.store.index.columns import KeyColumns
 
@@ -33,16 +33,18 @@ class KnownKeys:
         self._is_wanted = is_wanted
         self._batches: deque[KnownBatch] = deque(maxlen=BATCHES_MAX)
 
-    def note_batch(self, topic: str, batch: "Batch", laid: "Laid", stored_ms: int) -> None:
-        """Note a batch of `topic` that was appended at `stored_ms`; `laid` has its positions."""
+    def note_batch(
+        self, topic: str, batch: "Batch", encoded: "EncodedRecords", stored_ms: int
+    ) -> None:
+        """Note a batch of `topic` that was appended at `stored_ms`; `encoded` has its positions."""
         if not self._is_wanted:
             return
         from sluicemq.store.index.columns import key_columns_of_batch  # noqa: PLC0415 - imports NumPy
 
         columns = key_columns_of_batch(topic, batch, stored_ms)
         if columns is not None:
-            start = int(laid.positions[0])
-            self._batches.append(KnownBatch(start, laid.end, laid.positions, columns))
+            start = int(encoded.positions[0])
+            self._batches.append(KnownBatch(start, encoded.end, encoded.positions, columns))
 
     def discard_from(self, position: int) -> None:
         """Forget batches that begin at `position` or later, because their group commit failed."""

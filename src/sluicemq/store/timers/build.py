@@ -14,7 +14,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
 from sluicemq.model.system_names import TIMER_TOPIC
-from sluicemq.record.codec import value_of
+from sluicemq.record.codec import find_property
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
@@ -143,7 +143,7 @@ class _Building:
             self._add(record, slot_ms, magic)
             self._waiting += -1 if magic & MAGIC_DELETE else 1  # a recall cancels a message
         elif magic & MAGIC_DELETE and not is_roll:
-            self._recalls.add(value_of(record.properties, TIMER_DELETES_KEY) or b"")
+            self._recalls.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
         else:
             message = OverdueMessage(record.physical_offset, slot_ms, due_ms, magic, has_unit=False)
             floor = self._checkpoint.log_position if is_old else record.physical_offset

@@ -31,7 +31,7 @@ READ_BYTES_MAX: Final = 1 << 30
 A unit before them is checked when its slot is loaded.
 """
 _UNITS_AT_ONCE: Final = 1 << 15
-_HEAD: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
+_HEAD: Final = RECORD_HEAD.struct_of("size", "queue_offset", "physical_offset")
 _UNIT_DTYPE: Final = [
     ("unit_bytes", ">i4"),
     ("previous", ">i8"),

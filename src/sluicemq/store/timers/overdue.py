@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
-from sluicemq.record.codec import value_of
+from sluicemq.record.codec import find_property
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.timers.placing import (
@@ -61,10 +61,10 @@ def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
     the next roll, -1 that of the record before the last roll.
     """
     properties = record.properties
-    rolls = natural(value_of(properties, ROLL_COUNT_KEY) or b"") or 0
+    rolls = natural(find_property(properties, ROLL_COUNT_KEY) or b"") or 0
     parts = (
-        value_of(properties, UNIQUE_ID_KEY) or b"",
-        value_of(properties, TIMER_OUT_KEY) or b"",
+        find_property(properties, UNIQUE_ID_KEY) or b"",
+        find_property(properties, TIMER_OUT_KEY) or b"",
         b"%d" % (rolls + more_rolls),
         b"%d %d" % (record.born_time_ms, record.body_crc),
         record.born_host,
@@ -152,6 +152,6 @@ class DeliveryLookup:
 
 def target_queue(record: TimedRecord) -> tuple[str, int]:
     """Return the topic and the queue id to which a timed message is delivered."""
-    name = value_of(record.properties, REAL_TOPIC_KEY) or b""
-    queue_id = natural(value_of(record.properties, REAL_QUEUE_KEY) or b"") or 0
+    name = find_property(record.properties, REAL_TOPIC_KEY) or b""
+    queue_id = natural(find_property(record.properties, REAL_QUEUE_KEY) or b"") or 0
     return name.decode("utf-8", "replace"), queue_id

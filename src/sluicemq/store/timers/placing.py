@@ -13,7 +13,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model import properties as reserved
 from sluicemq.model.message import TIMER_PROPERTIES
 from sluicemq.numbers import natural
-from sluicemq.record.codec import parse_head, value_of
+from sluicemq.record.codec import find_property, parse_head
 from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 
 TIMER_OUT: Final = reserved.TIMER_OUT
@@ -128,7 +128,7 @@ class SlotRules:
         Return None if the message has no valid TIMER_OUT_MS. A message that is due beyond the
         window rolls: its unit is in the slot in which it is put into the timer queue again.
         """
-        out = value_of(record.properties, TIMER_OUT_KEY)
+        out = find_property(record.properties, TIMER_OUT_KEY)
         if out is None or not out.isdigit() or len(out) > _DIGITS_MAX:
             return None
         slot_ms, magic = self.slot_start(int(out)), MAGIC_DEFAULT
@@ -160,7 +160,7 @@ class SlotRules:
         `assign_slot` must have accepted the record. Raises ValueError if TIMER_OUT_MS is not a
         number.
         """
-        out_ms = int(value_of(record.properties, TIMER_OUT_KEY) or 0)
+        out_ms = int(find_property(record.properties, TIMER_OUT_KEY) or 0)
         return exact_due_ms(
             record.properties, self.slot_start(out_ms), record.store_time_ms, self.precision_ms
         )
@@ -211,7 +211,7 @@ def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
     """
     has_rolled = ROLL_COUNT_KEY + b"\x01" in properties
     for name, unit_ms, is_relative in _TIMES:
-        value = value_of(properties, name)
+        value = find_property(properties, name)
         if value is None or (has_rolled and is_relative):
             continue
         if (number := natural(value)) is not None:
@@ -221,5 +221,5 @@ def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
 
 def recall_key(properties: bytes) -> bytes:
     """Return the key by which a recall names a message: its topic, "+" and its unique id."""
-    name = value_of(properties, REAL_TOPIC_KEY) or b""
-    return name + b"+" + (value_of(properties, UNIQUE_ID_KEY) or b"")
+    name = find_property(properties, REAL_TOPIC_KEY) or b""
+    return name + b"+" + (find_property(properties, UNIQUE_ID_KEY) or b"")

@@ -182,11 +182,11 @@ class TimerFiles:
         (`TimerStart`). Raises OSError.
         """
         found = self._identity.identity
-        is_there = self.wheel.exists or not self.log.is_empty
-        is_own = self.checkpoint.incarnation == self._store.incarnation.text
+        has_files = self.wheel.exists or not self.log.is_empty
+        has_own_checkpoint = self.checkpoint.incarnation == self._store.incarnation.text
         is_discarded = found is not None and found.state is FileState.DISCARDED
         is_new = not self.checkpoint.time_ms and not self.wheel.exists
-        is_planned = is_new or is_discarded or not (is_there or is_own)
+        is_planned = is_new or is_discarded or not (has_files or has_own_checkpoint)
         log.log(
             logging.INFO if is_planned else logging.WARNING,
             "timer wheel and timer log of %s are rebuilt from the commit log: %s%s",
@@ -412,10 +412,10 @@ class TimerFiles:
         Raises OSError.
         """
         saved, details = self.checkpoint, self._details(self.checkpoint)
-        is_there = self.wheel.exists or not self.log.is_empty
+        has_files = self.wheel.exists or not self.log.is_empty
         if (
             self._is_broken
-            or not is_there
+            or not has_files
             or self.wheel.has_unsaved_slots
             or saved.log_end != self.log.end
         ):

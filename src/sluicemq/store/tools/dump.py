@@ -20,7 +20,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY
 from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import LMQ_PREFIX
-from sluicemq.record.codec import decode_properties, decode_record, key_hash, parse_head
+from sluicemq.record.codec import decode_properties, decode_record, hash_key, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, parse_slots
@@ -252,11 +252,11 @@ class Selection:
 
     def rows(self, records: Records) -> list[int]:
         """The numbers of the records of the wanted queue, offsets and times."""
-        offsets, times = records.number("queue_offset"), records.number("store_time")
+        offsets, times = records.field("queue_offset"), records.field("store_time")
         good = (offsets >= self.offset_min) & (offsets <= self.offset_max)
         good &= (times >= self.time_min_ms) & (times <= self.time_max_ms)
         if self.queue_id is not None:
-            good &= records.number("queue_id") == self.queue_id
+            good &= records.field("queue_id") == self.queue_id
         if self.topic is not None:
             names, ids = records.topics
             name = self.topic.encode()
@@ -297,9 +297,9 @@ def dump_log(
         )
         assert records is not None  # the walk has just read it
         for row in selection.rows(records):
-            properties = records.properties_of(row) if decides else b""
+            properties = records.property_bytes(row) if decides else b""
             if not decides or selection.wants(decode_properties(properties)):
-                yield message_value(bytes(records.record(row)), body)
+                yield message_value(bytes(records.record_bytes(row)), body)
     if holes and (end := last_data(layout.log, holes[0].start)) is not None:
         yield {
             "kind": "tail", "position": holes[0].start, "end": end, "reason": holes[0].reason,
@@ -403,7 +403,7 @@ def _units(
             record = record_at(layout.log, position)
             if record is None or record.sizes[0] != size:
                 continue
-            if not selection.wants(decode_properties(record.properties_of(0))):
+            if not selection.wants(decode_properties(record.property_bytes(0))):
                 continue
         yield value
 
@@ -414,7 +414,7 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
     if selection.key is not None:
         topics = {topic for topic, _ in layout.queues}
         topics = topics if selection.topic is None else {selection.topic}
-        hashes = {key_hash(topic, selection.key) for topic in topics}
+        hashes = {hash_key(topic, selection.key) for topic in topics}
     for path, size, header in index_headers(layout):
         name = layout.name_of(path)
         file = load_index(layout.files, path)

@@ -601,7 +601,7 @@ def record_at(log: Series, position: int, size_max: int = _LOOK_BYTES_MAX) -> Re
     if len(raw) < RECORD_BYTES_MIN:
         return None
     found = Records(raw, np.zeros(1, np.int64), position)
-    return found if found.good[0] and found.sizes[0] == len(raw) else None
+    return found if found.valid[0] and found.sizes[0] == len(raw) else None
 
 
 def last_data(log: Series, start: int) -> int | None:

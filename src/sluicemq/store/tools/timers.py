@@ -16,7 +16,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.files.identity import FileState, FileVerdict, Identity, IdentityFile, RecordSource
 from sluicemq.files.incarnation import read_incarnation
 from sluicemq.model.system_names import TIMER_TOPIC, is_revive_topic
-from sluicemq.record.codec import value_of
+from sluicemq.record.codec import find_property
 from sluicemq.store.directory import DeletedTopics
 from sluicemq.store.timers.checking import find_disagreement, iter_unit_arrays, recover_units
 from sluicemq.store.timers.files import (
@@ -76,7 +76,7 @@ class TimerCheck:
         for row in _rows_with(data, records.starts, records.ends):
             start = int(records.starts[row])
             record = parse_record(data[start : int(records.ends[row])])
-            out = value_of(record.properties, TIMER_OUT_KEY) if record is not None else None
+            out = find_property(record.properties, TIMER_OUT_KEY) if record is not None else None
             if record is None or out is None or not out.isdigit():
                 continue
             if record.topic != _TIMER_TOPIC:
@@ -85,7 +85,7 @@ class TimerCheck:
             if ROLL_COUNT_KEY + b"\x01" in record.properties:
                 self._cross_off(delivery_key(record, more_rolls=-1))
             if TIMER_DELETES_KEY in record.properties:
-                key = value_of(record.properties, TIMER_DELETES_KEY) or b""
+                key = find_property(record.properties, TIMER_DELETES_KEY) or b""
                 self._marks.add((int(out), key))
                 continue
             noted = _Noted(

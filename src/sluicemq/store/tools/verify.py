@@ -34,13 +34,13 @@ from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.record.codec import (
     CHECKSUM_BYTES,
     CHECKSUM_START,
-    body_crc_agrees,
     decode_properties,
-    is_sealed,
+    has_valid_checksum,
+    is_body_intact,
     parse_head,
 )
 from sluicemq.record.layout import RECORD_HEAD
-from sluicemq.record.table import Positions, Records, equal_rows, rows_at
+from sluicemq.record.table import Positions, Records, rows_at, rows_begin_with
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import SEARCH_BYTES_MAX, parse_log_record
 from sluicemq.store.recover import may_be_lost_write
@@ -73,7 +73,7 @@ from sluicemq.store.tools.layout import (
 )
 from sluicemq.store.tools.timers import TimerCheck
 
-_BEGIN: Final = RECORD_HEAD.only("size", "physical_offset")
+_BEGIN: Final = RECORD_HEAD.struct_of("size", "physical_offset")
 Progress = Callable[[int, int], None]
 """Called with the bytes of the log that are done, and about how many there are."""
 
@@ -142,9 +142,7 @@ class _Verification:
                 self._index.damage(found)
             elif isinstance(found, Run):
                 self._records += len(found)
-                self._last_time = max(
-                    self._last_time, int(found.records.number("store_time").max())
-                )
+                self._last_time = max(self._last_time, int(found.records.field("store_time").max()))
                 self._check_checksums(found.records)
                 self._queues.add(found)
                 self._index.add(found)
@@ -177,10 +175,10 @@ class _Verification:
     def _check_checksums(self, records: Records) -> None:
         """The CRC over the whole record, where it has one (spec/store.md §2.4)."""
         places = np.maximum(records.ends - CHECKSUM_BYTES, 0)
-        there = equal_rows(rows_at(records.raw, places, len(CHECKSUM_START)), CHECKSUM_START)
+        there = rows_begin_with(rows_at(records.raw, places, len(CHECKSUM_START)), CHECKSUM_START)
         there &= records.property_lengths >= CHECKSUM_BYTES
         for row in np.flatnonzero(there).tolist():
-            if not is_sealed(records.record(row)):
+            if not has_valid_checksum(records.record_bytes(row)):
                 position = records.base + int(records.starts[row])
                 self._findings.add(
                     ERROR, "record-crc", f"commitlog {position}",
@@ -193,7 +191,7 @@ class _Verification:
         assert record is not None  # the walk has just read it
         self._check_checksums(record)
         head = parse_head(record.raw.data)
-        kind = "torn-record" if body_crc_agrees(record.raw.data, head) else "body-crc"
+        kind = "torn-record" if is_body_intact(record.raw.data, head) else "body-crc"
         is_tail = self._interrupted and (hole.end == log_end or self._was_unsafe(hole))
         text = (
             f"of the record of {hole.end - hole.start} bytes there,"
@@ -462,13 +460,13 @@ class QueueCheck:
             found = record_at(self._layout.log, position)
             if found is None:
                 text = f"no record of {size} bytes is at {position}, where its unit says"
-            elif found.number("physical_offset")[0] != position:
+            elif found.field("physical_offset")[0] != position:
                 text = f"no record begins at {position}, where its unit says"
             else:
                 topic = found.topics[0][0].decode("utf-8", "replace")
                 text = (
                     f"its unit says {position}, where a record of {found.sizes[0]} bytes is that"
-                    f" says {topic}/{found.number('queue_id')[0]} offset"
-                    f" {found.number('queue_offset')[0]}"
+                    f" says {topic}/{found.field('queue_id')[0]} offset"
+                    f" {found.field('queue_offset')[0]}"
                 )
             self._findings.add(ERROR, "unit", place, text)

@@ -1,4 +1,4 @@
-"""A Spark driver as a process of its own: archives a topic and replays it, and may kill itself.
+"""A Spark driver in a separate process: it archives a topic, replays it, and may kill itself.
 
     python archive_driver.py NAME_SERVER TOPIC PATH NAME KILL_AT
 

@@ -1,9 +1,9 @@
-"""A Spark driver as a process of its own: a stream into a table, which may kill itself.
+"""A Spark driver in a separate process: it runs a stream into a table, and may kill itself.
 
     python dedup_driver.py NAME_SERVER TOPIC URL CHECKPOINT KILL_AT
 
-KILL_AT: after the micro-batch of this number is in the table, and before Spark notes it, the driver
-dies (SIGKILL); -1: never.
+KILL_AT is the number of a micro-batch. The driver kills itself with SIGKILL after it is
+in the table, and before Spark notes it. -1 means never.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The pipeline `audit` on a cluster in which everything is wrong at once."""
+"""The pipeline `audit` on a cluster that has all kinds of findings."""
 
 import json
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def run(spark: Any, name_server: str, output: Path) -> tuple[Report, dict[str, A
     return report, json.loads(output.read_text()), lines
 
 
-def test_unequal_members_are_named_with_what_a_rocketmq_broker_would_lose(audited: Any) -> None:
+def test_unequal_members_are_reported_with_the_loss_on_a_rocketmq_broker(audited: Any) -> None:
     report, found, lines = audited
     (loss,) = found["unequal"]
     assert (loss["group"], sorted(loss["members"].values())) == ("unequal", ["A", "B"])
@@ -83,14 +83,13 @@ def test_unequal_members_are_named_with_what_a_rocketmq_broker_would_lose(audite
     assert any("15 to 15" in line for line in lines)
 
 
-def test_tags_that_nobody_takes_are_found_behind_tags_and_sql92(audited: Any) -> None:
-    """Z with a price above 30 is taken by `dear`; Aa as well. All tags are: only with an older
-    history could one be left."""
+def test_tags_that_any_expression_matches_are_not_unwanted(audited: Any) -> None:
+    """`dear` matches Z and Aa with a price above 30, so every tag is matched by some expression."""
     _, found, _ = audited
     assert found["unwanted_tags"] == []
 
 
-def test_tags_with_one_hash_are_found(audited: Any) -> None:
+def test_tags_with_the_same_hash_are_found(audited: Any) -> None:
     (pair,) = audited[1]["collisions"]
     assert (pair["tags"], pair["code"], pair["messages"]) == (["Aa", "BB"], 2112, 20)
 
@@ -101,7 +100,7 @@ def test_a_filter_that_fails_on_messages_is_found(audited: Any) -> None:
     assert one["messages"] == 3
 
 
-def test_figures_say_how_much_was_found(audited: Any) -> None:
+def test_figures_count_the_findings(audited: Any) -> None:
     report, found, _ = audited
     assert report.figures == found["figures"]
     assert report.figures["findings"] == 3
@@ -109,7 +108,7 @@ def test_figures_say_how_much_was_found(audited: Any) -> None:
     assert report.figures["groups"] == 2
 
 
-def test_a_group_alone_shows_the_tags_that_nobody_takes(
+def test_tags_that_no_group_matches_are_found(
     spark: Any, name_server: str, admin: Admin, producer: Producer
 ) -> None:
     from sluicemq.pipelines.audit import audit

@@ -1,4 +1,4 @@
-"""A topic into a table, exactly once: written again, micro-batches again, drivers killed.
+"""The pipeline `dedup`: repeated batches and micro-batches, and killed drivers.
 
 SLUICEMQ_SEEDS (default 1): how many histories of kills (SIGKILL of the driver).
 """
@@ -33,7 +33,7 @@ def numbers(path: Path) -> list[int]:
         return [row[0] for row in connection.execute("select number from orders order by number")]
 
 
-def test_a_batch_that_is_written_again_changes_nothing(
+def test_a_repeated_batch_changes_nothing(
     spark: Any, name_server: str, topic: str, publish: Callable[..., None], tmp_path: Path
 ) -> None:
     publish(0, COUNT)
@@ -61,7 +61,7 @@ def test_a_batch_that_is_written_again_changes_nothing(
     assert '"origin": "JFK"' in row[2]
 
 
-def test_the_same_message_may_be_what_an_expression_says(
+def test_an_expression_can_be_the_key(
     spark: Any, name_server: str, topic: str, publish: Callable[..., None], tmp_path: Path
 ) -> None:
     publish(0, 9)
@@ -77,7 +77,7 @@ def test_the_same_message_may_be_what_an_expression_says(
         write_table(spark, connection, table="third", create=False, **where)
 
 
-def test_a_micro_batch_that_spark_runs_again_changes_nothing(
+def test_a_repeated_micro_batch_changes_nothing(
     spark: Any, name_server: str, topic: str, publish: Callable[..., None], tmp_path: Path
 ) -> None:
     """The query fails after micro-batch 1 is in the table and before Spark's commit log has it."""
@@ -107,7 +107,7 @@ def test_a_micro_batch_that_spark_runs_again_changes_nothing(
 
 @pytest.mark.simulation
 @pytest.mark.timeout(600 * max(SEEDS, 1))
-def test_drivers_are_killed_between_micro_batches_and_no_row_is_lost_or_doubled(
+def test_killed_drivers_neither_lose_nor_duplicate_rows(
     name_server: str, topic: str, publish: Callable[..., None], tmp_path: Path
 ) -> None:
     publish(0, COUNT)

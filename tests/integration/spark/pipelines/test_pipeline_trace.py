@@ -129,7 +129,7 @@ def table(spark: Any, ran: tuple[Any, list[str], Path]) -> Callable[[str], list[
     return read
 
 
-def test_every_record_is_a_row_and_what_nobody_understands_is_counted(
+def test_every_record_is_a_row_and_unreadable_ones_are_counted(
     spark: Any, ran: tuple[Any, list[str], Path]
 ) -> None:
     report = ran[0]
@@ -164,7 +164,7 @@ def test_failures_have_their_cause(table: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_slow_handlers_come_first(table: Any, ran: tuple[Any, list[str], Path]) -> None:
+def test_slow_handlers_are_listed_first(table: Any, ran: tuple[Any, list[str], Path]) -> None:
     first, second = table("consuming")
     assert (first["group"], first["deliveries"], first["slow"], first["p50_ms"]) == (
         "slow", COUNT // 2, COUNT // 2, 1_500,
@@ -173,7 +173,7 @@ def test_slow_handlers_come_first(table: Any, ran: tuple[Any, list[str], Path]) 
     assert ran[0].figures["slow_deliveries"] == COUNT // 2
 
 
-def test_messages_that_a_group_never_got_are_counted_and_listed(
+def test_undelivered_messages_are_counted_and_listed(
     spark: Any, table: Any, ran: tuple[Any, list[str], Path]
 ) -> None:
     found = {r["group"]: r for r in table("unconsumed")}
@@ -183,7 +183,7 @@ def test_messages_that_a_group_never_got_are_counted_and_listed(
     assert sorted(row.message_id for row in missing.collect()) == ["b2", "m7", "m8"]
 
 
-def test_the_user_sees_tables_and_a_picture(ran: tuple[Any, list[str], Path]) -> None:
+def test_tables_and_a_chart_are_shown(ran: tuple[Any, list[str], Path]) -> None:
     report, lines, output = ran
     assert (output / "latency.png").read_bytes()[:4] == b"\x89PNG"
     assert str(output / "latency.png") in report.files

@@ -1,5 +1,4 @@
-"""The ready pipelines `archive` and `replay`: whole messages, nothing lost or doubled, differences
-found."""
+"""The ready pipelines `archive` and `replay`: messages are complete, none is lost or duplicated."""
 
 import json
 from collections import Counter
@@ -31,7 +30,7 @@ def connection(name_server: str) -> dict[str, str]:
 
 
 def quiet(line: str) -> None:
-    """Nobody listens."""
+    """Ignore a line of a pipeline."""
 
 
 def rows(frame: Any) -> list[tuple[Any, ...]]:
@@ -48,7 +47,7 @@ def expected(*parts: range) -> Counter[bytes]:
     return Counter(f"body-{number}".encode() for part in parts for number in part)
 
 
-def test_an_archive_holds_whole_messages_and_grows_run_by_run(
+def test_an_archive_contains_whole_messages_and_each_run_adds_new_ones(
     spark: Any, connection: dict[str, str], topic: str, publish: Publish, read: Any, tmp_path: Path
 ) -> None:
     path, said = str(tmp_path / "archive"), list[str]()
@@ -76,7 +75,7 @@ def test_an_archive_holds_whole_messages_and_grows_run_by_run(
 def test_a_planted_difference_is_found_and_named(
     spark: Any, connection: dict[str, str], topic: str, publish: Publish, tmp_path: Path
 ) -> None:
-    """A body that changed, and a row that is gone."""
+    """A body is changed, and a row removed."""
     path = str(tmp_path / "archive")
     publish(0, 40)
     archive(spark, connection, path=path, topics=[topic], say=quiet)
@@ -97,7 +96,7 @@ def test_a_planted_difference_is_found_and_named(
 
 
 @pytest.mark.parametrize("step", ["before the commit", "after the commit"])
-def test_a_crash_neither_loses_nor_doubles_a_row(
+def test_a_crash_neither_loses_nor_duplicates_a_row(
     spark: Any, connection: dict[str, str], topic: str, publish: Publish, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, step: str,
 ) -> None:  # fmt: skip
@@ -125,7 +124,7 @@ def test_a_crash_neither_loses_nor_doubles_a_row(
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_archived_is_said(
+def test_messages_that_cannot_be_archived_are_reported(
     spark: Any, connection: dict[str, str], topic: str, publish: Publish, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "archive")
@@ -155,10 +154,10 @@ def test_what_cannot_be_archived_is_said(
         archive(spark, connection, path=path, topics=[topic], say=quiet)
 
 
-def test_a_replay_brings_back_what_was_asked_for_once_also_after_a_kill(
+def test_a_replay_sends_the_selected_messages_once_even_after_a_kill(
     spark: Any, connection: dict[str, str], topic: str, publish: Publish, read: Any, tmp_path: Path
 ) -> None:
-    """Stopped after a step that the ledger does not know yet, as a kill leaves it."""
+    """The first run stops after a step that its state does not contain, like a killed one."""
     path, target = str(tmp_path / "archive"), f"{topic}-again"
     publish(0, 60)
     archive(spark, connection, path=path, topics=[topic], say=quiet, verify="none")
@@ -188,7 +187,7 @@ def test_a_replay_brings_back_what_was_asked_for_once_also_after_a_kill(
         replay(spark, connection, **options | {"where": "tags = 'A'"})
 
 
-def test_of_two_runs_at_once_the_second_to_commit_keeps_nothing(spark: Any, tmp_path: Path) -> None:
+def test_of_two_concurrent_runs_the_second_to_commit_fails(spark: Any, tmp_path: Path) -> None:
     folder = Folder(spark, str(tmp_path / "archive"))
     runs = [ArchiveRuns(folder), ArchiveRuns(folder)]
     made = []

@@ -1,4 +1,4 @@
-"""Archive and replay under `kill -9` of the driver, at the steps where it could cost most.
+"""Archive and replay while the driver is killed at the most critical steps.
 
 SLUICEMQ_SEEDS (default 1): how many histories. One alone has one kill, of several each has three.
 """
@@ -28,7 +28,7 @@ COUNT = 60
 
 @pytest.mark.simulation
 @pytest.mark.timeout(900 * max(SEEDS, 1))
-def test_drivers_are_killed_and_every_message_is_archived_and_sent_once(
+def test_killed_drivers_archive_and_send_every_message_once(
     spark: Any, name_server: str, topic: str, publish: Callable[..., None], read: Any,
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -52,8 +52,10 @@ def bodies(frame: Any) -> Counter[bytes]:
 
 
 def run_driver(name_server: str, topic: str, place: Path, kill_at: str) -> str:
-    """Its output; its process group (the JVM and its workers) is gone afterwards. A driver that
-    does not come to its step (that was done before an earlier kill) ends in order."""
+    """Run the driver and return its output. Its JVM and workers are killed afterwards.
+
+    A driver does not reach its step if an earlier driver has done it; then it ends normally.
+    """
     with (place / "errors").open("wb") as errors:
         driver = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "archive_driver.py"), name_server, topic,

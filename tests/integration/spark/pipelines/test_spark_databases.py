@@ -1,4 +1,4 @@
-"""Pipelines into a real PostgreSQL server, by executors; one of them out of a store directory."""
+"""Pipelines whose executors write to a PostgreSQL server; one reads a store directory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,7 +56,7 @@ def rows(engine: sa.Engine, query: str) -> list[Any]:
         return [tuple(row) for row in connection.execute(sa.text(query))]
 
 
-def test_the_newest_row_of_a_key_stays_whatever_is_read_again(
+def test_the_newest_row_of_a_key_remains_if_older_ones_are_read_again(
     spark: Any, admin: Admin, topic: str, publish: Callable[..., None], database: sa.Engine,
     store_directory: Path,
 ) -> None:  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_newest_row_of_a_key_stays_whatever_is_read_again(
         assert found == [(n, f"body-{n + 40}", n + 40) for n in range(20)]
 
 
-def test_each_message_is_a_row_once(
+def test_each_message_is_inserted_once(
     spark: Any, name_server: str, topic: str, publish: Callable[..., None], database: sa.Engine
 ) -> None:
     publish(0, COUNT)

@@ -62,7 +62,7 @@ def letter(topic: str, index: int) -> Message:
     return Message(topic, body, tag="A", keys=(f"o{index}",), properties=properties)
 
 
-def test_causes_and_what_would_become_of_edited_letters_are_told(
+def test_causes_and_the_results_of_edits_are_shown(
     spark: Any, name_server: str, topic: str, group: str
 ) -> None:
     said: list[str] = []
@@ -91,7 +91,7 @@ def test_causes_and_what_would_become_of_edited_letters_are_told(
 
 
 @pytest.mark.thorough
-def test_a_replay_sends_each_edited_letter_once_and_reports_each(
+def test_a_replay_sends_and_reports_each_edited_dead_letter_once(
     spark: Any, read: Any, admin: Admin, name_server: str, topic: str, group: str, tmp_path: Path
 ) -> None:
     """Killed between sending a step and noting it; the filter changes meanwhile, the plan not."""
@@ -133,7 +133,7 @@ def test_a_replay_sends_each_edited_letter_once_and_reports_each(
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-def test_a_letter_goes_back_to_its_group_alone(
+def test_a_dead_letter_is_sent_to_the_retry_topic_of_its_group(
     spark: Any, name_server: str, topic: str, group: str, tmp_path: Path, delivery: str
 ) -> None:
     """By the retry topic, as the group's consumers expect it there."""

@@ -1,7 +1,7 @@
 """A replica of the simulated world: its disk, its consensus client, and a process while it runs.
 
 What runs is the replication of the product: the store with its receiver, both ends of the HA
-protocol, the in-sync set, the epoch file, the mirrored state, the election. The broker around them
+protocol, the in-sync set, the file of terms, the state log, the election. The broker around them
 is reduced to `ReplicatedStore`: three requests of clients, and what it takes to change roles. So
 a history costs a tenth of one with whole brokers, and thousands of seeds fit into minutes.
 """

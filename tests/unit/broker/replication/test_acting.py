@@ -1,4 +1,4 @@
-"""A slave stands in for its master: what falls due arrives at another master, once."""
+"""An acting master: messages that become due are delivered once, by another master."""
 
 import pytest
 
@@ -22,7 +22,7 @@ CONFIG = BrokerConfig(broker_name="broker-a", metrics_enable=False, transaction_
 
 
 class World:
-    """broker-a, whose master has died, its slave that has everything, and broker-b's master."""
+    """The complete slave of broker-a, whose master was killed, and the master of broker-b."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -75,7 +75,7 @@ class World:
         return answer
 
     def master_dies(self) -> None:
-        """The slave has what a killed master leaves."""
+        """Give the slave the files that a killed master leaves."""
         self.left: CrashableFiles = self.master.files.kill()
 
     async def pass_time(self, seconds: float) -> None:
@@ -106,7 +106,7 @@ def world() -> World:
     return World()
 
 
-async def test_what_falls_due_arrives_at_another_master_and_nowhere_else(world: World) -> None:
+async def test_due_messages_are_sent_to_another_master_only(world: World) -> None:
     world.send(0)
     world.send(1, "DELAY\x011\x02")
     world.send(2, "TIMER_DELAY_MS\x012000\x02")
@@ -125,7 +125,7 @@ async def test_what_falls_due_arrives_at_another_master_and_nowhere_else(world: 
     assert sorted(bodies(world.there)) == [b"1", b"2"]
 
 
-async def test_a_transaction_ends_at_the_slave(world: World) -> None:
+async def test_a_transaction_ends_at_the_acting_master(world: World) -> None:
     world.send(1, "TRAN_MSG\x01true\x02PGROUP\x01P\x02", f=4)
     world.master_dies()
     await world.acting.start_acting()
@@ -149,7 +149,7 @@ async def test_a_transaction_ends_at_the_slave(world: World) -> None:
     assert escaped == [("T", "ID1")]
 
 
-async def test_what_was_popped_comes_again_from_another_master(world: World) -> None:
+async def test_a_popped_message_is_redelivered_by_another_master(world: World) -> None:
     world.send(1)
     world.send(2)
     pop = {
@@ -168,7 +168,7 @@ async def test_what_was_popped_comes_again_from_another_master(world: World) -> 
     assert bodies(back, retry) == []
 
 
-async def test_what_no_other_master_takes_waits_in_its_order(world: World) -> None:
+async def test_messages_that_no_other_master_accepts_wait_in_order(world: World) -> None:
     for number in range(4):
         world.send(number, "DELAY\x011\x02")
     world.master_dies()
@@ -181,7 +181,7 @@ async def test_what_no_other_master_takes_waits_in_its_order(world: World) -> No
     assert bodies(world.there) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_what_has_not_escaped_is_the_masters(world: World) -> None:
+async def test_a_message_that_has_not_escaped_is_delivered_by_the_master(world: World) -> None:
     world.send(1, "DELAY\x011\x02")
     world.master_dies()
     await world.acting.start_acting()
@@ -190,7 +190,7 @@ async def test_what_has_not_escaped_is_the_masters(world: World) -> None:
     assert bodies(world.master_returns([])) == [b"1"]
 
 
-async def test_a_slave_stands_in_when_it_is_the_first_that_lives(world: World) -> None:
+async def test_the_live_slave_with_the_lowest_id_acts(world: World) -> None:
     world.master_dies()
     acting = world.acting
 
@@ -212,7 +212,7 @@ async def test_a_slave_stands_in_when_it_is_the_first_that_lives(world: World) -
     await acting.stop_acting()
 
 
-async def test_what_is_handed_back_is_read_again(world: World) -> None:
+async def test_the_list_of_escaped_messages_round_trips(world: World) -> None:
     done = [("T", "1"), ("%RETRY%g", "2")]
     assert decode_escaped(encode_escaped(done)) == done
     with pytest.raises(ProtocolError):

@@ -1,4 +1,4 @@
-"""The door of the HA port: tickets, by whatever pieces they come in."""
+"""Access to the HA port: tickets that arrive in any pieces."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ class Nowhere:
 
 
 class User:
-    """Who is behind the door."""
+    """Record what the ticket check passes on."""
 
     def __init__(self) -> None:
         self.heard, self.told = b"", list[str]()
@@ -53,7 +53,7 @@ def stream() -> Peer:
     first=st.sampled_from(GREETINGS), needed=st.booleans(), shown=st.booleans(),
     cuts=st.lists(st.integers(1, 60), max_size=5),
 )  # fmt: skip
-def test_what_comes_behind_a_ticket_is_heard_however_it_is_cut(
+def test_bytes_behind_a_ticket_are_passed_on_in_any_pieces(
     first: bytes, needed: bool, shown: bool, cuts: list[int]
 ) -> None:
     user, said = User(), first + b"and more"
@@ -76,7 +76,7 @@ def test_what_comes_behind_a_ticket_is_heard_however_it_is_cut(
 
 
 @pytest.mark.parametrize("shown", [bytes(TICKET_BYTES), TICKET[::-1]])
-def test_another_ticket_opens_nothing(shown: bytes) -> None:
+def test_a_wrong_ticket_is_refused(shown: bytes) -> None:
     user = User()
     door = TicketCheck(stream(), lambda _: user, TICKET)
     with pytest.raises(ConfigurationError):
@@ -86,7 +86,7 @@ def test_another_ticket_opens_nothing(shown: bytes) -> None:
     assert (user.heard, user.told) == (b"", [])
 
 
-def test_who_is_behind_the_door_is_told_the_rest() -> None:
+def test_events_are_passed_on_to_the_protocol() -> None:
     user = User()
     door = TicketCheck(stream(), lambda _: user, TICKET)
     door.data_received(encode_ticket(TICKET) + GREETINGS[0])

@@ -1,4 +1,4 @@
-"""What a replica keeps of the end of what is confirmed."""
+"""The confirmed end of the log that a replica keeps on disk."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ CONFIG = BrokerConfig(
 )
 
 
-async def test_a_master_whose_log_lost_its_end_has_no_more_confirmed_than_it_has(
+async def test_the_confirmed_end_is_limited_to_the_log_after_a_power_failure(
     tmp_path: Path,
 ) -> None:
-    """Else what is stored in the place of what was lost is answered before a slave has it."""
+    """Otherwise new messages at the lost positions would be answered before a slave has them."""
     path = tmp_path / "config" / CONFIRMED_NAME
     path.parent.mkdir()
     path.write_text(json.dumps({"confirmed": 4096}))

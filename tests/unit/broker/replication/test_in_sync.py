@@ -1,4 +1,4 @@
-"""Who has what: what is confirmed, what is answered instead, and who is in the set."""
+"""In-sync replicas: confirmed positions, refusals, and members of the in-sync set."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ REMOTE = Host("192.0.2.7", 1)
 
 @dataclass(eq=False)
 class Slave:
-    """A connection; `replica_id` None: of the plain protocol."""
+    """A slave's connection. A `replica_id` of None means the plain protocol."""
 
     replica_id: int | None = None
     offset: int = 0
@@ -31,7 +31,7 @@ class Slave:
 
 @dataclass
 class Stage:
-    """A master, alone at first, with 1,000 bytes of log."""
+    """A master with 1,000 bytes of log and, at first, without slaves."""
 
     keys: dict[str, Any]
     term: Term | None = None
@@ -61,14 +61,14 @@ class Stage:
         return slave
 
 
-def test_a_master_that_waits_for_nobody_confirms_what_it_has() -> None:
+def test_a_master_that_needs_no_slave_confirms_its_own_log() -> None:
     stage = Stage({"in_sync_written": 1})
     stage.wait(1000)
     assert stage.done == [1000]
     assert stage.gate.refusal is None
 
 
-def test_whoever_has_it_first_confirms() -> None:
+def test_the_fastest_slave_confirms() -> None:
     stage = Stage({})
     one, two = stage.slave(), stage.slave()
     stage.wait(400)
@@ -81,8 +81,8 @@ def test_whoever_has_it_first_confirms() -> None:
     assert stage.done == [600, 1000]
 
 
-def test_who_waits_for_what_is_confirmed_is_told_at_once() -> None:
-    """Others, who wait for more, are not in the way."""
+def test_waiting_for_a_confirmed_position_ends_immediately() -> None:
+    """Functions that wait for a later position do not delay it."""
     stage = Stage({})
     stage.wait(900)
     stage.wait(0)
@@ -91,7 +91,7 @@ def test_who_waits_for_what_is_confirmed_is_told_at_once() -> None:
     assert stage.done == [0, 900]
 
 
-def test_who_asks_in_another_thread_may_do_so_while_a_slave_comes() -> None:
+def test_another_thread_may_ask_while_a_slave_connects() -> None:
     stage = Stage({"in_sync_written": 2, "acting_master": True, "gap_bytes_max": 100})
     stage.slave()
 
@@ -103,8 +103,8 @@ def test_who_asks_in_another_thread_may_do_so_while_a_slave_comes() -> None:
     assert NOT_ENOUGH in str(stage.gate.refusal)
 
 
-def test_an_empty_slave_counts_from_its_connection_on_and_is_waited_for() -> None:
-    """As in RocketMQ, where a slave that has acknowledged nothing has 0 bytes."""
+def test_an_empty_slave_is_awaited_from_its_connection_on() -> None:
+    """A slave that has acknowledged nothing counts as having 0 bytes, as in RocketMQ."""
     stage = Stage({"gap_bytes_max": 1000})
     assert stage.gate.is_slave_missing
     slave = stage.slave()
@@ -121,7 +121,7 @@ def test_an_empty_slave_counts_from_its_connection_on_and_is_waited_for() -> Non
     assert stage.gate.is_slave_missing
 
 
-def test_of_three_replicas_two_slaves_have_to_have_it() -> None:
+def test_with_three_replicas_two_slaves_must_acknowledge() -> None:
     stage = Stage({"in_sync_written": 3})
     one, two = stage.slave(), stage.slave()
     stage.wait(500)
@@ -131,7 +131,7 @@ def test_of_three_replicas_two_slaves_have_to_have_it() -> None:
     assert stage.done == [500]
 
 
-def test_what_is_confirmed_never_goes_back_and_never_beyond_the_own_log() -> None:
+def test_the_confirmed_position_never_decreases_nor_exceeds_the_local_log() -> None:
     stage = Stage({})
     one = stage.slave()
     stage.gate.record_ack(one, 2000)
@@ -140,7 +140,7 @@ def test_what_is_confirmed_never_goes_back_and_never_beyond_the_own_log() -> Non
     assert stage.gate.confirmed == 1000
 
 
-def test_4_9_says_at_once_that_no_slave_is_near() -> None:
+def test_4_9_reports_immediately_that_no_slave_is_near() -> None:
     stage = Stage({"gap_bytes_max": 100})
     assert stage.gate.is_slave_missing
     slave = stage.slave()
@@ -162,23 +162,23 @@ def test_4_9_says_at_once_that_no_slave_is_near() -> None:
          True),
     ],
 )  # fmt: skip
-def test_5_x_refuses_before_it_stores(keys: dict[str, Any], is_refused: bool) -> None:
+def test_5_x_refuses_before_storing(keys: dict[str, Any], is_refused: bool) -> None:
     refusal = Stage(keys).gate.refusal
     assert (refusal is not None) is is_refused
     if refusal is not None:
         assert (refusal.code, refusal.remark) == (1, NOT_ENOUGH)
 
 
-def test_a_deposed_master_leaves_everything_unsure() -> None:
+def test_a_deposed_master_answers_waiting_sends_as_uncertain() -> None:
     stage = Stage({}, Term(3, 1, in_sync={1: "x", 2: "a"}))
     slave = stage.slave(2)
     stage.wait(1000)
-    stage.gate.depose("replica 2 is master in epoch 4")
+    stage.gate.depose("replica 2 is master in term 4")
     stage.gate.record_ack(slave, 1000)
     stage.wait(1000)
     assert stage.gate.confirmed == 0
     assert len(stage.done) == 2
-    assert all("epoch 4" in str(one) for one in stage.done)
+    assert all("term 4" in str(one) for one in stage.done)
     assert stage.gate.refusal is not None
     with pytest.raises(StoreUncertainError):
         raise stage.gate._failure or AssertionError
@@ -191,7 +191,7 @@ def term(**in_sync: str) -> Term:
     return Term(3, 1, in_sync={1: "x"} | {int(name[1:]): life for name, life in in_sync.items()})
 
 
-def test_all_of_the_set_have_to_have_it() -> None:
+def test_all_members_of_the_set_must_acknowledge() -> None:
     stage = Stage({}, term(r2="a", r3="a"))
     two, three = stage.slave(2), stage.slave(3)
     stage.wait(500)
@@ -201,7 +201,7 @@ def test_all_of_the_set_have_to_have_it() -> None:
     assert stage.done == [500]
 
 
-def test_another_disk_or_an_older_life_has_no_word() -> None:
+def test_acknowledgements_of_another_incarnation_or_an_older_run_do_not_count() -> None:
     stage = Stage({}, term(r2="a"))
     wiped = stage.slave(2, incarnation="b")
     stage.gate.record_ack(wiped, 1000)
@@ -214,7 +214,7 @@ def test_another_disk_or_an_older_life_has_no_word() -> None:
     assert stage.gate.confirmed == 0
 
 
-def test_a_replica_that_restarted_is_left_out_before_its_old_connection_has_ended() -> None:
+def test_a_restarted_replica_leaves_the_set_before_its_old_connection_ends() -> None:
     """TCP may take minutes to give up a connection to a machine that lost its power. Sends must not
     wait for it meanwhile."""
     stage = Stage({}, term(r2="a"))
@@ -229,7 +229,7 @@ def test_a_replica_that_restarted_is_left_out_before_its_old_connection_has_ende
     assert stage.done == [2000]
 
 
-def test_a_delayed_claim_does_not_bring_back_what_an_older_life_had_acknowledged() -> None:
+def test_a_delayed_report_does_not_restore_acknowledgements_of_an_older_run() -> None:
     """The restarted replica may have lost what its older life had not on its disk yet. A request of
     the older life that is read after one of the new life changes nothing of that."""
     stage = Stage({}, term(r2="a", r3="a"))
@@ -241,8 +241,8 @@ def test_a_delayed_claim_does_not_bring_back_what_an_older_life_had_acknowledged
     assert stage.gate.confirmed == 0
 
 
-def test_the_end_of_an_older_connection_does_not_end_a_joining_under_way() -> None:
-    """The connection of the older life ends when that of the new one is already waited for."""
+def test_the_end_of_an_older_connection_does_not_stop_joining() -> None:
+    """The connection of the older run ends while the new one is already joining."""
     stage = Stage({}, term())
     stage.gate.last_state_number = lambda: 7
     old = stage.slave(2)
@@ -256,7 +256,7 @@ def test_the_end_of_an_older_connection_does_not_end_a_joining_under_way() -> No
     assert stage.gate.awaited_members() == {1, 2}
 
 
-def test_who_has_what_is_confirmed_in_log_and_state_goes_into_the_set() -> None:
+def test_a_replica_with_everything_confirmed_in_log_and_state_joins_the_set() -> None:
     stage = Stage({}, term())
     stage.gate.last_state_number = lambda: 7
     stage.wait(1000)
@@ -273,8 +273,8 @@ def test_who_has_what_is_confirmed_in_log_and_state_goes_into_the_set() -> None:
     assert len(stage.proposed) == 1, "one at a time"
 
 
-def test_who_lacks_what_a_master_before_may_have_confirmed_stays_out_of_the_set() -> None:
-    """A new master knows less to be confirmed than was: all of it lies in the log it began with."""
+def test_a_replica_that_may_lack_what_an_earlier_master_confirmed_does_not_join() -> None:
+    """A new master does not know everything that was confirmed, but its log contains all of it."""
     stage = Stage({}, term=term(_1="a", _2="a"))
     stage.gate.record_state_report(
         2, "a", "1", 0, 0
@@ -293,8 +293,8 @@ def test_who_lacks_what_a_master_before_may_have_confirmed_stays_out_of_the_set(
     assert 3 in stage.proposed[-1]
 
 
-def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
-    """Who is near is waited for, and has to come to where everything was then."""
+def test_a_near_replica_joins_while_the_log_grows() -> None:
+    """A near replica is awaited, and must reach what existed when it started to join."""
     stage, state = Stage({}, term()), iter(range(100, 10_000, 100))
     number = next(state)
     stage.gate.last_state_number = lambda: number
@@ -310,7 +310,7 @@ def test_a_master_that_never_stands_still_keeps_nobody_out() -> None:
     assert stage.gate.confirmed == stage.end - 50, "who may be in the set is waited for"
 
 
-def test_who_does_not_come_up_is_not_waited_for_any_longer() -> None:
+def test_a_joining_replica_that_is_too_slow_is_not_awaited_any_longer() -> None:
     stage, number = Stage({}, term()), 7
     stage.gate.last_state_number = lambda: number
     slave = stage.slave(2)
@@ -336,7 +336,7 @@ def test_who_does_not_come_up_is_not_waited_for_any_longer() -> None:
     assert stage.gate.awaited_members() == {1}
 
 
-def test_while_a_proposal_is_under_way_both_sets_count() -> None:
+def test_both_sets_count_while_a_proposal_is_open() -> None:
     stage = Stage({}, term())
     slave = stage.slave(2)
     stage.wait(1000)
@@ -351,7 +351,7 @@ def test_while_a_proposal_is_under_way_both_sets_count() -> None:
     assert stage.done == [1000, 2000]
 
 
-def test_who_has_gone_is_left_out_at_once_and_waited_for_until_that_is_so() -> None:
+def test_a_disconnected_member_is_proposed_to_leave_and_awaited_until_then() -> None:
     stage = Stage({}, term(r2="a"))
     slave = stage.slave(2)
     stage.gate.record_ack(slave, 1000)
@@ -364,7 +364,7 @@ def test_who_has_gone_is_left_out_at_once_and_waited_for_until_that_is_so() -> N
     assert stage.done == [2000]
 
 
-def test_who_is_behind_for_long_is_left_out() -> None:
+def test_a_member_that_is_behind_for_too_long_leaves_the_set() -> None:
     stage = Stage({"catch_up_ms": 10_000}, term(r2="a"))
     slave = stage.slave(2)
     stage.gate.record_ack(slave, 1000)
@@ -379,7 +379,7 @@ def test_who_is_behind_for_long_is_left_out() -> None:
 
 
 def test_a_silent_slave_leaves_the_set_before_a_send_fails_or_a_lease_ends() -> None:
-    """Its process is stopped, and its connection stays open."""
+    """The slave's process is stopped while its connection stays open."""
     stage = Stage({}, term(r2="a"))
     slave = stage.slave(2)
     stage.gate.record_ack(slave, 1000)
@@ -397,7 +397,7 @@ def test_a_silent_slave_leaves_the_set_before_a_send_fails_or_a_lease_ends() -> 
     assert stage.done == [2000]
 
 
-def test_who_has_not_come_yet_has_time() -> None:
+def test_a_member_that_has_not_connected_yet_has_time() -> None:
     stage = Stage({"catch_up_ms": 10_000}, term(r2="a"))
     stage.gate.tick()
     assert stage.proposed == []
@@ -406,7 +406,7 @@ def test_who_has_not_come_yet_has_time() -> None:
     assert stage.proposed == [frozenset({1})]
 
 
-def test_lag_is_the_age_of_the_first_thing_that_is_missing() -> None:
+def test_lag_is_the_age_of_the_first_missing_byte() -> None:
     stage = Stage({})
     slave = stage.slave()
     for end in (1000, 1100, 1200):
@@ -419,7 +419,7 @@ def test_lag_is_the_age_of_the_first_thing_that_is_missing() -> None:
     assert stage.gate.lag_ms(stage.gate.slaves[slave]) == 0
 
 
-def test_a_master_that_ends_leaves_the_set_as_it_is() -> None:
+def test_a_stopping_master_does_not_change_the_set() -> None:
     stage = Stage({}, term(r2="a"))
     slave = stage.slave(2)
     stage.gate.record_ack(slave, 1000)

@@ -1,4 +1,4 @@
-"""A slave of ours behind a master that is RocketMQ's: the tables, one by one."""
+"""A SluiceMQ slave copies the tables of a RocketMQ master."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ async def in_place(work: Callable[[], Any]) -> Any:
 
 
 class Rounds:
-    """A master whose answers the test can change, and a slave that has asked so many rounds."""
+    """A master with responses that the test sets, and a slave that requests them in rounds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files, self.changed = CrashableFiles(), list[set[str]]()
@@ -41,7 +41,7 @@ class Rounds:
         monkeypatch.setattr(java_state, "asyncio", self)
 
     async def sleep(self, seconds: float) -> None:
-        """Instead of asyncio's: the end of a tick."""
+        """End a round, in place of asyncio.sleep."""
         self.ticks -= 1
         if not self.ticks:
             raise asyncio.CancelledError
@@ -69,7 +69,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
     return Rounds(monkeypatch)
 
 
-async def test_all_tables_are_there_for_a_start(rounds: Rounds) -> None:
+async def test_all_tables_are_copied(rounds: Rounds) -> None:
     master = SteppedBroker()
     core = master.core
     core.topics.put(TopicConfig("T", 4, 4))
@@ -82,7 +82,7 @@ async def test_all_tables_are_there_for_a_start(rounds: Rounds) -> None:
     assert {table.name for table in TABLE_REQUESTS} <= {*rounds.files.names("/s/config")}
 
 
-async def test_what_has_not_changed_is_not_written(rounds: Rounds) -> None:
+async def test_unchanged_tables_are_not_written(rounds: Rounds) -> None:
     master = SteppedBroker()
     await rounds.run(master)
     assert rounds.changed
@@ -108,7 +108,7 @@ async def test_offsets_are_merged(rounds: Rounds) -> None:
     assert slave.core.offsets.table == {"old@G": {0: 1}, "T@G": {0: 3}}
 
 
-async def test_the_timers_checkpoint_is_in_its_place(rounds: Rounds) -> None:
+async def test_the_timer_checkpoint_is_written_in_place(rounds: Rounds) -> None:
     fields = b"".join(number.to_bytes(8) for number in (1000, 52, 3, 4, 0, 1234, 5))
     master = SteppedBroker()
     rounds.answers[RequestCode.GET_TIMER_CHECK_POINT] = Command(0, {}, fields)
@@ -122,7 +122,7 @@ async def test_the_timers_checkpoint_is_in_its_place(rounds: Rounds) -> None:
         rounds.state._write(TABLE_REQUESTS[-1], b"short")
 
 
-async def test_a_release_without_a_table_is_not_asked_again(rounds: Rounds) -> None:
+async def test_an_unsupported_table_is_not_requested_again(rounds: Rounds) -> None:
     master = SteppedBroker()
     for code in (402, 61):
         rounds.answers[code] = Command(3, {}, remark="request type not supported")
@@ -131,7 +131,7 @@ async def test_a_release_without_a_table_is_not_asked_again(rounds: Rounds) -> N
     assert [rounds.asked.count(code) for code in (402, 61, 60)] == [1, 1, 1]
 
 
-async def test_a_refusal_ends_the_round(rounds: Rounds) -> None:
+async def test_an_error_response_ends_the_round(rounds: Rounds) -> None:
     rounds.answers[RequestCode.GET_ALL_TOPIC_CONFIG] = Command(16, {}, remark="no permission")
     network = MemoryNetwork()
     dispatcher = Dispatcher({21: lambda command, peer: Command(16, {}, remark="no permission")})
@@ -141,7 +141,7 @@ async def test_a_refusal_ends_the_round(rounds: Rounds) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"[]", b"{"])
-def test_what_is_no_table_is_refused(rounds: Rounds, body: bytes) -> None:
+def test_an_invalid_table_is_refused(rounds: Rounds, body: bytes) -> None:
     with pytest.raises(ProtocolError):
         rounds.state._write(TABLE_REQUESTS[0], body)
     assert not rounds.files.exists("/s/config/topics.json")

@@ -33,7 +33,7 @@ class FakeReceiver:
 
 
 class OpenStream:
-    """A stream that is closed by its own end alone."""
+    """A stream that only its own side closes."""
 
     closed = False
 
@@ -42,7 +42,7 @@ class OpenStream:
 
 
 class Network:
-    """Hands out streams, and remembers who speaks on them."""
+    """Opens streams, and remembers their protocols."""
 
     def __init__(self) -> None:
         self.streams: list[OpenStream] = []

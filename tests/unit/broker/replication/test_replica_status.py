@@ -1,4 +1,4 @@
-"""What a replica says of itself, and whom it asks to change places."""
+"""The status of a replica, and requests to change its role."""
 
 import json
 import os
@@ -28,7 +28,7 @@ PEER = Peer(Nobody(), Host("10.0.0.9", 9), Host("10.0.0.1", 1))
 
 
 class Slave:
-    """A connection of one."""
+    """A slave's connection."""
 
     replica_id = 2
     offset = 0
@@ -38,7 +38,7 @@ class Slave:
 
 
 class Seat:
-    """Who decides."""
+    """A role controller."""
 
     def __init__(self) -> None:
         self.asked: list[object] = []
@@ -76,7 +76,7 @@ def status(asked: ReplicaAdmin) -> dict[str, Any]:
     return found
 
 
-def test_a_master_tells_what_its_slaves_have() -> None:
+def test_a_master_reports_what_its_slaves_have() -> None:
     found = status(admin("SYNC_MASTER"))
     assert (found["role"], found["id"], found["lagBytes"]) == ("master", 0, 0)
     assert found["confirmed"] == 900
@@ -86,14 +86,14 @@ def test_a_master_tells_what_its_slaves_have() -> None:
     assert found["pid"] == os.getpid()
 
 
-def test_a_slave_tells_how_far_behind_it_is_and_who_decides_has_the_last_word() -> None:
+def test_a_slave_reports_its_lag_and_the_role_controller_overrides_fields() -> None:
     found = status(admin("SLAVE"))
     assert (found["role"], found["id"], found["lagBytes"], found["lagMs"]) == ("slave", 3, 70, 8)
     found = status(admin("SLAVE", Seat()))
     assert (found["role"], found["epoch"], found["inSync"]) == ("none", 4, [1, 2])
 
 
-def test_a_switch_and_an_election_are_for_replicas_that_a_consensus_decides_about() -> None:
+def test_a_switch_and_an_election_need_a_role_controller() -> None:
     seat = Seat()
     asked = admin("SYNC_MASTER", seat)
     asked.switch(Command(Code.SLUICE_SWITCH_MASTER, {"brokerId": "2"}), PEER)

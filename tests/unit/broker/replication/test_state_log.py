@@ -1,4 +1,4 @@
-"""What a slave's files are: those of its master at some moment, whatever happens on the way."""
+"""A slave's files are those of its master at some moment, whatever fails meanwhile."""
 
 import random
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ SLAVE = ReplicatedPaths({"config": "/s/config", "acl/main": "/etc/s/rules.yml"})
 
 
 class Pair:
-    """A master's files, and those of a slave that asks."""
+    """The files of a master, and those of a slave that copies them."""
 
     def __init__(self) -> None:
         self.master = CrashableFiles()
@@ -39,12 +39,12 @@ class Pair:
         self.start()
 
     def start(self) -> None:
-        """A slave's process begins."""
+        """Start the slave's process."""
         self.applier = StateApplier(self.slave, SLAVE, lambda *unit: self.units.append(unit))
         self.applier.finish_snapshot()
 
     def ask(self, log_end: int = 1 << 62) -> bool:
-        """One request; False: there was nothing new."""
+        """Send one request. Return False if there were no new operations."""
         applier, state_log = self.applier, self.state_log
         state_log.record_progress(1, applier.run_id, applier.applied_number, 0.0)
         found = state_log.operations_after(applier.run_id, applier.applied_number)
@@ -91,7 +91,7 @@ def test_a_snapshot_and_what_comes_after_it(pair: Pair) -> None:
     assert pair.is_same
 
 
-def test_what_is_the_replicas_own_stays(pair: Pair) -> None:
+def test_files_of_the_replica_itself_stay(pair: Pair) -> None:
     pair.slave.put("/s/config/sluiceReplicas.json", b"mine")
     replace_text(pair.files, "/m/config/sluiceReplicas.json", "master's")
     replace_text(pair.files, "/m/config/topics.json", "one")
@@ -152,7 +152,7 @@ def test_a_snapshot_of_many_answers(pair: Pair, monkeypatch: pytest.MonkeyPatch)
     assert pair.is_same
 
 
-def test_numbers_of_another_life_count_for_nothing(pair: Pair) -> None:
+def test_numbers_of_another_run_do_not_count(pair: Pair) -> None:
     replace_text(pair.files, "/m/config/topics.json", "one")
     pair.follow()
     pair.state_log = StateLog(MASTER, run_id="two")
@@ -166,7 +166,7 @@ def test_numbers_of_another_life_count_for_nothing(pair: Pair) -> None:
     assert pair.state_log.acked_number(1) == pair.state_log.last_number
 
 
-def test_who_waits_is_called_when_all_have_it(pair: Pair) -> None:
+def test_waiting_functions_are_called_when_all_slaves_have_the_operation(pair: Pair) -> None:
     pair.follow()
     said: list[str] = []
     pair.state_log.call_when_replicated(lambda: [1], lambda: said.append("nothing has happened"))
@@ -187,13 +187,13 @@ def test_a_long_poll_is_woken(pair: Pair) -> None:
     assert woken
 
 
-def test_units_of_a_snapshot_are_handed_on(pair: Pair) -> None:
+def test_units_of_a_snapshot_are_passed_on(pair: Pair) -> None:
     pair.state_log.expired_queues = lambda: [("T/x", 3, 7, b"u" * 20)]
     pair.follow()
     assert pair.units == [("T/x", 3, 7, b"u" * 20)]
 
 
-def test_rules_that_somebody_edits_are_found(pair: Pair) -> None:
+def test_edited_access_rules_are_recorded(pair: Pair) -> None:
     pair.master.put("/etc/m/plain_acl.yml", b"one")
     pair.follow()
     pair.state_log.record_edits(pair.master)
@@ -210,7 +210,7 @@ def test_rules_that_somebody_edits_are_found(pair: Pair) -> None:
     assert pair.is_same
 
 
-def test_a_failing_disk_means_a_snapshot(pair: Pair) -> None:
+def test_a_snapshot_is_requested_after_a_disk_error(pair: Pair) -> None:
     pair.follow()
     replace_text(pair.files, "/m/config/topics.json", "one")
     pair.slave.fail_next("rename")
@@ -222,7 +222,7 @@ def test_a_failing_disk_means_a_snapshot(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("name", ["config/../../etc/passwd", "etc/passwd", "configs/x"])
-def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+def test_a_name_of_another_file_is_refused(name: str) -> None:
     with pytest.raises(ProtocolError, match="not the name of a replicated file"):
         SLAVE.path_of(name)
 
@@ -249,7 +249,9 @@ def _changes(rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 @given(st.integers(0, 2**32), st.integers(0, 60))
-def test_a_slave_killed_at_any_moment_has_files_of_one_moment(seed: int, fails_after: int) -> None:
+def test_a_slave_killed_at_any_moment_has_the_files_of_one_moment(
+    seed: int, fails_after: int
+) -> None:
     """Every moment of the master is kept; what the slave has after its death is one of them, and
     not older than what it has said to have."""
     rng, pair = random.Random(seed), Pair()

@@ -1,4 +1,4 @@
-"""The stream of state between two replicas: 900301 over a network in memory."""
+"""Copying state with SLUICE_FOLLOW_STATE (900301) over a network in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,7 +41,7 @@ SLAVE = ReplicatedPaths({"config": "/s/config"})
 
 
 class World:
-    """A master that serves its state, and a slave whose log is as long as the test says."""
+    """A master that serves its state, and a slave whose log has the length that the test sets."""
 
     def __init__(self) -> None:
         self.network = MemoryNetwork()
@@ -118,7 +118,7 @@ async def world() -> AsyncIterator[World]:
     await made.pool.close()
 
 
-async def test_state_comes_and_goes_on_coming(world: World) -> None:
+async def test_a_snapshot_and_later_operations_are_copied(world: World) -> None:
     await world.serve()
     replace_text(world.files, "/m/config/topics.json", "one")
     world.follow()
@@ -131,7 +131,7 @@ async def test_state_comes_and_goes_on_coming(world: World) -> None:
     assert world.changed[0] == {"config/topics.json"}
 
 
-async def test_what_waits_for_the_log_is_said_to_be_missing(
+async def test_an_operation_that_waits_for_the_log_is_not_acknowledged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluicemq.broker.replication.state_transfer.REPORT_S", 0.01)
@@ -147,7 +147,7 @@ async def test_what_waits_for_the_log_is_said_to_be_missing(
     await world.until(lambda: world.state_reports[-1][3:] == (100, world.state_log.last_number))
 
 
-async def test_a_long_poll_ends_without_news(world: World) -> None:
+async def test_a_parked_request_is_answered_without_operations(world: World) -> None:
     await world.serve()
     world.follow()
     await world.until(lambda: world.requests._parked)
@@ -156,7 +156,7 @@ async def test_a_long_poll_ends_without_news(world: World) -> None:
     await world.until(lambda: len(world.state_reports) > asked)
 
 
-async def test_a_master_that_comes_back_has_another_life(
+async def test_a_restarted_master_has_another_run_id(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluicemq.broker.replication.state_transfer.PAUSE_S", 0.01)
@@ -170,7 +170,7 @@ async def test_a_master_that_comes_back_has_another_life(
     assert world.applier.run_id == "two"
 
 
-async def test_a_master_of_another_kind_is_asked_in_its_own_way(world: World) -> None:
+async def test_a_java_master_is_followed_with_its_own_requests(world: World) -> None:
     await world.serve(is_java=True)
     asked = asyncio.Event()
 
@@ -183,7 +183,7 @@ async def test_a_master_of_another_kind_is_asked_in_its_own_way(world: World) ->
     assert world.receiver.is_java
 
 
-async def test_without_such_a_way_it_is_an_error(world: World) -> None:
+async def test_a_java_master_is_an_error_if_it_cannot_be_followed(world: World) -> None:
     await world.serve(is_java=True)
     world.follow()
     channel = await world.pool.get(ADDRESS)
@@ -191,7 +191,7 @@ async def test_without_such_a_way_it_is_an_error(world: World) -> None:
         await world.receiver.follow(channel)
 
 
-async def test_a_disk_that_fails_is_tried_again(
+async def test_a_slave_tries_again_after_a_disk_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluicemq.broker.replication.state_transfer.PAUSE_S", 0.01)
@@ -233,7 +233,7 @@ def test_a_slave_writes_none_of_its_masters_files() -> None:
         DiscardingFiles(files, SLAVE).open("/s/config/none.json")
 
 
-def test_tables_are_read_again_when_their_files_have_changed() -> None:
+def test_tables_are_reloaded_when_their_files_have_changed() -> None:
     files = CrashableFiles()
     topics, _, offsets = _tables(files)
     topics.put(TopicConfig("T", 4, 4), TopicConfig("gone", 1, 1))

@@ -1,4 +1,4 @@
-"""`epochFileCheckpoint`: RocketMQ's text, and what a crash leaves of it."""
+"""The file of terms, `epochFileCheckpoint`: its format, damage and crashes."""
 
 from pathlib import Path
 
