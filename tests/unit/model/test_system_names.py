@@ -124,7 +124,7 @@ def of_console(page: Any, kind: str) -> set[str]:
         async def get_cached(self, _key: str, ask: Callable[[], Any]) -> Any:
             return ask()
 
-        def paged(self, rows: list[str]) -> Any:
+        def paginate(self, rows: list[str]) -> Any:
             return SimpleNamespace(rows=rows)
 
     answer = asyncio.run(page.show_all(Context()))

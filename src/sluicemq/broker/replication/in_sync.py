@@ -1,4 +1,4 @@
-"""What each replica has of the log, and from that: what is confirmed, and who is in sync.
+"""What each replica has of the log, and from that: what is confirmed, and which are in sync.
 
 `InSyncReplicas` is the replication gate of `group_commit.py`. Each connection of a slave
 (`log_sender.py`) reports the position up to which the slave has the log. From these positions
