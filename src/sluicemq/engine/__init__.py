@@ -32,7 +32,8 @@ _FOLDER: Final = Path(__file__).parent
 
 def checksum_of(source: Path) -> str:
     """Of the source of a compiled module and what it includes: `tools/native.py` leaves it beside
-    the module."""
+    the module.
+    """
     parts = [source, *sorted(source.parent.glob("*.pxd"))]
     return f"{zlib.crc32(b''.join(part.read_bytes() for part in parts)):08x}"
 

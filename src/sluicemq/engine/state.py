@@ -39,7 +39,8 @@ if TYPE_CHECKING or engine.sends is None:
 
     class TurnState:
         """Where the next record goes and what the turn has so far: `store.writer`. A record ends
-        before `room_end`; all that the turn stores it stores at `now_ms`."""
+        before `room_end`; all that the turn stores it stores at `now_ms`.
+        """
 
         __slots__ = ("now_ms", "parts", "position", "room_end", "touched", "turn_start")
 

@@ -1,5 +1,6 @@
 """Access rules of brokers, as mqadmin of RocketMQ 4 and 5.3 changes them (spec/acl.md): accounts in
-plain_acl.yml."""
+plain_acl.yml.
+"""
 
 from typing import Final
 

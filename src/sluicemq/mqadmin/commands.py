@@ -101,7 +101,8 @@ class Session:
     def save(self, directory: str, name: str, data: bytes) -> str:
         """A file in a directory, which is made where it is missing; its path. `name` may come from
         whoever made a message or a client: nothing of it leads to another directory. Raises
-        ConfigurationError for one of the default directories that somebody else has prepared."""
+        ConfigurationError for one of the default directories that somebody else has prepared.
+        """
         path = f"{directory}/{_UNSAFE.sub('_', name)}"
         if directory.startswith(f"{TEMPORARY}/rocketmq/"):
             make_private_directory(directory, below=TEMPORARY)
@@ -128,7 +129,8 @@ class Session:
 
     def addresses(self, given: Given, cluster: str = "clusterName") -> list[str]:
         """The broker that is named, or the masters of the cluster. Raises WrongFlagsError when
-        neither is given: the tool prints its help then and ends well."""
+        neither is given: the tool prints its help then and ends well.
+        """
         if "brokerAddr" in given:
             return [given["brokerAddr"]]
         if cluster in given:
@@ -269,7 +271,8 @@ def run(
     session: Callable[[str | None], AbstractContextManager[Session]],
 ) -> int:
     """What `mqadmin WORDS` does; its exit code. `session` opens one for the name servers that -n
-    names; `write` takes what goes to stdout, `complain` lines for stderr."""
+    names; `write` takes what goes to stdout, `complain` lines for stderr.
+    """
     if not words or words[0] in ("-h", "--help"):
         write("".join(f"{line}\n" for line in overview(commands)))
         return 0

@@ -174,7 +174,8 @@ def consumer_progress(session: Session, given: Given) -> None:
 
 def consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:
     """How far a group is. Raises RequestError with code 206 where nothing is known and nobody is
-    online."""
+    online.
+    """
     stats = session.admin.consume_stats(group, topic)
     if not stats.queues:
         what = "Not found the consumer group consume stats, because return offset table is empty, "

@@ -66,7 +66,8 @@ def second_text(time_ms: int) -> str:
 
 def parse_time(text: str) -> int:
     """Milliseconds since 1970, given as such or as `2026-11-23#19:52:59:812` of local time. Raises
-    ConfigurationError."""
+    ConfigurationError.
+    """
     if text.removeprefix("-").isdigit():
         return int(text)
     try:
@@ -138,7 +139,8 @@ def send_status(result: SendResult) -> str:
 
 def properties(message: StoredMessage, bounds: tuple[int, int] | None = None) -> dict[str, object]:
     """A message's properties as Java's client has them: with those of the pull that brought it, in
-    the order of its map of 128 places."""
+    the order of its map of 128 places.
+    """
     found: dict[str, object] = dict(message.properties)
     if bounds is not None:
         found |= dict(zip(("MIN_OFFSET", "MAX_OFFSET"), bounds, strict=True))

@@ -90,7 +90,8 @@ def _track(session: Session, message: StoredMessage, group: str) -> str:
 
 def query_by_id(session: Session, given: Given) -> None:
     """By the ids of their brokers or of their producers; consumed by a client that is named, or
-    sent again."""
+    sent again.
+    """
     for message_id in filter(None, map(str.strip, given["msgId"].split(","))):
         if "consumerGroup" in given and "clientId" in given:
             _consume(session, given, message_id)

@@ -135,7 +135,11 @@ class Epochs:
         run_sync: RunSync | None,
         access: Access,
     ) -> None:
-        """Follow `intake` for staged messages. `run_sync` starts an fsync on another thread."""
+        """Create an empty table, and note staged batches that `intake` appends. `load` must follow.
+
+        `run_sync` starts an fsync in another thread and reports its end; None means that the broker
+        starts none itself.
+        """
         settings, topics, store = context.settings, context.topics, context.store
         clock = context.clock
         self._settings = settings

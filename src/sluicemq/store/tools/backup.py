@@ -70,7 +70,8 @@ class Moment(NamedTuple):
 class Manifest(NamedTuple):
     """`index_file_bytes` is 0 without an index. `units`: (topic, queue id, offset, unit) of the
     last message of queues without any. `timer_log_file_bytes` and `timer_precision_ms` are 0 where
-    they are not known."""
+    they are not known.
+    """
 
     log_file_bytes: int
     queue_file_bytes: int
@@ -125,7 +126,8 @@ class Manifest(NamedTuple):
 
 class BackedUp(NamedTuple):
     """The backup holds the log from `start` to `end`, of which this run took `new_bytes`: it copied
-    `copied_bytes` and shared the rest with the store."""
+    `copied_bytes` and shared the rest with the store.
+    """
 
     start: int
     end: int

@@ -226,7 +226,8 @@ def known_topics(layout: StoreLayout) -> set[str] | None:
 
 def check_documents(layout: StoreLayout, findings: Findings, ends: Mapping[QueueKey, int]) -> None:
     """Check that each document can be read, that it is the one that our broker wrote last, and
-    that no progress in it lies behind the end of its queue, which `ends` has."""
+    that no progress in it lies behind the end of its queue, which `ends` has.
+    """
     for path in layout.documents():
         name = layout.name_of(path)
         if not name.endswith((".json", *JSON_DOCUMENTS)):
@@ -323,7 +324,8 @@ class IndexFile:
 
     def follow(self, former: "IndexFile | None") -> None:
         """The first entry may count from the end of the file before (spec/store.md §4): then its
-        time is as good as 0. Without that file, which retention may have removed, any is."""
+        time is as good as 0. Without that file, which retention may have removed, any is.
+        """
         if not len(self.times):
             return
         gap_ms = 0 if former is None else self.header.begin_time_ms - former.header.end_time_ms

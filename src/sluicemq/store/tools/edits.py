@@ -192,7 +192,8 @@ class Requeue:
         safe_end: int | None = None,
     ) -> None:
         """`safe_end`: units of records from there on are not missed (after a crash the next start
-        makes them)."""
+        makes them).
+        """
         self._queues = queues
         self._directory = directory
         self._file_bytes = file_bytes

@@ -95,7 +95,8 @@ class Series:
     @classmethod
     def load(cls, files: Files, directories: Iterable[str]) -> "Series":
         """The files of one directory or several. A file of no bytes is the trace of a crash at
-        its creation and is left out."""
+        its creation and is left out.
+        """
         found = []
         for directory in directories:
             for name in files.names(directory):
@@ -147,7 +148,8 @@ class Series:
 
     def data_start(self, position: int) -> int | None:
         """The first position in the same file, from this one on, that may hold other bytes than
-        zeros; None when there is none."""
+        zeros; None when there is none.
+        """
         index = self.index_at(position)
         if index is None:
             return None
@@ -159,7 +161,8 @@ class Series:
         self, start: int = 0, end: int | None = None, align: int = 1
     ) -> Iterator[tuple[int, bytes]]:
         """(position, bytes) of the pieces in [start, end) that may hold other bytes than zeros;
-        they begin at multiples of `align`, and have as many bytes."""
+        they begin at multiples of `align`, and have as many bytes.
+        """
         for item in self.items:
             at, stop = max(item.base, start), item.end if end is None else min(item.end, end)
             while at < stop and (found := self.data_start(at)) is not None and found < stop:
@@ -217,7 +220,8 @@ class StoreLayout:
         files: Files = SYSTEM_FILES,
     ) -> "StoreLayout":
         """`commit_log_path` may name several directories, separated by commas, as RocketMQ's
-        storePathCommitLog. Raises StoreError, with the cure, when this is no store."""
+        storePathCommitLog. Raises StoreError, with the cure, when this is no store.
+        """
         root = root.rstrip("/") or "/"
         logs = [path.rstrip("/") for path in commit_log_path.split(",") if path]
         layout = cls(
@@ -328,7 +332,8 @@ class Extension(NamedTuple):
 
 class UnitFile:
     """The units of one queue. Offsets are those of the queue for 20-byte units; for batches they
-    count units."""
+    count units.
+    """
 
     def __init__(self, series: Series, kind: np.dtype[Any] = UNIT) -> None:
         self.series = series
@@ -468,7 +473,8 @@ class Blank(NamedTuple):
 
 class LogWalk:
     """One walk; iterate once. `position` tells how far it is, `end` is behind the last good record
-    (or the blank record that closes its file), `whole_end` behind the last with right lengths."""
+    (or the blank record that closes its file), `whole_end` behind the last with right lengths.
+    """
 
     def __init__(
         self,
@@ -480,7 +486,8 @@ class LogWalk:
     ) -> None:
         """`extents`: where each file begins and ends, or should; as they do without it.
         `delays_ms`: see `Scanned.tag_code`. `is_forgiving`: blocks that the disk cannot read and
-        bytes that a file lacks count as zeros, else the first raise OSError."""
+        bytes that a file lacks count as zeros, else the first raise OSError.
+        """
         self._log = log
         self._extents = _extents(log) if extents is None else list(extents)
         self._delays_ms = delays_ms

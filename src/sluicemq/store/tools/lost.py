@@ -80,7 +80,8 @@ class _Seen:
 
     def is_plausible(self, place: _Place) -> bool:
         """A record's offset has no checksum: one that goes back, or skips more than there is room
-        for, may be damaged (as in `store.recovery`)."""
+        for, may be damaged (as in `store.recovery`).
+        """
         skipped = place.offset - self.last.offset
         has_room = skipped * RECORD_BYTES_MIN <= place.position - self.last.position
         return skipped > 0 and (has_room or self.last.is_holder)
@@ -230,7 +231,8 @@ class Inventory:
 
     def _from_units(self, key: QueueKey, series: Series, holes: list[Hole]) -> dict[int, int]:
         """Offset -> position of the units that point into holes and contradict no record. Without
-        those that lie before one with a smaller offset: they are damaged."""
+        those that lie before one with a smaller offset: they are damaged.
+        """
         seen = self._seen.get(key)
         known: dict[int, int] = {}
         last = -1
@@ -287,7 +289,8 @@ def build_bridge(
     hole: Hole, file_end: int, lost: list[Lost], time_ms: int, *, is_last: bool
 ) -> Bridge:
     """Fill the hole. `time_ms` is the store time that its records bear; it is at the log's end
-    (`is_last`) or has good records behind it. What finds no room is `left_out`."""
+    (`is_last`) or has good records behind it. What finds no room is `left_out`.
+    """
     room_end = hole.end - (BLANK.size if hole.end == file_end else 0)
     is_marked = sum(_size(item, True) for item in lost) <= room_end - hole.start
     pieces: list[Piece] = []

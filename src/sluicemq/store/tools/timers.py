@@ -56,7 +56,8 @@ class _Noted(NamedTuple):
 
 class TimerCheck:
     """The check of one store. Call `add` with each run of records in the order of the log, then
-    `finish`."""
+    `finish`.
+    """
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
         self._layout = layout
@@ -68,7 +69,8 @@ class TimerCheck:
 
     def add(self, run: Run) -> None:
         """Note the timed messages and recalls of a run of records, and remove the messages whose
-        delivery or next roll the run contains."""
+        delivery or next roll the run contains.
+        """
         records = run.records
         data = records.raw.tobytes()
         if _WANTED not in data:
@@ -104,7 +106,8 @@ class TimerCheck:
 
     def finish(self) -> None:
         """Compare the messages that wait with the wheel, as the next start would find it, and add
-        what is wrong to the findings."""
+        what is wrong to the findings.
+        """
         layout = self._layout
         path = f"{layout.root}/config/timercheck"
         found = _Files(layout, read_timer_checkpoint(layout.files, path))
@@ -134,7 +137,8 @@ class TimerCheck:
 
     def _check(self, noted: _Noted, found: "_Files", listed: set[int]) -> None:
         """Add a finding for a message that waits, unless the next start delivers it, its topic was
-        deleted, or it was recalled."""
+        deleted, or it was recalled.
+        """
         known = found.checkpoint
         will_be_taken_in = noted.offset >= found.queue_offset
         is_past = noted.out_ms + found.precision_ms <= known.read_ms
@@ -205,7 +209,8 @@ class _Files:
 
     def _distrust(self) -> str:
         """Load and check the files as a start would. Return why they cannot be trusted, as a
-        phrase; "" if they can."""
+        phrase; "" if they can.
+        """
         known, log, wheel = self.checkpoint, self.log, self.wheel
         try:
             wheel.check_size(removes=False)
@@ -251,12 +256,14 @@ class _Files:
 
     def lost(self, log_start: int) -> list[tuple[int, int]]:
         """Return (due in ms, position) of the messages that the wheel holds and whose records lie
-        before `log_start`, where the commit log begins."""
+        before `log_start`, where the commit log begins.
+        """
         return [one for one in self._live() if one[1] < log_start]
 
     def _live(self) -> list[tuple[int, int]]:
         """Return (due in ms, position) of the units whose slot in the wheel is occupied; leave out
-        recalls."""
+        recalls.
+        """
         if not self.is_there or not self.wheel.exists:
             return []
         first_ms = self.checkpoint.read_ms
