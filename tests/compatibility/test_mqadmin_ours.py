@@ -154,7 +154,7 @@ def test_each_command_prints_what_the_real_one_prints(runs: tuple[Run, Run]) -> 
             continue
         (code, text), (own_code, own_text) = theirs.real(line), own.ours(line)
         if line.partition(" ")[0] in REFUSED:
-            assert (own_code, "is refused" in own_text) == (1, True), line
+            assert (own_code, "is not supported" in own_text) == (1, True), line
         elif (code, lines(text, theirs)) != (own_code, lines(own_text, own)):
             different[line] = (lines(text, theirs), lines(own_text, own))
     surprising = {line: both for line, both in different.items() if not explained(line)}
