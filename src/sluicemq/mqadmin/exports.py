@@ -169,11 +169,12 @@ def _client_versions(session: Session, groups: dict[str, dict[str, Any]]) -> Ite
     """Yield language and version, such as `JAVA%V5_3_3`, of each member of the groups."""
     for group in groups:
         try:
-            found = session.admin.group_connections(group)
+            group_info = session.admin.group_connections(group)
         except SluiceError:
             continue  # the group has no members
         yield from (
-            f"{one.language}%{java.format_version(one.version)}" for one in found.connections
+            f"{member.language}%{java.format_version(member.version)}"
+            for member in group_info.connections
         )
 
 

@@ -107,41 +107,49 @@ def show_group_settings(session: Session, values: FlagValues) -> None:
 
 def show_members(session: Session, values: FlagValues) -> None:
     """Run consumerConnection: print the members and subscriptions of a group."""
-    found = session.admin.group_connections(values["consumerGroup"], values.get("brokerAddr"))
+    group_info = session.admin.group_connections(values["consumerGroup"], values.get("brokerAddr"))
     row = "{:<36} {:<22} {:<10} {}".format
     session.print_line(row("#ClientId", "#ClientAddr", "#Language", "#Version"))
-    for one in found.connections:
+    for member in group_info.connections:
         session.print_line(
-            row(one.client_id, one.address, one.language, java.format_version(one.version))
+            row(
+                member.client_id,
+                member.address,
+                member.language,
+                java.format_version(member.version),
+            )
         )
     session.print_line("\nBelow is subscription:")
     session.print_line(f"{'#Topic':<20} #SubExpression")
-    for subscription in found.subscriptions.values():
+    for subscription in group_info.subscriptions.values():
         session.print_line(f"{subscription.topic:<20} {subscription.expression}")
-    session.print_line(f"\nConsumeType: {found.consume_type}")
-    session.print_line(f"MessageModel: {found.message_model}")
-    session.print_line(f"ConsumeFromWhere: {found.consume_from_where}")
+    session.print_line(f"\nConsumeType: {group_info.consume_type}")
+    session.print_line(f"MessageModel: {group_info.message_model}")
+    session.print_line(f"ConsumeFromWhere: {group_info.consume_from_where}")
 
 
 def show_group_producers(session: Session, values: FlagValues) -> None:
     """Run producerConnection: print the producers of a group."""
-    found = session.admin.producer_connections(values["producerGroup"], values["topic"])
-    for index, one in enumerate(found, start=1):
-        version = java.format_version(one.version)
+    producers = session.admin.producer_connections(values["producerGroup"], values["topic"])
+    for index, producer in enumerate(producers, start=1):
+        version = java.format_version(producer.version)
         session.print_line(
-            f"{index:04}  {one.client_id:<32} {one.address:<22} {one.language:<8} {version}"
+            f"{index:04}  {producer.client_id:<32} {producer.address:<22} "
+            f"{producer.language:<8} {version}"
         )
 
 
 def show_broker_producers(session: Session, values: FlagValues) -> None:
     """Run producer: print all producers that a broker knows."""
-    for group, ones in tables.sort_map_as_java(session.admin.producers(values["broker"])).items():
-        for one in ones:
-            text = ", ".join(f"{key}={one[key]}" for key in ("language", "version"))
+    for group, producers in tables.sort_map_as_java(
+        session.admin.producers(values["broker"])
+    ).items():
+        for producer in producers:
+            client = ", ".join(f"{key}={producer[key]}" for key in ("language", "version"))
             session.print_line(
-                f"producer group ({group}) instance : clientId={one['clientId']},"
-                f"remoteIP={one['remoteIP']}, {text}, lastUpdateTimestamp="
-                f"{one['lastUpdateTimestamp']}"
+                f"producer group ({group}) instance : clientId={producer['clientId']},"
+                f"remoteIP={producer['remoteIP']}, {client}, lastUpdateTimestamp="
+                f"{producer['lastUpdateTimestamp']}"
             )
 
 
@@ -220,10 +228,10 @@ def _reader_addresses(session: Session, group: str) -> dict[MessageQueue, str]:
     It is the part of the client id before `@`. Members that do not answer are left out.
     """
     readers: dict[MessageQueue, str] = {}
-    for one in session.admin.group_connections(group).connections:
+    for member in session.admin.group_connections(group).connections:
         with contextlib.suppress(SluiceError):
-            for queue in session.admin.running_info(group, one.client_id).queues:
-                readers[queue] = one.client_id.partition("@")[0]
+            for queue in session.admin.running_info(group, member.client_id).queues:
+                readers[queue] = member.client_id.partition("@")[0]
     return readers
 
 
@@ -242,13 +250,13 @@ def _print_all_groups(session: Session) -> None:
             rate = int(stats.consumes_per_second)
             lag = sum(o.broker_offset - o.consumer_offset for o in stats.queues.values())
         with contextlib.suppress(SluiceError):
-            found = session.admin.group_connections(group)
-            is_push = found.consume_type == PUSH_TYPE
+            group_info = session.admin.group_connections(group)
+            is_push = group_info.consume_type == PUSH_TYPE
             cells = [
-                len(found.connections),
-                java.format_version(min(one.version for one in found.connections)),
+                len(group_info.connections),
+                java.format_version(min(member.version for member in group_info.connections)),
                 "PUSH" if is_push else "PULL",
-                found.message_model if is_push else "",
+                group_info.message_model if is_push else "",
             ]
         session.print_line(_GROUP_ROW.format(group[:64], *cells, rate, lag))
 
@@ -261,7 +269,7 @@ def show_consumer_status(session: Session, values: FlagValues) -> None:
     their subscriptions are compared.
     """
     group, stack = values["consumerGroup"], "jstack" in values
-    found = session.admin.group_connections(group, values.get("brokerAddr"))
+    group_info = session.admin.group_connections(group, values.get("brokerAddr"))
     if (client_id := values.get("clientId")) is not None:
         info = session.admin.running_info(group, client_id, stack=stack)
         session.write("".join(f"{line}\n" for line in running_info_lines(info)))
@@ -270,12 +278,14 @@ def show_consumer_status(session: Session, values: FlagValues) -> None:
     row = "{:<10} {:<40} {:<20} {}".format
     session.print_line(row("#Index", "#ClientId", "#Version", "#ConsumerRunningInfoFile"))
     infos: dict[str, bodies.RunningInfo] = {}
-    for one in found.connections:
-        info = session.admin.running_info(group, one.client_id, stack=stack)
+    for member in group_info.connections:
+        info = session.admin.running_info(group, member.client_id, stack=stack)
         text = "".join(f"{line}\n" for line in running_info_lines(info))
-        path = session.save_file(str(now_ms), one.client_id, text.encode())
-        infos[one.client_id] = info
-        session.print_line(row(len(infos), one.client_id, java.format_version(one.version), path))
+        path = session.save_file(str(now_ms), member.client_id, text.encode())
+        infos[member.client_id] = info
+        session.print_line(
+            row(len(infos), member.client_id, java.format_version(member.version), path)
+        )
     if not infos:
         return
     if _has_different_subscriptions(infos, now_ms):
@@ -326,10 +336,10 @@ def running_info_lines(info: bodies.RunningInfo) -> Iterator[str]:
     for key, value in info.properties.items():
         yield f"{key:<40}: {value}"
     yield "\n\n#Consumer Subscription#"
-    for number, one in enumerate(info.subscriptions, start=1):
+    for number, subscription in enumerate(info.subscriptions, start=1):
         yield (
-            f"{number:03} Topic: {one.topic:<40} ClassFilter: {'false':<8} "
-            f"SubExpression: {one.expression}"
+            f"{number:03} Topic: {subscription.topic:<40} ClassFilter: {'false':<8} "
+            f"SubExpression: {subscription.expression}"
         )
     row = "{:<{width}}  {:<32}  {:<4}  {:<20}".format
     for title, heading, width in (
@@ -366,10 +376,10 @@ def reset_offset(session: Session, values: FlagValues) -> None:
 
     The time is `now`, milliseconds since 1970, or local time as `java.parse_time` takes it.
     """
-    group, topic, text = values["group"], values["topic"], values["timestamp"]
-    time_ms = session.admin.clock.now_ms() if text == "now" else java.parse_time(text)
+    group, topic, timestamp = values["group"], values["topic"], values["timestamp"]
+    time_ms = session.admin.clock.now_ms() if timestamp == "now" else java.parse_time(timestamp)
     prefix = f"start reset consumer offset by specified, group[{group}], topic[{topic}], "
-    suffix = f"timestamp(string)[{text}], timestamp(long)[{time_ms}]"
+    suffix = f"timestamp(string)[{timestamp}], timestamp(long)[{time_ms}]"
     queue_id = values.get_int("queue", -1)
     if "broker" in values and queue_id >= 0:
         address = values["broker"]
