@@ -8,5 +8,5 @@
 - `forward.py` lets a slave forward requests that only the master can answer.
 - `presence.py` remembers heartbeats of consumers across a change of roles.
 
-The design is described in docs/design/0022-replication.md.
+The design is described in design/0022-replication.md.
 """

@@ -12,7 +12,7 @@ share one chain, and their rules are as small as those of two. Tags and ids of l
 looked up in a table, not compared one by one.
 
 Whether an atom matches depends on the message alone. So lanes whose rules exclude each other never
-get the same message, whenever they read. docs/design/0009 has the theory.
+get the same message, whenever they read. design/0009 has the theory.
 
 The *key* of a lane is its subscription as JSON text: [topic, kind, expression] for each topic. The
 key of a lane that several subscriptions share is "+" and a JSON list of their keys. Both are

@@ -2,7 +2,7 @@
 
 A pop takes messages from a queue and makes them invisible until its deadline. `PopCheckpoints`
 stores what happens to them as records that RocketMQ understands (spec/delivery.md §7,
-docs/design/0020):
+design/0020):
 
     record_pop              appends a checkpoint: which messages a pop took. The next pop of the
                             group begins behind them

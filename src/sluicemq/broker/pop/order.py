@@ -1,7 +1,7 @@
 """Ordered pops: which messages of a queue are in flight and block the rest of it.
 
 Ordered pops have no checkpoints, as their messages become visible again in their own queue
-(docs/design/0020). For each topic, group and queue, `OrderedPops` knows the last pop: its offsets,
+(design/0020). For each topic, group and queue, `OrderedPops` knows the last pop: its offsets,
 which of them are acknowledged, and until when the others are invisible (spec/delivery.md §7). A
 queue is *free* when all messages of its last pop are acknowledged or visible again.
 

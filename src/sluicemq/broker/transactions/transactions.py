@@ -11,8 +11,8 @@ would let a finished transaction be checked, and committed, again. If a group co
 of it is stored, so the changes of the table that it was to cause are undone.
 
 A second end of a transaction has no effect, whichever of its prepared messages it names, so that a
-transaction is never committed twice. docs/transactions.md lists the exceptions. `requests.py`
-handles the requests.
+transaction is never committed twice. The documentation of transactions lists the exceptions.
+`requests.py` handles the requests.
 
 The offsets up to which the two queues are done are saved as committed offsets of CID_RMQ_SYS_TRANS,
 as in RocketMQ, and only as far as the log is on disk. A start reads from there.
