@@ -294,9 +294,8 @@ class FilterHandlers(BrokerComponent):
             now_s = self.clock.monotonic_s()
             group_lanes.ensure_queue((topic, queue_id))
             lanes = []
-            for lane in [
-                group_lanes.lanes[key] for keys in group_lanes.get_ordered_keys() for key in keys
-            ]:
+            live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
+            for lane in [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]:
                 lane_queue = lane.queues.get((topic, queue_id))
                 if lane_queue is not None:
                     name = f"{group}@{lane.id}"

@@ -129,7 +129,7 @@ class OrderedPops:
         That is the case if the queue is free, and if the last pop had the same `attempt_id`: an
         attempt that is repeated gets the same messages again.
         """
-        info = self._find(group, topic, queue_id)
+        info = self._get_last_pop(group, topic, queue_id)
         if info is None or (attempt_id and attempt_id == info.attempt_id):
             return True
         return find_free_ms(info) <= now_ms
@@ -153,7 +153,7 @@ class OrderedPops:
 
         Return the counts for the response's orderCountInfo.
         """
-        last = self._find(group, topic, queue_id)
+        last = self._get_last_pop(group, topic, queue_id)
         counts: Mapping[int, int] | None = None
         if last is not None:
             known = last.counts or {}
@@ -167,7 +167,7 @@ class OrderedPops:
         info = OrderInfo(
             tuple(offsets), pop_ms, invisible_ms, self._clock.now_ms(), attempt_id, counts=counts
         )
-        self._put(group, topic, queue_id, info)
+        self._set_last_pop(group, topic, queue_id, info)
         self.popped_by[f"{topic}@{group}", queue_id] = popped_by
         self._offsets.resets.discard(group, topic, queue_id)
         minimum = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
@@ -183,7 +183,7 @@ class OrderedPops:
         Raises RequestError (MESSAGE_ILLEGAL) if the pop did not take the message.
         """
         committed = self._offsets.committed(group, topic, queue_id)
-        info = self._find(group, topic, queue_id)
+        info = self._get_last_pop(group, topic, queue_id)
         if offset < committed:
             return
         if info is None:
@@ -200,7 +200,7 @@ class OrderedPops:
             )
 
         info = replace(info, done=info.done | 1 << info.offsets.index(offset))
-        self._put(group, topic, queue_id, info)
+        self._set_last_pop(group, topic, queue_id, info)
         first = next(iter(find_invisible_until_ms(info)), info.offsets[-1] + 1)
         self._offsets.commit(group, topic, queue_id, first)
         if find_free_ms(info) <= self._clock.now_ms():
@@ -213,10 +213,10 @@ class OrderedPops:
 
         This has no effect if another pop was the last one, or if it did not take the message.
         """
-        info = self._find(group, topic, queue_id)
+        info = self._get_last_pop(group, topic, queue_id)
         if info is not None and info.pop_ms == pop_ms and offset in info.offsets:
             info = replace(info, visible_ms={**info.visible_ms, offset: visible_ms})
-            self._put(group, topic, queue_id, info)
+            self._set_last_pop(group, topic, queue_id, info)
 
     def forget_queue(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make the queue free, because the group's committed offset was reset to `offset`."""
@@ -231,11 +231,11 @@ class OrderedPops:
                 del self.table[name]
                 self.document.changed = True
 
-    def _find(self, group: str, topic: str, queue_id: int) -> OrderInfo | None:
+    def _get_last_pop(self, group: str, topic: str, queue_id: int) -> OrderInfo | None:
         """Return the last pop of a queue, None without one."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id)
 
-    def _put(self, group: str, topic: str, queue_id: int, info: OrderInfo) -> None:
+    def _set_last_pop(self, group: str, topic: str, queue_id: int, info: OrderInfo) -> None:
         """Set the last pop of a queue, and wake the queue when it is free."""
         name = f"{topic}@{group}"
         self.table.setdefault(name, {})[queue_id] = info

@@ -63,9 +63,9 @@ class PopResult:
     rest_count: int = 0
     """The number of messages that remain in the queues."""
     revive_queue: int = 0
-    starts: list[tuple[int, int, int]] = field(default_factory=list)
+    first_offsets: list[tuple[int, int, int]] = field(default_factory=list)
     """Kind of the topic, queue id and first offset, for `encode_queue_info`."""
-    messages: list[tuple[int, int, str]] = field(default_factory=list)
+    taken_offsets: list[tuple[int, int, str]] = field(default_factory=list)
     """Kind of the topic, queue id and offsets, separated by commas."""
     order_counts: list[tuple[int, object, int]] = field(default_factory=list)
     """Kind of the topic, queue or message, and number of earlier deliveries."""

@@ -150,7 +150,7 @@ class PopHandlers(BrokerComponent):
         popping = PendingPop(header, command, peer, deadline_ms, message_filter)
         result = self._take_messages(popping)
         if result.is_unfinished:
-            return Postponed(self._continue(popping, result))
+            return Postponed(self._continue_unfinished(popping, result))
         return self._answer_or_park(popping, result)
 
     def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Any:
@@ -389,7 +389,7 @@ class PopHandlers(BrokerComponent):
             result.rest_count += max(end - offset, 0)
             return
 
-        found = self._read(popping, result, topic, queue_id, offset)
+        found = self._read_messages(popping, result, topic, queue_id, offset)
         if found.status in _INVALID_OFFSET_STATUSES:
             log.warning(
                 "the next offset of group %s in %s:%d was %d, where no message exists; the group"
@@ -404,7 +404,7 @@ class PopHandlers(BrokerComponent):
             if not popping.is_read_only:
                 self.offsets.reset(group, topic, queue_id, offset)
                 self.checkpoints.resolve_next_offset(group, topic, queue_id)
-            found = self._read(popping, result, topic, queue_id, offset)
+            found = self._read_messages(popping, result, topic, queue_id, offset)
         if found.postponed is not None:
             result.postponed = found.postponed
             result.is_stopped = True
@@ -413,7 +413,7 @@ class PopHandlers(BrokerComponent):
             return
 
         if found.count:
-            self._take(popping, result, source, found)
+            self._take_read_messages(popping, result, source, found)
         elif found.next_offset > offset and not popping.is_read_only:
             self.checkpoints.skip_to(group, topic, queue_id, found.next_offset)
         left = max(found.offset_max - found.next_offset, 0)
@@ -451,7 +451,7 @@ class PopHandlers(BrokerComponent):
             self.checkpoints.skip_to(group, topic, queue_id, offset)
         return offset
 
-    def _read(
+    def _read_messages(
         self, popping: PendingPop, result: PopResult, topic: str, queue_id: int, offset: int
     ) -> ReadResult:
         """Read messages of a queue from `offset` on, at most as many as the pop still needs.
@@ -474,7 +474,7 @@ class PopHandlers(BrokerComponent):
             delivered.add_range_to_check(message_filter, queue_id, offset, end)
         return found
 
-    def _take(
+    def _take_read_messages(
         self, popping: PendingPop, result: PopResult, source: Source, found: ReadResult
     ) -> None:
         """Take the messages that were read, and add them to `result`.
@@ -527,8 +527,8 @@ class PopHandlers(BrokerComponent):
                 result.rest_count += found.count
                 return
 
-        result.starts.append((kind, queue_id, offsets[0]))
-        result.messages.append((kind, queue_id, ",".join(map(str, offsets))))
+        result.first_offsets.append((kind, queue_id, offsets[0]))
+        result.taken_offsets.append((kind, queue_id, ",".join(map(str, offsets))))
         result.count += found.count
         result.size_bytes += found.size_bytes
         is_as_stored = popping.is_read_only or self.settings.broker.pop_actual_retry_topic
@@ -588,7 +588,7 @@ class PopHandlers(BrokerComponent):
             return now_ms + poll_ms
         return min(born_time_ms + self.steady_clock.lead_ms, now_ms) + poll_ms
 
-    def _continue(self, popping: PendingPop, result: PopResult) -> WorkItem[Any]:
+    def _continue_unfinished(self, popping: PendingPop, result: PopResult) -> WorkItem[Any]:
         """Do further steps of an unfinished pop until its deadline, and return its answer.
 
         Raises RequestError if the group may not pop by this filter any more, or StoreError.
@@ -725,8 +725,8 @@ class PopHandlers(BrokerComponent):
                 invisible_ms=header.invisible_ms,
                 revive_queue=ORDERED if is_ordered else result.revive_queue,
                 rest_count=result.rest_count,
-                start_offset_info=encode_queue_info(result.starts),
-                message_offset_info=encode_queue_info(result.messages),
+                start_offset_info=encode_queue_info(result.first_offsets),
+                message_offset_info=encode_queue_info(result.taken_offsets),
                 order_count_info=encode_queue_info(result.order_counts) if is_ordered else None,
             )
         )
