@@ -190,7 +190,7 @@ class StoreError(SluiceError):
     Fix: follow the text, and check the disk and the log of the broker. Producers get a
     `RequestError`.
 
-        /data/copy is no backup. Name what `sluice store backup` made.
+        /data/copy is not a backup. Specify a directory that `sluice store backup` has written.
     """
 
 

@@ -67,6 +67,7 @@ REWRITTEN: tuple[str, ...] = (
     "store/columns",
     "store/index",
     "store/timers",
+    "store/tools",
     "telemetry",
     "testing",
     "wire",

@@ -13,7 +13,7 @@ from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import SYSTEM_FILES, clone, link, overwrite_text
 from sluicemq.store.store import Store
 from sluicemq.store.tools import backup as backups
-from sluicemq.store.tools.backup import BackedUp, Restored, back_up, restore
+from sluicemq.store.tools.backup import BackupReport, RestoreReport, back_up, restore
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 
@@ -22,11 +22,11 @@ def put(files: Any, path: str, text: str) -> None:
     overwrite_text(files, path, text)
 
 
-def backed_up(bench: Any, **options: Any) -> BackedUp:
+def backed_up(bench: Any, **options: Any) -> BackupReport:
     return back_up("/store", "/backup", files=bench.files, clock=bench.clock, shares=(), **options)
 
 
-def restored(bench: Any, **options: Any) -> tuple[Restored, Any]:
+def restored(bench: Any, **options: Any) -> tuple[RestoreReport, Any]:
     """And the store that a broker opens then."""
     result = restore("/backup", "/new", files=bench.files, clock=bench.clock, shares=(), **options)
     other = type(bench)()
@@ -128,15 +128,15 @@ def test_what_does_not_belong_together_is_refused(bench: Any) -> None:
     store = bench.open()
     bench.send(b"1" * 2000, b"2" * 2000)
     backed_up(bench)
-    with pytest.raises(StoreError, match="no backup"):
+    with pytest.raises(StoreError, match="not a backup"):
         restore("/store", "/new", files=bench.files)
     with pytest.raises(StoreError, match="not empty"):
         restore("/backup", "/store", files=bench.files)
-    with pytest.raises(StoreError, match="no backup"):
+    with pytest.raises(StoreError, match="not a backup"):
         back_up("/store", "/store", files=bench.files)
     following = store.start_following()
     following.truncate(2120)
-    with pytest.raises(StoreError, match=r"was cut|has other bytes"):
+    with pytest.raises(StoreError, match=r"was truncated|has other bytes"):
         backed_up(bench)
 
 
@@ -170,7 +170,7 @@ def test_tables_that_change_while_they_are_read_are_read_again(
     bench.send(b"1")
     for name in ("a", "b"):
         put(bench.files, f"/store/config/{name}", "0")
-    original, looks = backups.walk, []
+    original, looks = backups.iter_files, []
 
     def walk(files: CrashableFiles, path: str) -> Any:
         looks.append(path)
@@ -180,7 +180,7 @@ def test_tables_that_change_while_they_are_read_are_read_again(
                 for name in ("a", "b"):
                     files.put(f"/store/config/{name}", str(len(looks)).encode())
 
-    monkeypatch.setattr(backups, "walk", walk)
+    monkeypatch.setattr(backups, "iter_files", walk)
     backed_up(bench)
     directory = f"/backup/state/{bench.store.written_offset:020d}/config"
     assert [bench.files.content(f"{directory}/{name}") for name in ("a", "b")] == [b"3", b"3"]
