@@ -1,4 +1,4 @@
-"""Suggestions for wrong names: "Did you mean 'tag'?"
+"""Suggest names for wrong ones, as in "Did you mean 'tag'?".
 
 `did_you_mean` and `suggest` help with names in any error text. The rest of this module helps with
 Python names. People who come from another library write `tags=`, `headers=` or `publish`, so the

@@ -24,9 +24,9 @@ _UNSAFE: Final = re.compile(
 
 
 def escape(text: str) -> str:
-    """Return the text with a backslash sequence for each character that a log line must not have.
+    r"""Return the text with a backslash sequence for each character that a log line must not have.
 
-    A line break becomes `\\n`, an escape character `\\x1b`.
+    A line break becomes `\n`, an escape character `\x1b`.
     """
     return _UNSAFE.sub(_escaped, text)
 

@@ -1,8 +1,10 @@
-"""Each call of one script by the real mqadmin, before a Java broker and before ours: the same
-lines, columns and exit code, or a declared reason why not (`peer/mqadmin.py`, docs/mqadmin.md).
+"""Compares the output of RocketMQ's mqadmin with a Java broker and with SluiceMQ.
 
-The releases 5.3.3 and 4.9.7 (which stands for 4.9.8) run with SLUICEMQ_TESTS=all, each
-before a broker of its own release and before ours.
+Each call of the script in `peer/mqadmin.py` must print the same lines and columns and have the same
+exit code, unless a table there declares the difference and its reason (docs/mqadmin.md).
+
+The releases 5.3.3 and 4.9.7 (in place of 4.9.8) run with SLUICEMQ_TESTS=all, each against a broker
+of its own release and against SluiceMQ.
 """
 
 import os
@@ -79,9 +81,11 @@ def test_an_explanation_covers_what_it_names(
     assert mqadmin.differs(line, Outcome(theirs, 0), Outcome(mine, 1))
 
 
-@pytest.mark.skipif(not ALL, reason="another release")
+@pytest.mark.skipif(not ALL, reason="runs only with SLUICEMQ_TESTS=all")
 @pytest.mark.parametrize("release", RELEASES)
-def test_an_older_tool_shows_what_it_shows_of_its_own_broker(tmp_path: Path, release: str) -> None:
+def test_an_older_tool_prints_the_same_as_with_a_broker_of_its_release(
+    tmp_path: Path, release: str
+) -> None:
     outcomes = ours(tmp_path / "ours", RELEASES[release])
     expected = java(tmp_path / "java", release, RELEASES[release])
     found = {

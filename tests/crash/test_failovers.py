@@ -209,7 +209,7 @@ def test_a_queue_whose_messages_have_expired_goes_on_where_it_was() -> None:
     assert broker.store.log_start > 0
     assert broker.store.queue_offsets("T", 0) == (3, 3)
     late = Slave(broker.files, config)
-    late.mirror = slave_of(broker.files).mirror
+    late.state_log = slave_of(broker.files).state_log
     late.follow(broker)
     assert late.store is not None
     assert late.store.log_start == broker.store.log_start

@@ -1,4 +1,4 @@
-"""docs/mqadmin.md is the table by which outputs of mqadmin are compared with a Java broker."""
+"""Checks that docs/mqadmin.md is generated from tests/compatibility/peer/mqadmin.py."""
 
 import subprocess
 import sys
@@ -18,4 +18,4 @@ def test_the_page_is_the_table() -> None:
         check=True,
     )
     page = (ROOT / "docs" / "mqadmin.md").read_text()
-    assert page == printed.stdout, f"write it again: {COMMAND} > docs/mqadmin.md"
+    assert page == printed.stdout, f"Generate the page again: {COMMAND} > docs/mqadmin.md"

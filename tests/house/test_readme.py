@@ -66,7 +66,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("readme")
     name_server, broker, metrics = free_ports()
     configuration = directory / "broker.conf"
-    configuration.write_text(f"metricsPort={metrics}\n")
+    configuration.write_text(f"metricsPromExporterPort={metrics}\n")
     command = [
         sys.executable,
         "-m",

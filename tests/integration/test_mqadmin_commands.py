@@ -1,4 +1,4 @@
-"""`sluice mqadmin` before a cluster, a family of commands a test."""
+"""Tests of `sluice mqadmin` against a cluster, one test for each family of commands."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,17 @@ MESSAGES = 6
 
 
 class Tool:
-    """mqadmin and a cluster: topic T of two queues with six messages, read by group G."""
+    """mqadmin and a cluster with topic T, which has two queues with six messages."""
 
     def __init__(self, mq: EmbeddedSluice, broker: str) -> None:
         self.mq = mq
         self.broker = broker
 
     async def __call__(self, line: str, code: int = 0) -> str:
-        """What it prints: stdout, then stderr. In a thread: the cluster needs this one."""
+        """Run a command line and return its standard output and standard error.
+
+        The command runs in another thread, because the cluster runs on the event loop of this one.
+        """
         environment = {"NAMESRV_ADDR": self.mq.servers.name_server_address}
         words = ["mqadmin", *line.split()]
         async with asyncio.timeout(limit(30)):
@@ -36,7 +39,7 @@ class Tool:
         return done.stdout + done.stderr
 
     async def rows(self, line: str) -> list[list[str]]:
-        """The words of each line that is not a heading."""
+        """Return the words of each line of the output that is not a heading."""
         lines = (await self(line)).splitlines()
         return [words for one in lines if (words := one.split()) and not one.startswith("#")]
 
@@ -53,7 +56,7 @@ async def tool() -> AsyncIterator[Tool]:
 
 @contextlib.asynccontextmanager
 async def member(tool: Tool) -> AsyncIterator[None]:
-    """Of G: it has read everything and stays."""
+    """Keep a member of G online that has consumed everything."""
     left, is_done = set(range(MESSAGES)), asyncio.Event()
 
     async def handle(message: StoredMessage) -> None:
@@ -118,11 +121,12 @@ async def test_the_order_of_a_topic_is_a_value_of_the_name_servers(tool: Tool) -
 async def test_a_flag_that_chooses_nothing_is_refused(tool: Tool) -> None:
     assert await tool("topicStatus -t T -c DefaultCluster") == await tool("topicStatus -t T")
     assert await tool("topicStatus -t T -c other", 1) == (
-        "topicStatus -c <arg> is refused: all clusters are looked at (DefaultCluster), and no lite "
-        "topics. Leave it away.\n"
+        "topicStatus -c <arg> is not supported: the command covers all clusters (DefaultCluster), "
+        "and lite topics do not exist. Remove the flag.\n"
     )
     assert await tool("queryMsgByOffset -t T -b broker-a -i 0 -o 0 -r P", 1) == (
-        "queryMsgByOffset -r <arg> is refused: it has no effect here. Leave it away.\n"
+        "queryMsgByOffset -r <arg> is not supported: it has no effect in SluiceMQ. "
+        "Remove the flag.\n"
     )
 
 
@@ -206,7 +210,7 @@ async def test_messages_are_found_and_shown(tool: Tool) -> None:
     assert units.count("ConsumeQueueData{physicOffset=") == 2
     assert "eval=true" in units
     assert "CODE: 208" in await tool("queryMsgByKey -t T -k none")
-    assert "tags have an index" in await tool("queryMsgByKey -t T -k tag1 -p T")
+    assert "also index tags" in await tool("queryMsgByKey -t T -k tag1 -p T")
 
 
 async def test_queues_are_read_through(tool: Tool) -> None:

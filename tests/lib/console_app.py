@@ -1,4 +1,4 @@
-"""A console before a cluster, asked as a browser would: cookies, forms, redirects on demand."""
+"""A console of a cluster, and a client that behaves like a browser: cookies, forms, redirects."""
 
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -19,7 +19,7 @@ SECRETS = {role: f"a secret to {role.name.lower()}" for role in Role}
 
 
 class Browser:
-    """Requests of one browser; a form carries what its page said."""
+    """Sends the requests of one browser. Its forms contain the token of their page."""
 
     def __init__(self, console: Console, base: str = "http://console:8082") -> None:
         self.console = console
@@ -28,29 +28,29 @@ class Browser:
         self.http = httpx.AsyncClient(transport=transport, base_url=base)
 
     async def get(self, path: str, *, live: bool = False, **headers: str) -> httpx.Response:
-        """A page, or its live part."""
+        """Request a page, or only its live part."""
         more = {"hx-request": "true"} if live else {}
         return await self.http.get(path, headers=headers | more)
 
     async def post(self, path: str, data: Mapping[str, str], **headers: str) -> httpx.Response:
-        """A form as it is given."""
+        """Send a form unchanged."""
         return await self.http.post(path, data=dict(data), headers=headers)
 
     async def form_token(self) -> str:
-        """That of this session, as its pages have it."""
+        """Return the form token of this session, from one of its pages."""
         found = re.search(r'name="form_token" value="([^"]+)"', (await self.get("/topics")).text)
         return found[1] if found else ""
 
     async def submit(self, path: str, **data: str) -> httpx.Response:
-        """A form of this session."""
+        """Send a form with the form token of this session."""
         return await self.post(path, {"form_token": await self.form_token(), **data})
 
     async def enter(self) -> httpx.Response:
-        """By the link."""
+        """Sign in by the link."""
         return await self.get(f"{sign_in.LINK}?token={self.console.sessions.create_link()}")
 
     async def sign_in(self, name: str, secret: str, **data: str) -> httpx.Response:
-        """By the form."""
+        """Sign in with the form."""
         return await self.post(
             "/sign-in", {"name": name, "secret": secret, "kind": "account", **data}
         )
@@ -65,7 +65,7 @@ async def browsing(
     clock: Clock = SYSTEM_CLOCK,
     **options: Any,
 ) -> AsyncIterator[Browser]:
-    """A browser before a console; with `roles` it has an account for each, of the role's name."""
+    """Yield a browser of a console, which has an account for each of `roles` with its name."""
     accounts = Accounts(str(directory / "accounts" / "console.json"))
     for role in Role if roles else ():
         accounts.add(role.name.lower(), SECRETS[role], role)

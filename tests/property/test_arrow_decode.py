@@ -127,7 +127,7 @@ def test_columns_equal_the_scalar_codec(parts: list[bytes], copies: int) -> None
 @given(st.lists(records(), min_size=1, max_size=8), st.integers(1, 40), st.integers(2, 9))
 @settings(max_examples=60, deadline=None)
 def test_every_way_to_walk_finds_the_same_starts(
-    parts: list[bytes], copies: int, lanes: int
+    parts: list[bytes], copies: int, pieces: int
 ) -> None:
     data = b"".join(parts * copies)
     raw = np.frombuffer(data, np.uint8)
@@ -135,8 +135,8 @@ def test_every_way_to_walk_finds_the_same_starts(
     assert find_record_starts(raw).tolist() == plain.tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(walk, "PIECE_RECORDS_MIN", 2)
-        by_lanes = walk._by_lanes(raw, lanes)
-    assert by_lanes.tolist() == plain.tolist()[: len(by_lanes)]
+        starts = walk._walk_pieces(raw, pieces)
+    assert starts.tolist() == plain.tolist()[: len(starts)]
 
 
 @given(st.lists(records(), min_size=1, max_size=3), st.data())

@@ -278,9 +278,17 @@ class _RuleReader:
         fields = self._mapping(
             node,
             "an account",
-            ("accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm",
-             "defaultGroupPerm", "topicPerms", "groupPerms"),
-        )  # fmt: skip
+            (
+                "accessKey",
+                "secretKey",
+                "whiteRemoteAddress",
+                "admin",
+                "defaultTopicPerm",
+                "defaultGroupPerm",
+                "topicPerms",
+                "groupPerms",
+            ),
+        )
         is_admin = False
         if (admin := fields.get("admin")) is not None:
             word = self._text(admin, "admin").lower()

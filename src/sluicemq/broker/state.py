@@ -162,10 +162,7 @@ class BrokerState:
 
     def _make_consumer_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that answer consumers."""
-        call_soon, call_later = environment.call_soon, environment.call_later
-        settings, store, clock, files = self.settings, self.store, self.clock, self.files
-        topics, groups, offsets = self.topics, self.groups, self.offsets
-        group_commit = self.group_commit
+        settings, group_commit = self.settings, self.group_commit
         self.polls = LongPolls(
             group_commit.queue_frame,
             group_commit.send_after_commit,
@@ -174,10 +171,9 @@ class BrokerState:
             self.scheduler,
         )
         group_commit.wake = wake = self.polls.wake
-        common, waking = (settings, topics, groups, offsets), (files, self.steady_clock, wake)
-        self.order = OrderedPops(*common, *waking, call_later)
-        self.lanes = Lanes(settings, topics, offsets, store, *waking, call_soon, self.offload)
-        self.contracts = Contracts(groups, settings, clock)
+        self.order = OrderedPops(self.context, wake)
+        self.lanes = Lanes(self.context, wake=wake, offload=self.offload)
+        self.contracts = Contracts(self.groups, settings, self.clock)
         self.consumers = Consumers(
             self.context,
             filters=self.filters,
@@ -186,9 +182,9 @@ class BrokerState:
             memory=self.held_bytes,
         )
         self.assignments = Assignments(
-            settings, topics, groups, self.consumers, files, clock, environment.look_up
+            self.context, consumers=self.consumers, look_up=environment.look_up
         )
-        self.delivered = DeliveryStates(offsets.pulled_offsets)
+        self.delivered = DeliveryStates(self.offsets.pulled_offsets)
         self.request_filters = RequestFilters()
         self.pull = PullHandlers(
             self.context,
@@ -200,59 +196,31 @@ class BrokerState:
 
     def _make_store_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that store messages, and those that deliver waiting messages."""
-        call_soon, call_later = environment.call_soon, environment.call_later
-        settings, store, clock, files = self.settings, self.store, self.clock, self.files
-        topics, groups, offsets = self.topics, self.groups, self.offsets
-        group_commit, steady_clock = self.group_commit, self.steady_clock
-        self.intake = intake = MessageIntake(settings, store, group_commit)
+        settings, store, clock = self.settings, self.store, self.clock
+        self.intake = intake = MessageIntake(settings, store, self.group_commit)
         self.delayed = DelayedDelivery(
             settings,
             store,
             intake,
-            group_commit,
-            files=files,
-            clock=steady_clock,
-            call_soon=call_soon,
-            call_later=call_later,
+            self.group_commit,
+            files=self.files,
+            clock=self.steady_clock,
+            call_soon=environment.call_soon,
+            call_later=environment.call_later,
             jobs=self.supervisor,
         )
-        self.checkpoints = PopCheckpoints(
-            settings=settings,
-            topics=topics,
-            offsets=offsets,
-            store=store,
-            intake=intake,
-            group_commit=group_commit,
-            delayed=self.delayed,
-            files=files,
-            clock=steady_clock,
-        )
-        offsets.on_forget += [self.checkpoints.forget_deleted, self.contracts.forget_deleted]
+        self.checkpoints = PopCheckpoints(self.context, intake=intake, delayed=self.delayed)
+        self.offsets.on_forget += [self.checkpoints.forget_deleted, self.contracts.forget_deleted]
         self.in_flight = InFlightHandlers(
-            groups, self.checkpoints, self.order, steady_clock, self.background
+            self.groups, self.checkpoints, self.order, self.steady_clock, self.background
         )
         self.transactions = Transactions(
-            settings=settings,
-            topics=topics,
-            offsets=offsets,
-            store=store,
+            self.context,
             intake=intake,
-            group_commit=group_commit,
-            clock=clock,
-            steady=steady_clock,
             checker=TransactionChecker(self.producers, settings.broker.broker_name),
         )
         self.epochs = Epochs(
-            settings,
-            topics,
-            store,
-            intake,
-            group_commit,
-            files=files,
-            clock=clock,
-            call_soon=call_soon,
-            run_sync=environment.run_sync,
-            access=self.access,
+            self.context, intake=intake, run_sync=environment.run_sync, access=self.access
         )
         self.retries = SendBackHandlers(
             self.context,
@@ -267,7 +235,7 @@ class BrokerState:
         )
         self.client_requests = ClientRequests(clock)
         self.replies = ReplyHandlers(
-            settings, topics, self.producers, intake, self.client_requests, clock
+            settings, self.topics, self.producers, intake, self.client_requests, clock
         )
 
     def _make_watchers(self) -> None:

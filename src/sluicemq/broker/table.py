@@ -245,18 +245,11 @@ def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
 
 def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
     """Yield the handlers of requests that consumers send."""
-    settings, topics, groups, offsets = core.settings, core.topics, core.groups, core.offsets
     yield PopHandlers(
-        settings=settings,
-        topics=topics,
-        groups=groups,
-        offsets=offsets,
+        core.context,
         checkpoints=core.checkpoints,
         order=core.order,
         polls=core.polls,
-        store=core.store,
-        clock=core.steady_clock,
-        background=core.background,
         delivered=core.delivered,
         filters=core.request_filters,
         random=core.random,
@@ -264,13 +257,9 @@ def _make_consumer_handlers(core: BrokerState) -> Iterator[object]:
         admit=core.assignments.admit_pop,
     )
     yield PopAckHandlers(
-        topics=topics,
-        offsets=offsets,
+        core.context,
         checkpoints=core.checkpoints,
         order=core.order,
-        store=core.store,
-        group_commit=core.group_commit,
-        clock=core.steady_clock,
         delivered=core.delivered,
     )
     yield HeartbeatHandlers(core.context, consumers=core.consumers, producers=core.producers)

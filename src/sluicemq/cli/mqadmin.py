@@ -29,7 +29,7 @@ def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
         click.echo(text, nl=False)
 
     @contextmanager
-    def session(name_servers: str | None) -> Iterator[Session]:
+    def open_session(name_servers: str | None) -> Iterator[Session]:
         names = name_servers or os.environ.get("NAMESRV_ADDR", DEFAULT_NAME_SERVER)
         access = Access(
             names,
@@ -43,4 +43,7 @@ def mqadmin(context: click.Context, words: tuple[str, ...]) -> None:
         with access.admin() as admin:
             yield Session(admin, make_producer, write)
 
-    context.exit(run(COMMANDS, words, write, lambda line: click.echo(line, err=True), session))
+    def write_error_line(line: str) -> None:
+        click.echo(line, err=True)
+
+    context.exit(run(COMMANDS, words, write, write_error_line, open_session))

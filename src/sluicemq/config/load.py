@@ -1,4 +1,4 @@
-"""Load settings from text, change them at run time, and write them as text.
+r"""Load settings from text, change them at run time, and write them as text.
 
 Everything here follows from the keys in `settings.py`. RocketMQ silently ignores unknown keys and
 invalid values (spec/config.md). SluiceMQ warns about an unknown key and suggests the nearest known
@@ -8,7 +8,7 @@ The syntax is that of java.util.Properties. A logical line is one line, or sever
 each but the last ends with an odd number of backslashes; spaces at the start of a continuation line
 are dropped. Lines that start with `#` or `!` are comments. The key ends at the first `=`, `:` or
 space that is not escaped, and spaces around the separator are ignored. Escapes are
-`\\t \\n \\r \\f \\uXXXX`; a backslash before any other character is dropped. Spaces at the end of a
+`\t \n \r \f \uXXXX`; a backslash before any other character is dropped. Spaces at the end of a
 value are removed. Java keeps them, so that RocketMQ silently ignores a number with such spaces.
 
 Variables (`$NAME`, `~`) are replaced only in paths that are read when the server starts. Values in
@@ -99,9 +99,9 @@ def decode_properties_file(data: bytes) -> str:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Return the keys and values of a properties text, in its order. The last of equal keys counts.
+    r"""Return the keys and values of a properties text, in its order.
 
-    Raises ConfigurationError for a malformed `\\uXXXX`.
+    The last of equal keys counts. Raises ConfigurationError for a malformed `\uXXXX`.
     """
     entries: dict[str, str] = {}
     for line, _physical in _logical_lines(text):

@@ -1,21 +1,25 @@
-"""Which engine the hot path runs on: compiled, or the pure Python that is its reference.
+"""Chooses between the compiled modules of the fast path and their reference in Python.
 
-    state        what the hot path touches for each message, one small struct for each owner
-    sends.pyx    plain sends, frame after frame, and batches: from the socket's bytes to log, unit
-                 and answer
-    client.pyx   our client: the frames of plain sends, their answers, records as they are pulled
-    keys.pyx     the keys of records, for the index
-    pulls.pyx    pulls that a consumer repeats
-    reads.pyx    the properties that a filter reads, where there are no columns yet
+Each compiled module handles the common form of its input:
 
-A compiled module takes what is plain and leaves everything else where it stands: then the Python
-beside it decides, which does all of it when there is no compiled module. So nothing but speed
-differs. The tests hold both equal, byte by byte (tests/property/test_engines.py,
-test_engine_client.py, test_index_columns.py, test_reads_compiled.py).
+    sends.pyx    plain sends and batches, from the bytes of a socket to record, unit and answer
+    pulls.pyx    pulls that a consumer repeats, from the bytes of a socket to the answer
+    client.pyx   the client's side of plain sends, and decoding of pulled records
+    keys.pyx     the keys of records, for the key index
+    reads.pyx    the properties that a filter reads, for messages without property columns
 
-`make native` builds the modules in place. `SLUICE_PURE=1` does without them. A module that is not
-of the source beside it is left alone too: what was built from older source would do what that said.
-Why there are two: design/0027.
+`state.py` defines the fields that the fast path uses for each message, in one small class for each
+owner.
+
+A compiled module leaves every other form untouched, and the general path in Python handles it. The
+general path also handles the common form, and does so if there is no compiled module. So the two
+engines differ in nothing but speed. Tests compare their results byte by byte:
+tests/property/test_engines.py, test_engine_client.py, test_index_columns.py and
+test_reads_compiled.py.
+
+`make native` builds the modules in place. The environment variable `SLUICE_PURE=1` disables them. A
+module that was built from another version of its source is not used either, because it might
+behave like the older source. docs/design/0027 explains why there are two engines.
 """
 
 import importlib
@@ -31,24 +35,35 @@ _FOLDER: Final = Path(__file__).parent
 
 
 def checksum_of(source: Path) -> str:
-    """Of the source of a compiled module and what it includes: `tools/native.py` leaves it beside
-    the module."""
+    """Return the checksum of a `.pyx` file and of all `.pxd` files, as 8 hexadecimal digits.
+
+    `tools/native.py` writes the same checksum beside the module that it builds.
+
+    """
     parts = [source, *sorted(source.parent.glob("*.pxd"))]
     return f"{zlib.crc32(b''.join(part.read_bytes() for part in parts)):08x}"
 
 
 def _is_stale(name: str) -> bool:
+    """Return whether a compiled module was built from another version of its source.
+
+    False if its source or its checksum is not installed.
+    """
     source, built = _FOLDER / f"{name}.pyx", _FOLDER / f"{name}.built"
     return source.exists() and built.exists() and built.read_text() != checksum_of(source)
 
 
-def _compiled(name: str) -> ModuleType | None:
-    """A compiled module, None without it."""
+def _load_compiled(name: str) -> ModuleType | None:
+    """Return a compiled module, or None if it is disabled, stale or not built.
+
+    A stale module is reported by a RuntimeWarning.
+    """
     if PURE:
         return None
     if _is_stale(name):
         warnings.warn(
-            f"the compiled {name} is older than its source and is not used: run `make native`",
+            f"The compiled module sluicemq.engine.{name} does not match its source, and is not "
+            "used. Run `make native` to build it again.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -59,10 +74,10 @@ def _compiled(name: str) -> ModuleType | None:
         return None
 
 
-sends: Final = _compiled("sends")
-client: Final = _compiled("client")
-keys: Final = _compiled("keys")
-reads: Final = _compiled("reads")
-pulls: Final = _compiled("pulls")
+sends: Final = _load_compiled("sends")
+client: Final = _load_compiled("client")
+keys: Final = _load_compiled("keys")
+reads: Final = _load_compiled("reads")
+pulls: Final = _load_compiled("pulls")
 NAME: Final = "reference" if sends is None else "compiled"
-"""As `sluice --version` and the start-up line tell it."""
+"""The name of the engine in `sluice --version` and in the runtime information of a broker."""

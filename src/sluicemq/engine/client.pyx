@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The client's side: a plain send's frame, the answers to plain sends, the records of a pull.
+"""The client's side of plain sends, and decoding of pulled records, compiled.
 
-`start` writes a frame up to its body, `settle` walks answers and hands them to whoever waits,
-`decode` looks into a record. What is not plain is not touched: they return None, or end before it,
-and the reference decides (`client.core.requests`, `wire.frames`, `record.codec`).
+`start` writes the frame of a send up to its body. `settle` completes the calls that wait for the
+answers of sends. `decode` decodes a record. For any other form of their input they return None, or
+stop before it, and the general path handles it: `client.core.messages`, `client.core.requests`,
+`wire.frames` and `record.codec`.
 """
 
 cimport cython
@@ -31,7 +32,7 @@ assert (layout.RECORD_HEAD.size, layout.RECORD_HEAD.at("body_length")) == (88, 8
 
 cdef enum:
     HEAD_BYTES = 88
-    ODD_FLAGS = 0x31  # compressed, hosts of IPv6
+    ODD_FLAGS = 0x31  # a compressed body, or IPv6 hosts
     FRAME_BYTES_MAX = 16777216
     DIGITS_MAX = 20
     SEND = 310
@@ -46,7 +47,11 @@ cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
 
 
 def start(tuple around, long long born_time_ms, str properties, long long opaque, Py_ssize_t size):
-    """As `client.core.requests.send_start`; None also for properties with rare escapes."""
+    """Return the same bytes as `client.core.messages.encode_send_start`, or None.
+
+    None also means that the properties contain characters with other escapes than \\u0001 and
+    \\u0002, or that a number is negative.
+    """
     cdef bytes before = around[0], behind = around[1], end = around[2], made
     cdef Py_ssize_t length, index, room
     cdef const char *text
@@ -89,6 +94,9 @@ def start(tuple around, long long born_time_ms, str properties, long long opaque
 
 # --------------------------------------------------------------------------------------- answers
 
+# The parts of an answer that have been read. `seen` is a set of the bits above; `place` is the
+# offset message id, and `handle` the recall handle. Pointers point into the data that was read.
+
 cdef struct Found:
     int seen
     long long code, flag, opaque, version, queue_id, queue_offset
@@ -101,7 +109,10 @@ cdef struct Found:
 @cython.no_gc
 @cython.freelist(256)
 cdef class Answer:
-    """A `wire.frames.Command`: a send is stored. Its fields are read for who asks for them."""
+    """The successful response to a send, with the attributes of `wire.frames.Command`.
+
+    `fields` are parsed when they are read.
+    """
 
     cdef public int code, flag, opaque, version, serialization
     cdef readonly bint is_response, is_oneway
@@ -111,7 +122,7 @@ cdef class Answer:
     cdef Found found
 
     def start(self):
-        """As `wire.frames.Command.start`."""
+        """Return None, as `wire.frames.Command.start` does for a request without cached bytes."""
         return None
 
     @property
@@ -119,7 +130,11 @@ cdef class Answer:
         return orjson.loads(self.data[self.begin:self.end])["extFields"]
 
     def result(self, kind, status, message_id, queue):
-        """The `SendResult` of the one message that was sent."""
+        """Return the `SendResult` of the one message that was sent.
+
+        `kind` is the class SendResult. `queue` is the queue that the client selected; the result
+        has the queue id that the broker reports.
+        """
         cdef Found *found = &self.found
         if found.queue_id != queue.queue_id:
             queue = queue._replace(queue_id=found.queue_id)
@@ -132,7 +147,7 @@ cdef class Answer:
 
 
 cdef object filled(kind, tuple names, tuple values):
-    """A frozen dataclass with slots."""
+    """Return an instance of the frozen dataclass `kind` with slots, whose fields are `values`."""
     cdef Py_ssize_t index
     made = kind.__new__(kind)
     for index in range(len(values)):
@@ -145,7 +160,10 @@ cdef inline int is_key(const byte *key, Py_ssize_t size, const char *name, Py_ss
 
 
 cdef const byte *take_fields(const byte *at, const byte *end, Found *found) noexcept:
-    """Reads the extFields behind their brace; returns what follows them, NULL if they are odd."""
+    """Read the extFields, which begin at `at` behind their brace, into `found`.
+
+    Return the position behind their closing brace, or NULL if they are not plain.
+    """
     cdef const byte *key
     cdef const byte *value
     cdef const byte *number
@@ -166,7 +184,7 @@ cdef const byte *take_fields(const byte *at, const byte *end, Found *found) noex
         if is_key(key, size, "msgId", 5):
             bit, found.place, found.place_size = PLACE, value, at - value
             if memchr(value, 44, at - value) != NULL:
-                return NULL  # those of a batch
+                return NULL  # the ids of a batch, joined by commas
         elif is_key(key, size, "queueId", 7):
             bit, number = QUEUE_ID, number_text(value, end, &found.queue_id)
         elif is_key(key, size, "queueOffset", 11):
@@ -184,7 +202,10 @@ cdef const byte *take_fields(const byte *at, const byte *end, Found *found) noex
 
 
 cdef int take(const byte *at, const byte *end, Found *found) noexcept:
-    """Whether that is the header of a plain answer of success to a send."""
+    """Read a JSON header into `found`.
+
+    Return whether it is the header of a plain, successful answer to a send.
+    """
     cdef const byte *key
     cdef Py_ssize_t size
     cdef int bit
@@ -193,7 +214,7 @@ cdef int take(const byte *at, const byte *end, Found *found) noexcept:
     if at >= end or at[0] != 123:
         return 0
     while True:
-        at += 1  # behind a brace or a comma
+        at += 1  # skip the brace or comma
         if at >= end or at[0] != 34:
             return 0
         key = at + 1
@@ -242,8 +263,11 @@ cdef int take(const byte *at, const byte *end, Found *found) noexcept:
 
 
 def settle(bytes data, dict calls):
-    """Hands the plain answers that `data` begins with to `net.channel`'s calls; returns where the
-    first other frame begins."""
+    """Complete the calls of the plain send answers at the beginning of `data`.
+
+    `calls` is opaque -> call of `net.channel`; completed calls are removed. Return the index in
+    `data` at which the first other or incomplete frame begins.
+    """
     cdef const byte *first = <const byte *>PyBytes_AS_STRING(data)
     cdef Py_ssize_t at = 0, size = PyBytes_GET_SIZE(data), total
     cdef Found found
@@ -252,7 +276,7 @@ def settle(bytes data, dict calls):
     while size - at >= 8:
         total = get32(first + at)
         if total > size - at - 4 or get32(first + at + 4) + 4 != total:
-            break  # cut, not JSON, or with a body
+            break  # an incomplete frame, a header that is not JSON, or a body
         if not take(first + at + 8, first + at + 4 + total, &found):
             break
         waiting = calls.get(found.opaque)
@@ -278,7 +302,11 @@ def settle(bytes data, dict calls):
 
 
 cdef Py_ssize_t plain_size(const byte *at, Py_ssize_t left) noexcept:
-    """The size of the record there; 0 when it is not a plain and whole one."""
+    """Return the size of the record at `at`, or 0 if it is not plain or not whole.
+
+    `left` is the number of bytes from `at` on. A plain record has a topic of at most 255 bytes, an
+    uncompressed body, and IPv4 hosts.
+    """
     cdef Py_ssize_t size, topic, properties, length
     if left < HEAD_BYTES + 3 or get32(at + 4) != magic_v1 or get32(at + 36) & ODD_FLAGS:
         return 0
@@ -294,7 +322,7 @@ cdef Py_ssize_t plain_size(const byte *at, Py_ssize_t left) noexcept:
 
 
 cdef dict properties_of(const byte *at, const byte *end):
-    """As `record.codec.decode_properties`."""
+    """Return the properties in [at, end), as `record.codec.decode_properties` does."""
     cdef dict found = {}
     cdef const byte *stop
     cdef const byte *middle
@@ -311,7 +339,10 @@ cdef dict properties_of(const byte *at, const byte *end):
 
 
 def decode(bytes data, str broker):
-    """As `record.codec.decode_record` of a whole record; None when it is not plain."""
+    """Return the message of a whole record, as `record.codec.decode_record` does.
+
+    `broker` is the name of the broker that stored it. Return None if the record is not plain.
+    """
     cdef const byte *at = <const byte *>PyBytes_AS_STRING(data)
     cdef const byte *topic
     cdef Py_ssize_t size = PyBytes_GET_SIZE(data), length

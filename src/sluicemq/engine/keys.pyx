@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The keys of the records in a piece of the log, as the key index wants them.
+"""The keys of the records in a log file for the key index, compiled.
 
-What `store.index.columns` does with NumPy for thousands at once, record by record: walks them by
-their sizes, finds UNIQ_KEY and the words of KEYS among the properties, and hashes `topic#key` as
-Java does. None when something there is not as it should be: then the reference looks.
+`read` does for one record after the other what `store.index.columns` does with NumPy for thousands
+at once. It follows records by their sizes, finds UNIQ_KEY and the keys in KEYS among the
+properties, and hashes `topic#key` as Java hashes strings. It returns None if a record is malformed;
+the general path in `store.index.columns` then handles the file.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -22,7 +23,7 @@ cdef enum:
     ROLLBACK = 0xC
     BORN_HOST_IPV6 = 0x10
     STORE_HOST_IPV6 = 0x20
-    MORE_BYTES = 12  # of an IPv6 host
+    MORE_BYTES = 12  # an IPv6 host is longer than an IPv4 host by this
 
 cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
 cdef unsigned int magic_v2 = layout.MAGIC_V2 & 0xFFFFFFFF
@@ -30,7 +31,10 @@ cdef unsigned int magic_blank = layout.MAGIC_BLANK & 0xFFFFFFFF
 
 
 cdef int hash_on(unsigned int *value, const byte *text, Py_ssize_t size) noexcept nogil:
-    """Goes on with a hash over UTF-16 units; -1 for what is not UTF-8."""
+    """Continue a hash with a text, over its UTF-16 code units as Java does.
+
+    `value` points to the hash, which is replaced. Return 0, or -1 if the text is not UTF-8.
+    """
     cdef unsigned int found = value[0], point
     cdef Py_ssize_t at = 0, more, index
     cdef byte c
@@ -65,12 +69,17 @@ cdef int hash_on(unsigned int *value, const byte *text, Py_ssize_t size) noexcep
 
 
 cdef inline unsigned int unsigned_of(unsigned int value) noexcept nogil:
-    """As the index has it: never negative."""
+    """Return the absolute value of a hash as a signed number, as the key index stores it.
+
+    The smallest signed number, which has no positive counterpart, becomes 0.
+    """
     if value == <unsigned int>1 << 31:
         return 0
     return -value if value >> 31 else value
 
 
+# The keys found so far, as columns: their hashes, the numbers of their records, and store times.
+# `room` is the number of keys for which memory is allocated.
 cdef struct Keys:
     int *hashes
     long long *records
@@ -79,6 +88,7 @@ cdef struct Keys:
 
 
 cdef int add(Keys *keys, unsigned int value, long long record, long long time) noexcept nogil:
+    """Append a key. Return 0, or -1 if there is no room."""
     if keys.count == keys.room:
         return -1
     keys.hashes[keys.count] = <int>unsigned_of(value)
@@ -92,7 +102,12 @@ cdef int keys_of(
     const byte *record, Py_ssize_t size, long long number, Keys *keys, const byte **last_topic,
     Py_ssize_t *last_size, unsigned int *last_hash,
 ) noexcept nogil:
-    """Of one record; -1 when its lengths do not agree, its text is odd, or there is no room."""
+    """Append the keys of one record, whose number is `number`.
+
+    `last_topic`, `last_size` and `last_hash` cache the hash of `topic#` of the last record with
+    keys. Return 0, or -1 if lengths contradict each other, a text is not UTF-8, or there is no
+    room.
+    """
     cdef unsigned int flag = get32(record + 36), value, prefix
     cdef Py_ssize_t hosts = MORE_BYTES if flag & BORN_HOST_IPV6 else 0
     cdef const byte *p = record + 56 + hosts
@@ -162,10 +177,16 @@ cdef int keys_of(
 
 
 def read(const byte[::1] view, Py_ssize_t at, Py_ssize_t stop):
-    """The records of a log file from `at` on, up to the first that begins at `stop` or behind:
-    where they begin, where the walk ended (the file's end behind its blank record), and of each key
-    the hash, its record's number and its store time; numbers as arrays of the machine's i8, hashes
-    of i4. None when the reference has to look."""
+    """Return the keys of the records in a log file that begin in [at, stop).
+
+    `at` and `stop` are indexes in `view`, which is the data of the file. The result is
+    (starts, end, hashes, records, times_ms). `starts` are the indexes at which the records begin.
+    `end` is the index behind the last of them, or the end of the file if its rest has no record.
+    `hashes`, `records` and `times_ms` have an element for each key: its hash, the number of its
+    record in `starts`, and the store time. All but `end` are bytes: hashes are 32-bit integers of
+    the machine, all others 64-bit integers. Return None if the general path must read the file,
+    because it is empty or a record is malformed. Raises MemoryError.
+    """
     if not view.shape[0]:
         return None
     cdef const byte *data = &view[0]

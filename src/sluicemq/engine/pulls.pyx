@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Pulls that a consumer repeats, from the bytes of the socket to those of the answer.
+"""Pulls that a consumer repeats, from the bytes of a socket to the answer, compiled.
 
 A consumer's pulls of a queue differ in three numbers: `opaque`, `queueOffset` and `commitOffset`.
-The rest of their header, with the numbers cut out, is the key of a *plan*: what the checks of the
-reference made of the first such pull (`PullHandlers._save_plan` of `broker/consume/pull.py`).
-`Pulls.run` cuts the numbers out, compares what the plan relies on with what is there now, reads,
-and answers.
+The rest of their header, without the numbers, is the key of a *plan*. A plan is what the general
+path in `broker/consume/pull.py` found when it checked the first such pull; `_save_plan` makes it.
+`Pulls.run` removes the numbers from a header, looks for the plan, checks that everything on which
+the plan relies is unchanged, reads the messages, and answers.
 
-Whatever is not so plain is not touched: `run` ends before it, and the reference decides, which
-leaves a plan for the next one.
+If a pull has no plan, or cannot be answered by it, `run` stops before it. The general path then
+handles the pull, and may save a plan for the next one.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -27,18 +27,20 @@ cdef enum:
     HEADER_MAX = 2048
     UNIT_BYTES = 20
     BLANK_SIZE = 0x7FFFFFFF
-    PLANS_MAX = 2048  # of a generation
-    PLANS_S = 300  # a generation
+    PLANS_MAX = 2048  # the most plans in one generation
+    PLANS_S = 300  # the longest time of one generation, in seconds
     PULL = 11
-    CHUNK_UNITS_MIN = 1024  # as `store.bulk`
+    CHUNK_UNITS_MIN = 1024  # the same limits as in `store.bulk`
     CHUNK_UNITS_MAX = 16384
-    COUNT_MAX = 256  # more are for the reference, which does not copy them
+    COUNT_MAX = 256  # the general path reads more messages than this without copying them
     ANSWER_MAX = 1024
     RECORD_BYTES_MIN = 91
 
 count_max = COUNT_MAX
 cdef unsigned int magic_v1 = layout.MAGIC_V1 & 0xFFFFFFFF
 
+# The header of a pull: its bytes without the three numbers, the numbers, and how often each occurs.
+# `consumed` is the commitOffset, -1 without one.
 cdef struct Cut:
     byte[HEADER_MAX] key
     Py_ssize_t size
@@ -47,7 +49,11 @@ cdef struct Cut:
 
 
 cdef const byte *cut_number(const byte *p, const byte *end, long long *value, int *times) noexcept:
-    """Behind the digits at `p`, which are counted; `p` itself when there is no plain number."""
+    """Parse the non-negative integer at `p` into `value`, and increment `times`.
+
+    Return the position behind its digits. Return `p`, with nothing changed, if there is no such
+    integer of at most 18 digits without leading zeros, followed by another byte.
+    """
     cdef const byte *first = p
     cdef long long found = 0
     while p < end and 0x30 <= p[0] <= 0x39 and p - first < 18:
@@ -61,10 +67,14 @@ cdef const byte *cut_number(const byte *p, const byte *end, long long *value, in
 
 
 cdef bint cut(const byte *p, Py_ssize_t size, Cut *into) noexcept:
-    """The header without the numbers; False when it is not that of such a pull. HOT.
+    """Split the header of a pull into its three numbers and the rest. HOT.
 
-    A quote within a text has a backslash before it, so these names stand where names do.
+    Return False if it is not the header of a PULL_MESSAGE (11) with exactly one opaque and one
+    queueOffset, and at most one commitOffset.
     """
+    # Quotes in a JSON string are escaped by a backslash, which the patterns below do not contain.
+    # So a pattern that begins behind a quote and contains quotes matches only the name of a member.
+
     cdef const byte *end = p + size
     cdef const byte *begin = p
     cdef const byte *first
@@ -100,9 +110,14 @@ cdef bint cut(const byte *p, Py_ssize_t size, Cut *into) noexcept:
 
 
 cdef class Plan:
-    """What the checks of the reference made of a pull, and the pieces of its answers around next
-    offset, end and begin of the queue, and opaque. `codes` None: all messages; with a `scan` of
-    columns they are a filter of blocks."""
+    """The result of the general path's checks for one key, by which further pulls are answered.
+
+    `answer` are the pieces of the answer's header around next offset, end and begin of the queue,
+    and opaque. `codes` are the tag codes to select, or None for all messages; with a `scan` of
+    columns, `codes` is a filter of blocks instead. `commits` says whether a pull commits its
+    commitOffset. `any_span` says that the consumer accepts any span between unprocessed messages.
+    The objects from `config` to `model` are those that must be unchanged; see `Pulls.holds`.
+    """
 
     cdef public object group, topic, queue, config, found_topic, topic_config, members, watch
     cdef public object model, broker, delivered, codes, scan
@@ -112,7 +127,7 @@ cdef class Plan:
 
 
 cdef class Given:
-    """What an answer has, from which `delivery.SpanEstimator` learns."""
+    """The part of a `ReadResult` that `SpanEstimator.record_answer` reads."""
 
     cdef readonly long long next_offset, count, held_from, span
     cdef readonly bint is_out_of_reach
@@ -121,8 +136,12 @@ cdef class Given:
 cdef bint is_whole(
     const byte *at, long long size, long long position, queue, long long offset
 ):
-    """Is it a common record, all of it, that stands there? What `store.gather` looks at in records
-    that this process has not written, and finds in those that are not common too."""
+    """Return whether an intact record of the common form is at `at`.
+
+    The record must have this size and position in the commit log, belong to this queue and offset,
+    have IPv4 hosts, and match its checksum. `store.gather` makes the same checks on records that
+    this process has not written, and also accepts records of other forms.
+    """
     cdef const byte *end = at + size
     cdef const byte *p
     cdef long long length
@@ -147,15 +166,19 @@ cdef bint is_whole(
 
 
 def are_whole(units, offsets, segment, queue, long long lost_code) -> bool:
-    """Are the records of the units, which stand at these offsets of the queue, all whole and in one
-    file of the log? False where the reference has to look."""
+    """Return whether the records of all units are intact, of the common form, and in one file.
+
+    `offsets` are the queue offsets of the units, and `segment` is the file that contains the first
+    record. Units with the tag code `lost_code` belong to lost messages. False means that the
+    general path must check the records.
+    """
     cdef Py_buffer view, found
     cdef long long position, size, base = segment.base
     cdef const byte *unit
     cdef Py_ssize_t index
     PyObject_GetBuffer(units, &found, PyBUF_SIMPLE)
     unit = <const byte *>found.buf + found.len - UNIT_BYTES
-    try:  # what lies behind the data of the file is a hole, which no map may read
+    try:  # the file has a hole behind its data, which must not be read through the map
         PyObject_GetBuffer(
             segment.data_view(<long long>get64(unit) + <int>get32(unit + 8)), &view, PyBUF_SIMPLE
         )
@@ -181,9 +204,13 @@ def are_whole(units, offsets, segment, queue, long long lost_code) -> bool:
 
 
 cdef class Pulls:
-    """What pulls need of a broker: `pull` is its request family, `sends` takes what stands between
-    them. `plans` and `older` are by the header that they are for: a plan that no pull uses during
-    two generations is forgotten, for it keeps filters and tables of its group."""
+    """The fast path of pulls, with the parts of a broker that it uses.
+
+    `pull` is the broker's `PullHandlers`. `sends(data, position, peer)` handles the sends between
+    the pulls, and returns the position where it stopped. `plans` and `older` are the plans of two
+    generations by key. A plan that no pull uses during two generations is dropped, because it keeps
+    filters and tables of its group in memory.
+    """
 
     cdef object pull, reader, segments, log, sound, settings, sends, put
     cdef dict groups, topics, members, lanes, resets, queues, plans, older
@@ -205,24 +232,30 @@ cdef class Pulls:
         self.generation_end_s = monotonic() + PLANS_S
 
     def __len__(self):
-        """The number of plans."""
+        """Return the number of plans."""
         return len(self.plans) + len(self.older)
 
     def claim(self):
-        """The key and the header of the pull that was not taken just now; once."""
+        """Return (key, header) of the pull before which `run` just stopped, or None.
+
+        A second call returns None.
+        """
         missed, self.missed = self.missed, None
         return missed
 
     def remember(self, bytes key, Plan plan):
-        """Pulls of this key have this plan."""
+        """Save the plan of all further pulls with this key."""
         now_s = monotonic()
         if len(self.plans) >= PLANS_MAX or now_s >= self.generation_end_s:
             self.older, self.plans, self.generation_end_s = self.plans, {}, now_s + PLANS_S
         self.plans[key] = plan
 
     def run(self, bytes data, Py_ssize_t position, peer, shares) -> int:
-        """Takes the plain sends and the repeated pulls that stand in `data`; returns where it
-        stopped. HOT."""
+        """Handle the plain sends and repeated pulls in `data`, from index `position` on. HOT.
+
+        Answers are written to `peer`. `shares` is the fair scheduler. Return the index at which the
+        first frame begins that is incomplete or needs the general path, or whose peer must wait.
+        """
         cdef const byte *frame
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data), before
         cdef unsigned int total, header_size
@@ -261,8 +294,11 @@ cdef class Pulls:
         return position
 
     cdef bint holds(self, Plan plan):
-        """Is everything that the plan relies on as it was? Settings are exchanged when they change,
-        never changed in place."""
+        """Return whether everything on which the plan relies is unchanged.
+
+        Settings and configurations are replaced as a whole when they change, so comparing
+        identities is enough.
+        """
         if self.lanes or self.pull.groups.forbidden:
             return False
         if self.resets and (plan.group, plan.topic, plan.queue[1]) in self.resets:
@@ -283,7 +319,10 @@ cdef class Pulls:
         )
 
     cdef object answer(self, Plan plan):
-        """The answer with messages; None when the reference has to find it. HOT."""
+        """Return the answer to the pull in `header`, or None if the general path must answer. HOT.
+
+        The answer contains messages. The commit and the statistics of the pull are recorded.
+        """
         cdef long long offset = self.header.offset, low, high, next_offset
         cdef long long consumed = self.header.consumed if plan.commits else -1
         cdef int count
@@ -324,7 +363,7 @@ cdef class Pulls:
         return answer
 
     cdef int take(self, queue, long long offset, long long count) except -1:
-        """Copies the units from `offset` on, from the file and from the tail; returns how many."""
+        """Copy up to `count` units from `offset` on into `units`. Return how many were copied."""
         cdef Py_buffer found
         cdef int done = 0, more, index
         while done < count:
@@ -340,7 +379,7 @@ cdef class Pulls:
         return done
 
     cdef int fitting(self, Plan plan, int count) noexcept:
-        """How many of the units taken go into one answer; the first one always does."""
+        """Return how many of the first `count` units fit in one answer, at least one."""
         cdef long long total = 0
         cdef int index
         for index in range(count):
@@ -352,8 +391,12 @@ cdef class Pulls:
     cdef Given choose(
         self, Plan plan, queue, long long offset, long long consumed, long long low, long long high
     ):
-        """Takes units by their tag codes or columns, as `store.read` does within the reader's reach;
-        None when the reference has to."""
+        """Copy the units that match the filter of the plan into `units`, as `store.read` does.
+
+        Units are limited by the span limit of the consumer, the count and the bytes of the plan.
+        `consumed` is the commitOffset, -1 without one; `low` and `high` are the begin and the end
+        of the queue. Return None if the general path must read.
+        """
         cdef long long position = offset, next_offset = -1, held = -1, span, stop, at
         cdef long long end = min(high, offset + plan.scan_max)
         cdef Py_ssize_t index, size
@@ -392,7 +435,7 @@ cdef class Pulls:
                     break
                 if not count and (held < 0 or at - held > span):
                     if held >= 0 and reach[2]:
-                        return None  # to be asked for once more
+                        return None  # the general path delays the pull
                     held = at
                 if count == plan.count_max or at > held + span:
                     next_offset = at
@@ -418,8 +461,11 @@ cdef class Pulls:
     cdef object laid_out(
         self, Plan plan, queue, int count, long long next_offset, long long low, long long high
     ):
-        """The answer with the records of the units taken; None when they are not all plainly there,
-        in one file of the log, or are more than go into one answer."""
+        """Return the answer with the records of the first `count` units.
+
+        Return None if the records are not all intact and in one file of the log, or are too large
+        for one answer.
+        """
         cdef long long first = get64(self.units), base, position, size, total = 0
         cdef bint is_trusted = self.sound.trusted_from <= first < self.log.written_offset
         if not is_trusted and self.log.requires_checksum:
@@ -433,7 +479,7 @@ cdef class Pulls:
         if segment is None:
             return None
         base = segment.base
-        # What lies behind the data of the file is a hole, which no map may read.
+        # The file has a hole behind its data, which must not be read through the map.
         position = get64(self.units + (count - 1) * UNIT_BYTES)
         size = <int>get32(self.units + (count - 1) * UNIT_BYTES + 8)
         PyObject_GetBuffer(segment.data_view(position + size), &view, PyBUF_SIMPLE)

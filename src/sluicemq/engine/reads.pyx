@@ -1,18 +1,19 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""What filters look at for each message: the properties that they read.
+"""The values of the properties that a filter reads, compiled.
 
-`columns` walks units to records that lie in one mapped
-file of the log, finds the values of a few properties, numbers the different ones, and says which
-rows are odd; it decides what a record is as `record.arrow.build_block` does, and what a property is
-as `record.codec.as_dict` does. The Python there is the reference.
+`columns` follows units to the records in one mapped file of the log, finds the values of a few
+properties, gives each distinct value a number, and reports odd rows. Its rules for a valid record
+are those of `record.arrow.build_block`, and its rules for a property are those of
+`record.codec.decode_properties`. They are the reference of this module.
 
-A record may say anything. No byte is read before it is known that it lies in the map: a record lies
-between its unit's position and size, which are compared with the map first, and what it says of its
-parts is compared with that. Words of eight bytes are read up to the end of the map.
+The content of a record is not trusted. No byte is read before it is certain that it is in the map:
+position and size in the unit are compared with the map first, and the lengths in a record are
+compared with that size. Words of eight bytes are read up to the end of the map.
 
-Properties are walked once. Messages of one topic carry the same names in the same order, so a name
-is compared with the one that stood there before, by one word as a rule, and looked for only when
-that fails. The end of a value is found eight bytes at a time.
+The properties of a record are read once. Messages of one topic usually have the same names in the
+same order. So a name is first compared with the name at the same place in earlier records, usually
+by one word of eight bytes; all known names are searched only if that fails. The end of a value is
+found eight bytes at a time.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
@@ -63,7 +64,7 @@ cdef inline int16_t short_at(const uint8_t *at) noexcept nogil:
 
 
 cdef inline uint64_t word_at(const uint8_t *at, const uint8_t *limit) noexcept nogil:
-    """Eight bytes, the first one lowest; zeros behind the limit."""
+    """Return eight bytes as a number, the first one lowest, with zeros from `limit` on."""
     cdef uint64_t value = 0
     if limit - at >= 8:
         memcpy(&value, at, 8)
@@ -76,7 +77,8 @@ cdef inline uint64_t word_at(const uint8_t *at, const uint8_t *limit) noexcept n
 
 
 cdef struct Name:
-    # With the byte that ends it; `wanted`: its number, -1 without one.
+    # A property name with the separator byte behind it, and its first eight bytes as `word` under
+    # `mask`. `wanted` is the number of its column, -1 if the filter does not read it.
     uint64_t word
     uint64_t mask
     const uint8_t *text
@@ -85,7 +87,9 @@ cdef struct Name:
 
 
 cdef struct Column:
-    # `slots` is a hash table of numbers, one more than they are; of each number its first value.
+    # The values of one property. `codes` is the number of the value by row. `slots` is a hash table
+    # of numbers of values, each plus one. `keys`, `values` and `sizes` describe the distinct values
+    # by number.
     int32_t *codes
     int32_t *slots
     uint64_t *keys
@@ -96,6 +100,7 @@ cdef struct Column:
 
 cdef inline bint is_there(const Name *name, const uint8_t *at, const uint8_t *end,
                           uint64_t word) noexcept nogil:
+    """Return whether a name is at `at`, where the next eight bytes are `word`."""
     if (word ^ name.word) & name.mask or end - at < name.size:
         return False
     return name.size <= 8 or memcmp(at + 8, name.text + 8, name.size - 8) == 0
@@ -103,7 +108,7 @@ cdef inline bint is_there(const Name *name, const uint8_t *at, const uint8_t *en
 
 cdef inline const uint8_t *value_end(const uint8_t *at, const uint8_t *end,
                                      const uint8_t *limit) noexcept nogil:
-    """The first separator of values, or the end."""
+    """Return the position of the first value separator in [at, end), or `end`."""
     cdef uint64_t zeros, marks
     while at < end:
         zeros = word_at(at, limit) ^ VALUE_ENDS
@@ -117,7 +122,10 @@ cdef inline const uint8_t *value_end(const uint8_t *at, const uint8_t *end,
 
 cdef inline const uint8_t *properties_of(const uint8_t *at, int32_t size, int64_t position,
                                          Py_ssize_t *length) noexcept nogil:
-    """Where the properties of a record of so many bytes lie; NULL when it is none."""
+    """Return the position of the properties of a record, and set `length` to their size.
+
+    `size` and `position` are those in the unit. Return NULL if there is no valid record at `at`.
+    """
     cdef const uint8_t *end = at + size
     cdef uint32_t magic = get32(at + 4)
     cdef int32_t flags = <int32_t>get32(at + 36), body
@@ -150,7 +158,7 @@ cdef inline const uint8_t *properties_of(const uint8_t *at, int32_t size, int64_
 
 cdef inline void number(Column *column, Py_ssize_t row, uint32_t mask, const uint8_t *value,
                         Py_ssize_t size, const uint8_t *limit) noexcept nogil:
-    """Give the row the number of its value."""
+    """Set the code of a row to the number of its value, which gets the next number if it is new."""
     cdef uint64_t key = word_at(value, limit), mixed
     cdef Py_ssize_t at
     cdef uint32_t slot
@@ -160,7 +168,7 @@ cdef inline void number(Column *column, Py_ssize_t row, uint32_t mask, const uin
     else:
         for at in range(8, size - 7, 8):
             key = (key ^ (key >> 29)) * FACTOR ^ word_at(value + at, limit)
-        if size & 7:  # the last word overlaps
+        if size & 7:  # the last word overlaps the word before it
             key = (key ^ (key >> 29)) * FACTOR ^ word_at(value + size - 8, limit)
     mixed = (key ^ <uint64_t>size) * FACTOR
     slot = <uint32_t>(mixed >> 32) & mask
@@ -184,7 +192,10 @@ cdef inline void number(Column *column, Py_ssize_t row, uint32_t mask, const uin
 
 
 cdef class _Walk:
-    """The columns that are wanted, and the names that were met so far, in the order of records."""
+    """The columns that are being filled, and the known names in the order of records.
+
+    At most `KNOWN_MAX` names are known. `mask` is the number of slots of each hash table minus one.
+    """
 
     cdef Column *wanted
     cdef Name names[KNOWN_MAX]
@@ -205,7 +216,8 @@ cdef class _Walk:
         self.wanted = <Column *>calloc(self.count, sizeof(Column))
         if self.wanted == NULL:
             raise MemoryError
-        # A name may come twice in a record, and the first value may be new as the last one is.
+        # A name may occur twice in a record, and both values may be new. So each table has more
+        # slots than there are rows; `walk` raises OverflowError before a table is full.
         for turn in range(self.count):
             column = &self.wanted[turn]
             codes = PyByteArray_FromStringAndSize(b"\xff" * (4 * rows), 4 * rows)
@@ -229,7 +241,10 @@ cdef class _Walk:
             free(self.wanted)
 
     cdef int meet(self, const uint8_t *at, Py_ssize_t size, const uint8_t *limit) except -2:
-        """A name, with the byte that ends it, that is not known: its number among the wanted."""
+        """Add a name, of `size` bytes with its separator, to the known names if there is room.
+
+        Return the number of its column, or -1 if the filter does not read it.
+        """
         cdef int found = -1
         cdef Name *name
         text = at[: size - 1]
@@ -246,7 +261,10 @@ cdef class _Walk:
 
     cdef int walk(self, Py_ssize_t row, const uint8_t *at, const uint8_t *end,
                   const uint8_t *limit) except -1:
-        """The properties of one record."""
+        """Read the properties of one record, which are in [at, end), into the columns.
+
+        Raises OverflowError if repeated names fill a hash table.
+        """
         cdef int turn = 0, other, wanted
         cdef const uint8_t *behind
         cdef uint64_t word
@@ -266,7 +284,7 @@ cdef class _Walk:
                 behind = at
                 while behind < end and behind[0] > 2 or behind < end and behind[0] == 0:
                     behind += 1
-                if behind == end or behind[0] == 2:  # a piece without a value
+                if behind == end or behind[0] == 2:  # a property without a value
                     at = behind + 1
                     turn = 0
                     continue
@@ -278,12 +296,13 @@ cdef class _Walk:
             behind = value_end(at, end, limit)
             if wanted >= 0 and behind > at:
                 if self.wanted[wanted].count > <int32_t>self.mask // 2 + 1:
-                    raise OverflowError  # as many names twice as there are rows
+                    raise OverflowError  # names occur twice in too many rows
                 number(&self.wanted[wanted], row, self.mask, at, behind - at, limit)
             at = behind + 1
         return 0
 
     def found(self):
+        """Return (codes, values, whether all values are ASCII), with an element for each name."""
         cdef int turn
         cdef int32_t code
         cdef Column *column
@@ -304,12 +323,14 @@ cdef class _Walk:
 def columns(
     const uint8_t[::1] units, const uint8_t[::1] view, int64_t base, tuple names,
 ):
-    """Of the records of the units the values of the properties of these `names` (as bytes).
+    """Return the values of the properties `names` for the records of `units`.
 
-    For each name the numbers of the values, row by row (int32 in a bytearray, -1 for none), and the
-    values; whether all those are ASCII, or some may be equal, since their bytes were no UTF-8; and
-    the rows that are no record in the file that `view` is, which begins at `base`. Raises
-    OverflowError when names come twice too often.
+    `view` is the data of a log file that begins at position `base`. `names` are bytes. The result
+    is (codes, values, is_ascii, odd). For each name, `codes` contains a bytearray with an int32 by
+    row, the number of its value or -1 for none, and `values` contains the list of values by
+    number. If `is_ascii` is false, different numbers may have equal values, because bytes that are
+    not UTF-8 were replaced. `odd` are the rows without a valid record in the file. Raises
+    OverflowError if names occur twice in too many rows.
     """
     cdef Py_ssize_t rows = units.shape[0] // UNIT_BYTES, row, length = 0, ahead
     cdef int64_t position, room = view.shape[0]

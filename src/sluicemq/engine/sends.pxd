@@ -1,16 +1,17 @@
-# What the other compiled modules share. Big-endian numbers, as everything stored and sent has them.
+# Declarations that the compiled modules share. Numbers are big-endian, as in files and frames.
 
 cdef unsigned int crc32(const unsigned char *data, Py_ssize_t size) noexcept nogil
 
 
-# Behind the characters of a string that begins at `p`: where its quote is. NULL for one with escapes
-# or beyond ASCII. And behind an integer as JSON and Java write it, of at most 18 digits; or NULL.
+# `plain_text` returns the position of the closing quote of a JSON string whose characters begin at
+# `p`, or NULL if it contains escapes or characters beyond ASCII. `number_text` parses an integer of
+# at most 18 digits, and returns the position behind it, or NULL.
 cdef const unsigned char *plain_text(const unsigned char *p, const unsigned char *end) noexcept
 cdef const unsigned char *number_text(
     const unsigned char *p, const unsigned char *end, long long *value
 ) noexcept
 
-# Digits, or all of a text; where what follows begins.
+# Write a number in decimal, or all bytes of a text. Return the position behind them.
 cdef unsigned char *put_number(unsigned char *out, unsigned long long value) noexcept
 cdef unsigned char *put_bytes(unsigned char *out, bytes text) noexcept
 

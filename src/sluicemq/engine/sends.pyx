@@ -1,13 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Plain sends and batches, from the bytes of the socket to record, unit and answer.
+"""Plain sends and batches, from the bytes of a socket to record, unit and answer, compiled.
 
-`Sends.run` takes frame after frame as long as each is a plain 310 or 320: its JSON header is read
-where it lies, properties are written out without their escapes, records and units are laid out, and
-the answer is put together from pieces that do not change. The records of a run are one part of the
-turn, its answers are handed over once.
+`Sends.run` handles frame after frame while each is a plain SEND_MESSAGE_V2 (310) or
+SEND_BATCH_MESSAGE (320). It reads the JSON header in place, writes the properties without their
+escapes, lays out records and units, and composes the answer from constant pieces. The records of
+one run are one part of the commit group, and its answers are passed on together.
 
-What is not plain is not touched: `run` ends before it, and the reference decides (`broker.produce.send`, `broker.produce.intake`, `store.writer`), whose rules these are. Its
-layouts are those of `record.layout`; loading this module compares them.
+If a frame is not plain, `run` stops before it, and the general path handles it:
+`broker.produce.send`, `broker.produce.intake` and `store.writer`. The rules here are theirs. The
+layouts are those of `record.layout`; importing this module fails if they differ.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -41,10 +42,10 @@ cdef enum:
     BATCH_HEAD_BYTES = 20
     HOST_BYTES = 8
     PROPERTIES_MAX = 32767
-    BATCH_MAX = 16384  # messages of a batch
+    BATCH_MAX = 16384  # the most messages in a batch
     HEADER_MAX = 1 << 20
     ONEWAY = 2
-    FLAGS_MAX = 3  # of a batch, as `broker.produce.intake` has it
+    FLAGS_MAX = 3  # the largest system flag of a batch, as in `broker.produce.intake`
     SEND = 310
     SEND_BATCH = 320
     TOPIC_FIELD = 1
@@ -59,20 +60,21 @@ cdef enum:
     EVERYTHING = 511
 
 cdef struct Name:
-    const char *text  # with the 1 behind it
+    const char *text  # with the byte 1 behind it, which separates name and value
     Py_ssize_t size
-    int next_one  # with the same first letter; -1: none
+    int next_one  # the next name with the same first letter, or -1
 
 cdef enum:
     NAMES_MAX = 64
 
 cdef Name[NAMES_MAX] care_names
-cdef int[256] care_first  # by first letter: a name, -1 for none
-care_bytes = sorted(f"{name}\x01".encode() for name in ACTED_ON_SEND)  # kept: `text` points there
+cdef int[256] care_first  # the number of a name by its first letter, or -1
+# `Name.text` points into these objects, so they must stay in memory.
+care_bytes = sorted(f"{name}\x01".encode() for name in ACTED_ON_SEND)
 
 
 cdef int index_names() except -1:
-    """`care_names`: what the ordinary way has to look at (`model.properties`)."""
+    """Fill `care_names` with the names of properties that only the general path handles."""
     cdef int letter, number
     cdef bytes name
     if len(care_bytes) > NAMES_MAX:
@@ -90,7 +92,7 @@ cdef int index_names() except -1:
 index_names()
 
 cdef unsigned int transactions = TRANSACTION_MASK
-cdef unsigned int uncommon_flags = 0x80 | 0x10 | 0x20  # several in one record, IPv6 hosts
+cdef unsigned int uncommon_flags = 0x80 | 0x10 | 0x20  # a batch in one record, IPv6 hosts
 
 # ---------------------------------------------------------------------------------- checksums
 
@@ -115,7 +117,7 @@ make_tables()
 
 
 cdef unsigned int crc32(const byte *data, Py_ssize_t size) noexcept nogil:
-    """That of zlib, eight bytes a step."""
+    """Return the same checksum as `zlib.crc32`. It is computed eight bytes at a time."""
     cdef unsigned int crc = ~(<unsigned int>0), low, high
     while size >= 8:
         memcpy(&low, data, 4)
@@ -140,19 +142,25 @@ cdef unsigned int crc32(const byte *data, Py_ssize_t size) noexcept nogil:
 
 
 cdef class QueueState:
-    """The end of a queue: `store.queues`."""
+    """The end of a queue. `engine/state.py` describes the attributes."""
 
 
 cdef class TopicState:
-    """Counters, and what a send has to know: `broker.topics`."""
+    """The counters of a topic. `engine/state.py` describes the attributes."""
 
 
 cdef class TurnState:
-    """Where the next record goes and what the turn has so far: `store.writer`."""
+    """The position of the next record, and the commit group so far.
+
+    `engine/state.py` describes the attributes.
+    """
 
 
 # ---------------------------------------------------------------------------------- JSON headers
 
+# The fields of a send that have been read. `seen` is a set of the bits above. `has_names` says that
+# extFields has a long name other than sluiceBrief, which sets `is_brief`: the answer to a batch then
+# contains only its first id.
 cdef struct Header:
     unsigned int seen
     long long code, flag, opaque, queue_id, sys_flag, born, message_flag
@@ -161,12 +169,12 @@ cdef struct Header:
     bint has_names, is_batch, is_brief
 
 cdef struct Properties:
-    byte *data          # PROPERTIES_MAX and some more
+    byte *data          # a buffer of PROPERTIES_MAX + 16 bytes
     Py_ssize_t size
-    int is_wide         # beyond ASCII
+    int is_wide         # whether it contains bytes beyond ASCII
     Py_ssize_t tag, tag_size, unique, unique_size
 
-cdef byte[256] is_odd  # what ends a string's plain part: quote, backslash, control characters
+cdef byte[256] is_odd  # whether a byte is a quote, a backslash or a control character
 
 
 cdef void mark_odd() noexcept:
@@ -214,8 +222,11 @@ cdef int hex_digit(byte c) noexcept:
 
 
 cdef const byte *unescape(const byte *p, const byte *end, Properties *into) noexcept:
-    """The text behind a quote, without its escapes (\\u0001, \\u0002); returns what is behind the other
-    quote. NULL for what is too long, or escaped in another way."""
+    """Copy the JSON string whose characters begin at `p` into `into`, without its escapes.
+
+    Return the position behind its closing quote, or NULL if it is too long, or contains other
+    escapes than those of the form \\u00XX for a character from 1 to 7F.
+    """
     cdef byte *out = into.data
     cdef byte *limit = into.data + PROPERTIES_MAX
     cdef byte c
@@ -245,8 +256,11 @@ cdef const byte *unescape(const byte *p, const byte *end, Properties *into) noex
 
 
 cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Properties *own) noexcept:
-    """The extFields of a 310, behind their brace; returns what is behind the other one. NULL when
-    they are not plain. Letters: `wire.headers.SendMessageRequestV2`."""
+    """Read the extFields of a SEND_MESSAGE_V2 (310), which begin at `p` behind their brace.
+
+    The letters are declared in `wire.headers.SendMessageRequestV2`. Return the position behind the
+    closing brace, or NULL if the fields are not plain.
+    """
     cdef byte letter
     cdef const byte *first
     cdef unsigned int bit
@@ -256,7 +270,7 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
         if end - p < 8 or p[0] != 0x22:
             return NULL
         letter = p[1]
-        if p[2] != 0x22:  # a longer name: none that we read, but it may change an answer
+        if p[2] != 0x22:  # a longer name, which may change the answer of the general path
             first = p + 1
             p = plain_text(first, end)
             if p == NULL:
@@ -301,9 +315,9 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
             p = plain_text(p, end)
             if p == NULL:
                 return NULL
-            if letter == 0x6A and (p - first != 1 or first[0] != 0x30):  # j: it was retried
+            if letter == 0x6A and (p - first != 1 or first[0] != 0x30):  # j: the number of redeliveries
                 return NULL
-            if letter == 0x6D and (p - first != 5 or memcmp(first, b"false", 5)):  # m
+            if letter == 0x6D and (p - first != 5 or memcmp(first, b"false", 5)):  # m: whether it is a batch
                 header.is_batch = True
             p += 1
         if target != NULL:
@@ -325,7 +339,10 @@ cdef const byte *read_fields(const byte *p, const byte *end, Header *header, Pro
 
 
 cdef bint read_header(const byte *p, const byte *end, Header *header, Properties *own) noexcept:
-    """Is it the header of a plain 310 or 320?"""
+    """Read a JSON header into `header` and the properties of the request into `own`.
+
+    Return whether it is the header of a plain SEND_MESSAGE_V2 (310) or SEND_BATCH_MESSAGE (320).
+    """
     cdef const byte *name
     cdef Py_ssize_t size
     cdef unsigned int bit
@@ -379,7 +396,7 @@ cdef bint read_header(const byte *p, const byte *end, Header *header, Properties
         if p >= end:
             return False
         if p[0] == 0x7D:
-            if header.code == SEND_BATCH:  # it may have no properties of its own
+            if header.code == SEND_BATCH:  # a batch may be without properties of the request
                 return p + 1 == end and header.seen | PROPERTIES_FIELD == EVERYTHING
             return p + 1 == end and header.seen == EVERYTHING and not header.is_batch
         if p[0] != 0x2C:
@@ -391,12 +408,16 @@ cdef bint read_header(const byte *p, const byte *end, Header *header, Properties
 
 
 cdef inline bint begins(const byte *at, Py_ssize_t size, const char *name, Py_ssize_t name_size) noexcept:
+    """Return whether the `size` bytes at `at` begin with a name."""
     return size >= name_size and not memcmp(at, name, name_size)
 
 
 cdef bint look_at(Properties *own, bint is_batch) noexcept:
-    """Finds tag and unique id; False when a name stands there that needs care. Each property ends
-    with a 2."""
+    """Find the tag in properties and, unless they are of a message of a batch, the unique id.
+
+    Return False if there is a property that only the general path handles. The last byte of the
+    properties must be the value separator, 2.
+    """
     cdef const byte *p = own.data
     cdef const byte *end = own.data + own.size
     cdef const byte *next_one
@@ -406,7 +427,7 @@ cdef bint look_at(Properties *own, bint is_batch) noexcept:
     own.tag_size = own.unique_size = 0
     while p < end:
         next_one = p
-        while next_one[0] != 2:  # there is one: the last byte
+        while next_one[0] != 2:  # the last byte is 2
             if not next_one[0]:
                 return False
             next_one += 1
@@ -434,7 +455,7 @@ cdef bint look_at(Properties *own, bint is_batch) noexcept:
 
 
 cdef long long code_of_tag(const byte *tag, Py_ssize_t size) except? -1:
-    """`model.ids.tag_code`: the hash that Java's strings have."""
+    """Return the tag code of a tag, as `model.ids.tag_code` does: the hash of Java's strings."""
     cdef unsigned int value = 0
     cdef Py_ssize_t index
     for index in range(size):
@@ -445,7 +466,7 @@ cdef long long code_of_tag(const byte *tag, Py_ssize_t size) except? -1:
 
 
 cdef bint is_id(const byte *at, Py_ssize_t size) noexcept:
-    """Letters and digits, at least one."""
+    """Return whether a text consists of ASCII letters and digits, and is not empty."""
     cdef Py_ssize_t index
     cdef byte c
     for index in range(size):
@@ -480,7 +501,7 @@ cdef byte *put_number(byte *out, unsigned long long value) noexcept:
 
 
 cdef byte *put_hex(byte *out, unsigned long long value) noexcept:
-    """Sixteen digits."""
+    """Write a number as sixteen hexadecimal digits. Return the position behind them."""
     cdef const char *letters = "0123456789ABCDEF"
     cdef int index
     for index in range(15, -1, -1):
@@ -490,7 +511,7 @@ cdef byte *put_hex(byte *out, unsigned long long value) noexcept:
 
 
 cdef inline int bits(Py_ssize_t size) noexcept:
-    """(size - 1).bit_length(): in which count of body sizes a message is."""
+    """Return the index of the counter for bodies of this size, which is (size - 1).bit_length()."""
     cdef unsigned long long value = size - 1 if size else 1
     cdef int count = 0
     while value:
@@ -506,6 +527,7 @@ cdef byte *put_bytes(byte *out, bytes text) noexcept:
 
 
 cdef bint is_utf8(Properties *own):
+    """Return whether the properties are valid UTF-8."""
     try:
         PyUnicode_DecodeUTF8(<char *>own.data, own.size, NULL)
     except UnicodeDecodeError:
@@ -514,11 +536,12 @@ cdef bint is_utf8(Properties *own):
 
 
 cdef class Sends:
-    """What plain sends and batches need of a broker.
+    """The fast path of sends, with the parts of a broker that it uses.
 
-    `turn` is the store's writer, whose `begin` may refuse a turn; `topics` and `queues` are the
-    tables of both; `sizes` counts bodies by size; `hold(peer, answers)` keeps answers until the
-    turn is safe.
+    `turn` is the store's writer. `begin()` begins a commit group, and raises StoreError or OSError
+    if the store refuses messages. `topics` is name -> topic, and `queues` is (topic, queue id) ->
+    queue. `sizes` counts bodies by the index of `bits`. `hold(peer, answers)` sends answers once
+    the commit group is durable. Bodies of more than `body_max` bytes take the general path.
     """
 
     cdef TurnState turn
@@ -565,8 +588,13 @@ cdef class Sends:
         self, bytes suffix, bytes store_host, bytes id_prefix, list answer,
         Py_ssize_t properties_max, Py_ssize_t frame_max,
     ):
-        """What settings give to every message: properties behind its own, the host that stores it,
-        and the pieces of an answer around queue id, identity, ids, queue offset and opaque."""
+        """Set everything that depends on settings. Call it before `run`, and after each change.
+
+        `suffix` are the properties that the broker appends to those of each message. `store_host`
+        is the broker's host, and `id_prefix` is how offset message ids begin. `answer` are the
+        pieces of an answer around queue id, identity, ids, queue offset and opaque. Larger
+        properties than `properties_max` and larger frames than `frame_max` take the general path.
+        """
         self.suffix, self.store_host, self.id_prefix = suffix, store_host, id_prefix
         (
             self.answer_begin, self.answer_identity, self.answer_ids, self.answer_offset,
@@ -577,7 +605,7 @@ cdef class Sends:
         self.frame_max = frame_max
 
     cdef int reserve(self, Py_ssize_t used, Py_ssize_t more) except -1:
-        """Room for so many bytes behind those used."""
+        """Make room in `records` for `more` bytes behind the first `used` ones."""
         if used + more <= self.room:
             return 0
         cdef Py_ssize_t room = 2 * (used + more)
@@ -588,7 +616,7 @@ cdef class Sends:
         return 0
 
     cdef str text_of(self, const byte *name, Py_ssize_t size):
-        """A topic's name as the tables have it, the one before without being made again."""
+        """Return a topic name as a string. The string of the last topic is cached."""
         if size != PyBytes_GET_SIZE(self.name_bytes) or memcmp(
             name, PyBytes_AS_STRING(self.name_bytes), size
         ):
@@ -601,7 +629,11 @@ cdef class Sends:
         Py_ssize_t body_size, Py_ssize_t stored_size, unsigned int flag, unsigned int sys_flag,
         long long born, const byte *born_host,
     ) noexcept:
-        """A record up to its properties, for the end of the queue and of the turn."""
+        """Write a record up to its properties into `records`, at index `at`.
+
+        It gets the next offset of the queue and the next position of the commit log. `size` is the
+        size of the record, and `stored_size` that of its properties.
+        """
         cdef byte *out = self.records + at
         cdef Py_ssize_t topic_size = PyBytes_GET_SIZE(queue.topic_part)
         put32(out, <unsigned int>size)
@@ -624,7 +656,7 @@ cdef class Sends:
         out[0], out[1] = stored_size >> 8, stored_size & 255
 
     cdef int add_unit(self, QueueState queue, Py_ssize_t size, long long tag) except -1:
-        """The record just laid out stands in its queue, and the turn goes on behind it."""
+        """Append the unit of the record just laid out to its queue, and advance the positions."""
         cdef Py_ssize_t at = PyByteArray_GET_SIZE(queue.tail)
         PyByteArray_Resize(queue.tail, at + UNIT_BYTES)
         cdef byte *unit = <byte *>PyByteArray_AS_STRING(queue.tail) + at
@@ -638,7 +670,10 @@ cdef class Sends:
         return 0
 
     cdef bytes answer_to(self, Header *header, Py_ssize_t count, long long offset):
-        """With the ids of the messages whose `places` are known."""
+        """Return the frame that answers a send with the first `count` messages in `places`.
+
+        `offset` is the queue offset of the first message.
+        """
         cdef Py_ssize_t id_size = PyBytes_GET_SIZE(self.id_prefix) + 17
         cdef Py_ssize_t room = self.answer_bytes + self.own.unique_size + count * id_size + 128
         cdef byte[1024] local
@@ -670,7 +705,7 @@ cdef class Sends:
         return answer
 
     cdef int finish(self, Py_ssize_t used) except -1:
-        """The records laid out become a part of the turn, their bodies are counted."""
+        """Add the first `used` bytes of `records` to the commit group, and count the bodies."""
         cdef int index
         if used:
             self.turn.parts.append(PyBytes_FromStringAndSize(<char *>self.records, used))
@@ -682,6 +717,7 @@ cdef class Sends:
         return 0
 
     cdef inline void count(self, Py_ssize_t size) noexcept:
+        """Count a body of this size. `finish` adds the counts to `sizes`."""
         cdef int index = bits(size)
         self.counts[index] += 1
         if index > self.longest:
@@ -691,8 +727,11 @@ cdef class Sends:
         self, TopicState topic, QueueState queue, Header *header, const byte *body,
         Py_ssize_t body_size, const byte *born_host, Py_ssize_t used,
     ) except -2:
-        """Lays out a message behind what is `used`; returns what is used then, -1 when it has no
-        room here."""
+        """Lay out one message behind the first `used` bytes of `records`.
+
+        Return the number of used bytes afterwards. Return -1, with nothing changed, if its
+        properties are too large, or the log file has no room for it.
+        """
         cdef Properties *own = &self.own
         cdef Py_ssize_t stored_size = own.size + PyBytes_GET_SIZE(self.suffix)
         cdef Py_ssize_t size = queue.fixed_bytes + body_size + stored_size
@@ -717,8 +756,12 @@ cdef class Sends:
         self, TopicState topic, QueueState queue, const byte *data, Py_ssize_t data_size,
         unsigned int sys_flag, long long born, const byte *born_host, Py_ssize_t *used,
     ) except -2:
-        """Lays out the messages of a batch, all or none, behind what is `used`; returns how many,
-        and their `places`. -1 when it is not plain, or has no room here."""
+        """Lay out the messages of a batch, all or none, behind the first `used` bytes of `records`.
+
+        `data` is the body of the request. Return the number of messages, whose positions are in
+        `places`. Return -1, with nothing laid out, if the batch is malformed or not plain, or the
+        log file has no room for it.
+        """
         cdef const byte *at = data
         cdef const byte *end = data + data_size
         cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(self.suffix)
@@ -728,7 +771,7 @@ cdef class Sends:
         cdef const byte *last_tag = NULL
         cdef long long tag = 0
         cdef long long *grown
-        while at < end:  # does everything agree, and is it plain?
+        while at < end:  # check all messages before any is laid out
             if end - at < BATCH_HEAD_BYTES + 2:
                 return -1
             size, body_size = <int>get32(at), <int>get32(at + 16)
@@ -785,7 +828,7 @@ cdef class Sends:
         return count
 
     cdef bint is_plain(self, Header *header):
-        """May the request be answered from here?"""
+        """Return whether the fast path may handle the request whose header has been read."""
         cdef Properties *own = &self.own
         cdef bint is_batch = header.code == SEND_BATCH
         if own.size and own.data[own.size - 1] != 2:
@@ -807,8 +850,11 @@ cdef class Sends:
         )
 
     def run(self, bytes data, Py_ssize_t position, peer) -> int:
-        """Takes the plain sends that stand in `data` from `position` on; returns where it stopped.
-        HOT."""
+        """Handle the plain sends in `data`, from index `position` on. HOT.
+
+        Their answers are passed to `hold` together. Return the index at which the first frame
+        begins that is incomplete or needs the general path.
+        """
         cdef const byte *frame
         cdef const byte *body
         cdef const byte *born_host
@@ -868,10 +914,10 @@ cdef class Sends:
                     )
                     if count < 0:
                         break
-                count = 1 if header.is_brief else count  # of the ids
+                count = 1 if header.is_brief else count  # the number of ids in the answer
                 answers.append(b"" if header.flag else self.answer_to(&header, count, offset))
                 position += total + 4
-        finally:  # whatever happens, what has its units is written
+        finally:  # records that have units must be written, also after an error
             if used:
                 self.finish(used)
                 self.hold(peer, answers)

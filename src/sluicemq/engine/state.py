@@ -1,7 +1,8 @@
-"""What the hot path reads and writes for each message, in one struct for each owner: a queue's end,
-a topic's counters, the turn that is being written.
+"""The fields that the fast path reads and writes for each message, in one class for each owner.
 
-When `sends` is compiled the classes are its own, which have the same attributes as C numbers.
+The owners are subclasses: `store.queues.Queue`, `broker.topics.Topic` and `store.writer.Writer`. If
+`sends.pyx` is compiled, its classes of the same names are used, which have the same attributes as C
+numbers. Otherwise the classes here are used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,23 @@ from sluicemq import engine
 if TYPE_CHECKING or engine.sends is None:
 
     class QueueState:
-        """Offsets and tail: `store.queues`. `fixed_bytes`: a record without body and properties."""
+        """The end of a queue.
+
+        `next_offset` is the offset of the next message; messages before `committed_offset` are
+        committed. `tail` contains the units that are not in a file yet. `magic` and `topic_part`
+        are the magic number and the topic field of the queue's records, and `fixed_bytes` is the
+        size of a record without body and properties.
+        """
 
         __slots__ = (
-            "committed_offset", "fixed_bytes", "magic", "next_offset", "queue_id", "tail",
+            "committed_offset",
+            "fixed_bytes",
+            "magic",
+            "next_offset",
+            "queue_id",
+            "tail",
             "topic_part",
-        )  # fmt: skip
+        )
 
         committed_offset: int
         fixed_bytes: int
@@ -27,7 +39,12 @@ if TYPE_CHECKING or engine.sends is None:
         topic_part: bytes
 
     class TopicState:
-        """Counters, and what a send has to know: `broker.topics`."""
+        """The counters of a topic, and what a send must know about it.
+
+        `messages_in` and `bytes_in` count the stored messages and their bytes. Sends to a topic
+        with `is_special` take the general path. Queue ids below `queues` are valid in a send.
+        `record_bytes` is the size of a record without body and properties.
+        """
 
         __slots__ = ("bytes_in", "is_special", "messages_in", "queues", "record_bytes")
 
@@ -38,8 +55,12 @@ if TYPE_CHECKING or engine.sends is None:
         record_bytes: int
 
     class TurnState:
-        """Where the next record goes and what the turn has so far: `store.writer`. A record ends
-        before `room_end`; all that the turn stores it stores at `now_ms`."""
+        """The position of the next record, and the commit group so far.
+
+        The group begins at `turn_start`; the next record begins at `position` and must end at
+        `room_end` or before. `parts` are the records of the group as bytes, and `touched` are the
+        queues with new messages. `now_ms` is the store time of all its messages.
+        """
 
         __slots__ = ("now_ms", "parts", "position", "room_end", "touched", "turn_start")
 

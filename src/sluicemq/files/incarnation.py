@@ -78,9 +78,11 @@ class Incarnation:
 
     def _write(self) -> None:
         content: dict[str, str | bool] = {
-            "incarnation": self.text, "boot": self._boot, "isSynced": self._is_synced,
+            "incarnation": self.text,
+            "boot": self._boot,
+            "isSynced": self._is_synced,
             "isEmpty": self.is_empty,
-        }  # fmt: skip
+        }
         if content != self._written:
             overwrite_text(self._files, self._path, json.dumps(content))
             self._written = content

@@ -87,10 +87,18 @@ class _Usage(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)
         for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-            "fordblks", "keepcost",
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
         )
-    ]  # fmt: skip
+    ]
 
 
 @cache
@@ -126,7 +134,6 @@ def trim_memory() -> int:
 
 def start_memory_trimming() -> None:
     """Start a thread that calls `trim_memory` every TRIM_S seconds until the process ends."""
-
     never = threading.Event()
 
     def run() -> None:

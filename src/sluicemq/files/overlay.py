@@ -110,9 +110,18 @@ class _FileContent:
     """
 
     __slots__ = (
-        "_file", "_files", "_map", "_viewed_map", "below", "lock", "modified_ms", "size", "users",
-        "written_end", "written_start",
-    )  # fmt: skip
+        "_file",
+        "_files",
+        "_map",
+        "_viewed_map",
+        "below",
+        "lock",
+        "modified_ms",
+        "size",
+        "users",
+        "written_end",
+        "written_start",
+    )
 
     def __init__(self, files: Files, below: str | None) -> None:
         self._files = files

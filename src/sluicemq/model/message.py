@@ -157,9 +157,14 @@ class StoredMessage:
 
     def _error(self, found: Undecodable) -> UndecodableBodyError:
         return UndecodableBodyError(
-            self.message_id, self.topic, self.broker, self.queue_id, self.queue_offset,
-            reason=found.reason, fix=found.fix,
-        )  # fmt: skip
+            self.message_id,
+            self.topic,
+            self.broker,
+            self.queue_id,
+            self.queue_offset,
+            reason=found.reason,
+            fix=found.fix,
+        )
 
     @property
     def tag(self) -> str | None:

@@ -1,7 +1,7 @@
-"""RocketMQ's `mqadmin`, without Java: its commands and flags, its lines and columns.
+"""RocketMQ's `mqadmin` without Java: the same commands, flags and output.
 
-`table.COMMANDS` declares each command of the tool of 5.5.0: its name, its flags, what it does. A
-command asks through the operations of `Admin` and prints; `commands.run` parses as the tool does,
-and says errors in its form. What a SluiceMQ cluster does not have is refused with a sentence that
-names what to use instead.
+`table.COMMANDS` declares each command of RocketMQ 5.5.0: its name, its flags and its function. A
+function calls `Admin`, then prints what RocketMQ's tool would print. `commands.run` parses the
+command line and prints errors in the form of that tool. A command that has no counterpart in
+SluiceMQ fails with a text that says what to use instead.
 """

@@ -1,102 +1,124 @@
-"""Access rules of brokers, as mqadmin of RocketMQ 4 and 5.3 changes them (spec/acl.md): accounts in
-plain_acl.yml."""
+"""Commands for the accounts in plain_acl.yml, as mqadmin of RocketMQ 4 and 5.3 has them.
+
+The format of the file and the requests are in docs/spec/acl.md.
+
+"""
 
 from typing import Final
 
 from sluicemq.mqadmin import java
-from sluicemq.mqadmin.commands import Given, Session
+from sluicemq.mqadmin.commands import FlagValues, Session
 from sluicemq.wire import fastjson
 from sluicemq.wire.headers import UpdateAccountRequest
 
-_VERSION: Final = "{:<16}  {:<22}  {:<22}  {:<20}  {:<22}  {:<22}"
+_VERSION_ROW: Final = "{:<16}  {:<22}  {:<22}  {:<20}  {:<22}  {:<22}"
 _FIELDS: Final = (
-    "accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm",
-    "defaultGroupPerm", "topicPerms", "groupPerms",
-)  # fmt: skip
+    "accessKey",
+    "secretKey",
+    "whiteRemoteAddress",
+    "admin",
+    "defaultTopicPerm",
+    "defaultGroupPerm",
+    "topicPerms",
+    "groupPerms",
+)
 
 
-def _addresses(session: Session, given: Given) -> list[str]:
-    """The broker that is named, or all of the cluster, slaves too."""
-    if "brokerAddr" in given:
-        return [given["brokerAddr"]]
-    found = session.brokers(given["clusterName"])
-    return [one for master, slaves in found for one in (master, *slaves) if one]
+def _all_target_addresses(session: Session, values: FlagValues) -> list[str]:
+    """Return the address in flag `brokerAddr`, or those of all brokers of a cluster.
+
+    The slaves of the cluster are included.
+    """
+    if "brokerAddr" in values:
+        return [values["brokerAddr"]]
+    brokers = session.broker_addresses(values["clusterName"])
+    return [address for master, slaves in brokers for address in (master, *slaves) if address]
 
 
-def update(session: Session, given: Given) -> None:
-    """Create an account, or change what is given."""
+def update_account(session: Session, values: FlagValues) -> None:
+    """Run updateAclConfig: create an account, or change the given fields of one."""
     account = UpdateAccountRequest(
-        access_key=given["accessKey"],
-        secret_key=given["secretKey"],
-        white_address=given.get("whiteRemoteAddress"),
-        admin=given.truth("admin") if "admin" in given else None,
-        topic_default=given.get("defaultTopicPerm"),
-        group_default=given.get("defaultGroupPerm"),
-        topic_permissions=given.get("topicPerms"),
-        group_permissions=given.get("groupPerms"),
+        access_key=values["accessKey"],
+        secret_key=values["secretKey"],
+        white_address=values.get("whiteRemoteAddress"),
+        admin=values.get_bool("admin") if "admin" in values else None,
+        topic_default=values.get("defaultTopicPerm"),
+        group_default=values.get("defaultGroupPerm"),
+        topic_permissions=values.get("topicPerms"),
+        group_permissions=values.get("groupPerms"),
     )
-    for address in _addresses(session, given):
+    for address in _all_target_addresses(session, values):
         session.admin.update_account(address, account)
-        session.say(f"create or update plain access config to {address} success.")
-    asked: dict[str, object] = {
-        name: f"'{java.shown(given.get(name))}'" for name in _FIELDS if name != "secretKey"
+        session.print_line(f"create or update plain access config to {address} success.")
+    fields: dict[str, object] = {
+        name: f"'{java.format_value(values.get(name))}'" for name in _FIELDS if name != "secretKey"
     }
-    asked |= {"admin": given.truth("admin"), "topicPerms": None, "groupPerms": None}
-    asked |= {
-        name: given[name].split(",") for name in ("topicPerms", "groupPerms") if name in given
+    fields |= {"admin": values.get_bool("admin"), "topicPerms": None, "groupPerms": None}
+    fields |= {
+        name: values[name].split(",") for name in ("topicPerms", "groupPerms") if name in values
     }
-    session.write(java.record("PlainAccessConfig", asked, "{}"))
+    session.write(java.format_object("PlainAccessConfig", fields, "{}"))
 
 
-def delete(session: Session, given: Given) -> None:
-    """Delete an account."""
-    for address in _addresses(session, given):
-        session.admin.delete_account(address, given["accessKey"])
-        session.say(f"delete plain access config account from {address} success.")
-    session.write(f"account's accessKey is:{given['accessKey']}")
+def delete_account(session: Session, values: FlagValues) -> None:
+    """Run deleteAclConfig: delete an account."""
+    for address in _all_target_addresses(session, values):
+        session.admin.delete_account(address, values["accessKey"])
+        session.print_line(f"delete plain access config account from {address} success.")
+    session.write(f"account's accessKey is:{values['accessKey']}")
 
 
-def white_addresses(session: Session, given: Given) -> None:
-    """Set who is let in without a signature."""
-    for address in _addresses(session, given):
+def set_white_addresses(session: Session, values: FlagValues) -> None:
+    """Run updateGlobalWhiteAddr: set the addresses that need no signature."""
+    for address in _all_target_addresses(session, values):
         session.admin.set_white_addresses(
-            address, given["globalWhiteRemoteAddresses"], given.get("aclFileFullPath")
+            address, values["globalWhiteRemoteAddresses"], values.get("aclFileFullPath")
         )
-        session.say(f"update global white remote addresses to {address} success.")
+        session.print_line(f"update global white remote addresses to {address} success.")
 
 
-def show(session: Session, given: Given) -> None:
-    """All accounts, without their secrets."""
-    for address in session.addresses(given):
-        found = session.admin.accounts(address)
-        white = java.shown(found.get("globalWhiteAddrs", []))
-        session.say(f"\n{'globalWhiteRemoteAddresses':<20}: {white}\n\naccounts:")
-        for account in found.get("plainAccessConfigs", ()):
+def show_accounts(session: Session, values: FlagValues) -> None:
+    """Run getAclConfig: print all accounts, with masked secret keys."""
+    for address in session.target_addresses(values):
+        rules = session.admin.accounts(address)
+        white = java.format_value(rules.get("globalWhiteAddrs", []))
+        session.print_line(f"\n{'globalWhiteRemoteAddresses':<20}: {white}\n\naccounts:")
+        for account in rules.get("plainAccessConfigs", ()):
             for name in _FIELDS:
                 value = account.get(name)
-                session.say(f"  {name:<18}: {'' if value is None else java.shown(value)}")
-            session.say()
-
-
-def versions(session: Session, given: Given) -> None:
-    """Which edition of the rules is in force."""
-    is_one = "brokerAddr" in given
-    if not is_one:
-        session.say(
-            _VERSION.format(
-                "#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath",
-                "#AclConfigVersionNum", "#AclLastUpdateTime",
-            )
-        )  # fmt: skip
-    for address in session.addresses(given):
-        found = session.admin.account_versions(address)
-        for path, version in fastjson.loads(found.all_versions).items():
-            session.say(
-                _VERSION.format(
-                    found.cluster, found.broker, found.address, path, version["counter"],
-                    java.second_text(version["timestamp"]),
+                session.print_line(
+                    f"  {name:<18}: {'' if value is None else java.format_value(value)}"
                 )
-            )  # fmt: skip
-    whose = "broker's" if is_one else "cluster's"
-    end = f" Address:{given['brokerAddr']} " if is_one else ""
-    session.say(f"get {whose} plain access config version success.{end}")
+            session.print_line()
+
+
+def show_account_versions(session: Session, values: FlagValues) -> None:
+    """Run clusterAclConfigVersion: print the version of each broker's access rules."""
+    has_address = "brokerAddr" in values
+    if not has_address:
+        session.print_line(
+            _VERSION_ROW.format(
+                "#Cluster Name",
+                "#Broker Name",
+                "#Broker Addr",
+                "#AclFilePath",
+                "#AclConfigVersionNum",
+                "#AclLastUpdateTime",
+            )
+        )
+    for address in session.target_addresses(values):
+        versions = session.admin.account_versions(address)
+        for path, version in fastjson.loads(versions.all_versions).items():
+            session.print_line(
+                _VERSION_ROW.format(
+                    versions.cluster,
+                    versions.broker,
+                    versions.address,
+                    path,
+                    version["counter"],
+                    java.format_time_seconds(version["timestamp"]),
+                )
+            )
+    owner = "broker's" if has_address else "cluster's"
+    end = f" Address:{values['brokerAddr']} " if has_address else ""
+    session.print_line(f"get {owner} plain access config version success.{end}")

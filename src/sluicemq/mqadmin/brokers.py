@@ -1,4 +1,4 @@
-"""Brokers and name servers: what they are set to, what they count, what they are told to do."""
+"""Commands for brokers and name servers: settings, counters, replication and cleaning."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,38 +7,56 @@ from typing import Final
 from sluicemq.errors import SluiceError
 from sluicemq.model.system_names import is_group_topic
 from sluicemq.mqadmin import java
-from sluicemq.mqadmin.commands import Function, Given, Session, WrongFlagsError
+from sluicemq.mqadmin.commands import CommandFunction, FlagValues, Session, WrongFlagsError
 from sluicemq.wire import tables
 
-_CLUSTER: Final = (
+_RATES_ROW: Final = (
     "{:<22}  {:<22}  {:<4}  {:<22} {:<16}  {:>16}  {:>30}  {:<22}  {:{a}11}  {:<12}  {:<8}  "
     "{:{a}10}"
 )
-_MORE: Final = "{:<16}  {:<32} {:>14} {:>14} {:>14} {:>14}"
-_STATS: Final = "{:<64}  {:<64} {:>12} {:>11} {:>11} {:>14} {:>14}"
+_TOTALS_ROW: Final = "{:<16}  {:<32} {:>14} {:>14} {:>14} {:>14}"
+_STATISTICS_ROW: Final = "{:<64}  {:<64} {:>12} {:>11} {:>11} {:>14} {:>14}"
 
 
-def cluster_list(session: Session, given: Given) -> None:
-    """Every broker with its rates, or with how many messages came and went."""
+def list_brokers(session: Session, values: FlagValues) -> None:
+    """Run clusterList: print a line for each broker of each cluster.
+
+    The line shows the rates and the disk of the broker, or, with `-m`, its numbers of messages
+    yesterday and today. With `-i`, print again every given number of seconds, without end.
+    """
     while True:
         info = session.admin.cluster_info()
-        wanted = given.get("clusterName")
+        wanted = values.get("clusterName")
         clusters = [wanted] if wanted is not None else tables.sort_keys_as_java(info.clusters)
-        if "moreStats" in given:
-            session.say(
-                _MORE.format(
-                    "#Cluster Name", "#Broker Name", "#InTotalYest", "#OutTotalYest",
-                    "#InTotalToday", "#OutTotalToday",
+        if "moreStats" in values:
+            session.print_line(
+                _TOTALS_ROW.format(
+                    "#Cluster Name",
+                    "#Broker Name",
+                    "#InTotalYest",
+                    "#OutTotalYest",
+                    "#InTotalToday",
+                    "#OutTotalToday",
                 )
-            )  # fmt: skip
+            )
         else:
-            session.say(
-                _CLUSTER.format(
-                    "#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)",
-                    "#OutTPS(LOAD)", "#Timer(Progress)", "#PCWait(ms)", "#Hour", "#SPACE",
-                    "#ACTIVATED", a="<",
+            session.print_line(
+                _RATES_ROW.format(
+                    "#Cluster Name",
+                    "#Broker Name",
+                    "#BID",
+                    "#Addr",
+                    "#Version",
+                    "#InTPS(LOAD)",
+                    "#OutTPS(LOAD)",
+                    "#Timer(Progress)",
+                    "#PCWait(ms)",
+                    "#Hour",
+                    "#SPACE",
+                    "#ACTIVATED",
+                    a="<",
                 )
-            )  # fmt: skip
+            )
         for cluster in clusters:
             for name in sorted(info.clusters.get(cluster, ())):
                 for number, address in sorted(info.brokers[name].addresses.items()):
@@ -46,28 +64,48 @@ def cluster_list(session: Session, given: Given) -> None:
                         counts = session.admin.runtime(address)
                     except SluiceError:
                         counts = {}
-                    show = _more if "moreStats" in given else _base
-                    session.say(show(session, cluster, name, (number, address), counts))
-        if "interval" not in given:
+                    format_line = _totals_line if "moreStats" in values else _rates_line
+                    session.print_line(
+                        format_line(session, cluster, name, (number, address), counts)
+                    )
+        if "interval" not in values:
             return
-        session.admin.sleep(given.number("interval"))
+        session.admin.sleep(values.get_int("interval"))
 
 
-def _more(
-    _session: Session, cluster: str, name: str, _who: tuple[int, str], counts: dict[str, str]
+def _totals_line(
+    _session: Session,
+    cluster: str,
+    name: str,
+    _id_and_address: tuple[int, str],
+    counts: dict[str, str],
 ) -> str:
+    """Return the line of a broker with its numbers of received and delivered messages.
+
+    `counts` are the counters of the broker, empty if it did not answer.
+    """
+
     def between(kind: str, later: str, earlier: str) -> int:
         return int(counts.get(kind + later, 0)) - int(counts.get(kind + earlier, 0))
 
-    ways = ("msgPutTotal", "msgGetTotal")
-    yesterday = [between(way, "TodayMorning", "YesterdayMorning") for way in ways]
-    today = [between(way, "TodayNow", "TodayMorning") for way in ways]
-    return _MORE.format(cluster, name, *yesterday, *today)
+    kinds = ("msgPutTotal", "msgGetTotal")
+    yesterday = [between(kind, "TodayMorning", "YesterdayMorning") for kind in kinds]
+    today = [between(kind, "TodayNow", "TodayMorning") for kind in kinds]
+    return _TOTALS_ROW.format(cluster, name, *yesterday, *today)
 
 
-def _base(
-    session: Session, cluster: str, name: str, who: tuple[int, str], counts: dict[str, str]
+def _rates_line(
+    session: Session,
+    cluster: str,
+    name: str,
+    id_and_address: tuple[int, str],
+    counts: dict[str, str],
 ) -> str:
+    """Return the line of a broker with its rates, its oldest message and its disk.
+
+    `counts` are the counters of the broker, empty if it did not answer.
+    """
+
     def load(queue: str, default: str = "") -> str:
         size = counts.get(f"{queue}ThreadPoolQueueSize", default)
         return f"{size},{counts.get(f'{queue}ThreadPoolQueueHeadWaitTimeMills', default)}ms"
@@ -78,121 +116,142 @@ def _base(
     earliest = counts.get("earliestMessageTimeStamp")
     hours = (session.admin.clock.now_ms() - int(earliest)) / 3_600_000 if earliest else 0.0
     timer = "{}-{}({:.1f}w, {:.1f}, {:.1f})".format(
-        counts.get("timerReadBehind", 0), counts.get("timerOffsetBehind", 0),
-        int(counts.get("timerCongestNum", 0)) / 10_000, rate("timerEnqueueTps"),
+        counts.get("timerReadBehind", 0),
+        counts.get("timerOffsetBehind", 0),
+        int(counts.get("timerCongestNum", 0)) / 10_000,
+        rate("timerEnqueueTps"),
         rate("timerDequeueTps"),
-    )  # fmt: skip
-    return _CLUSTER.format(
-        cluster, name, *who, counts.get("brokerVersionDesc", ""),
+    )
+    return _RATES_ROW.format(
+        cluster,
+        name,
+        *id_and_address,
+        counts.get("brokerVersionDesc", ""),
         f"{rate('putTps'):9.2f}({load('send')})",
         f"{rate('getTransferredTps'):9.2f}({load('pull')}|{load('ack', 'N')})",
-        timer, counts.get("pageCacheLockTimeMills", ""), f"{hours:2.2f}",
-        f"{rate('commitLogDiskRatio'):.4f}", counts.get("brokerActive", "false"), a=">",
-    )  # fmt: skip
+        timer,
+        counts.get("pageCacheLockTimeMills", ""),
+        f"{hours:2.2f}",
+        f"{rate('commitLogDiskRatio'):.4f}",
+        counts.get("brokerActive", "false"),
+        a=">",
+    )
 
 
-def broker_status(session: Session, given: Given) -> None:
-    """Every counter of a broker, or of all of a cluster."""
-    if (address := given.get("brokerAddr")) is not None:
+def show_broker_status(session: Session, values: FlagValues) -> None:
+    """Run brokerStatus: print all counters of a broker, or of each broker of a cluster."""
+    if (address := values.get("brokerAddr")) is not None:
         for key, value in sorted(session.admin.runtime(address).items()):
-            session.say(f"{key:<32}: {value}")
+            session.print_line(f"{key:<32}: {value}")
         return
-    for master, slaves in session.brokers(given["clusterName"]):
+    for master, slaves in session.broker_addresses(values["clusterName"]):
         for address in filter(None, (master, *slaves)):
             for key, value in sorted(session.admin.runtime(address).items()):
-                session.say(f"{address:<24} {key:<32}: {value}")
+                session.print_line(f"{address:<24} {key:<32}: {value}")
 
 
-def _each(session: Session, given: Given) -> Iterator[tuple[str, str]]:
-    """(Heading, address) of the broker that is named, or of all of a cluster."""
-    if (address := given.get("brokerAddr")) is not None:
+def _headings_and_addresses(session: Session, values: FlagValues) -> Iterator[tuple[str, str]]:
+    """Yield (heading, address) of the broker in `brokerAddr`, or of each broker of a cluster.
+
+    An address is "" if a master is not registered.
+    """
+    if (address := values.get("brokerAddr")) is not None:
         yield f"============{address}============", address
         return
-    for master, slaves in session.brokers(given["clusterName"]):
+    for master, slaves in session.broker_addresses(values["clusterName"]):
         yield f"============Master: {master}============", master
         for slave in slaves:
             yield f"============My Master: {master}=====Slave: {slave}============", slave
 
 
-def broker_settings(session: Session, given: Given) -> None:
-    """All of them."""
-    for heading, address in _each(session, given):
-        session.say(heading)
+def show_broker_settings(session: Session, values: FlagValues) -> None:
+    """Run getBrokerConfig: print the settings of a broker, or of each broker of a cluster."""
+    for heading, address in _headings_and_addresses(session, values):
+        session.print_line(heading)
         if address:
             for key, value in tables.sort_map_as_java(
                 session.admin.broker_settings(address)
             ).items():
-                session.say(f"{key:<50}=  {value}")
-            session.say()
+                session.print_line(f"{key:<50}=  {value}")
+            session.print_line()
 
 
-def update_broker_settings(session: Session, given: Given) -> None:
-    """One of them."""
-    if "updateAllBroker" in given and "clusterName" in given:
-        found = session.brokers(given["clusterName"])
-        addresses = [one for master, slaves in found for one in (master, *slaves) if one]
+def update_broker_settings(session: Session, values: FlagValues) -> None:
+    """Run updateBrokerConfig: change one setting of a broker, or of the masters of a cluster.
+
+    With `-a`, the slaves of the cluster are changed, too.
+    """
+    if "updateAllBroker" in values and "clusterName" in values:
+        brokers = session.broker_addresses(values["clusterName"])
+        addresses = [
+            address for master, slaves in brokers for address in (master, *slaves) if address
+        ]
     else:
-        addresses = session.addresses(given)
+        addresses = session.target_addresses(values)
     for address in addresses:
-        session.admin.change_broker_settings(address, {given["key"]: given["value"]})
-        session.say(f"update broker config success, {address}")
+        session.admin.change_broker_settings(address, {values["key"]: values["value"]})
+        session.print_line(f"update broker config success, {address}")
 
 
-def name_server_settings(session: Session, _given: Given) -> None:
-    """All of them, of each."""
+def show_name_server_settings(session: Session, _values: FlagValues) -> None:
+    """Run getNamesrvConfig: print the settings of each name server."""
     for server in session.admin.name_servers:
-        session.say(f"============{server}============")
+        session.print_line(f"============{server}============")
         for key, value in tables.sort_map_as_java(
             session.admin.name_server_settings(server)
         ).items():
-            session.say(f"{key:<50}=  {value}")
+            session.print_line(f"{key:<50}=  {value}")
 
 
-def update_name_server_settings(session: Session, given: Given) -> None:
-    """One of them, at each."""
-    key, value = given["key"], given["value"]
+def update_name_server_settings(session: Session, values: FlagValues) -> None:
+    """Run updateNamesrvConfig: change one setting of all name servers."""
+    key, value = values["key"], values["value"]
     for server in session.admin.name_servers:
         session.admin.change_name_server_settings(server, {key: value})
-    named = java.shown(session.admin.name_servers) if "namesrvAddr" in given else ""
-    session.say(f"update name server config success!{named}\n{key} : {value}")
+    servers = java.format_value(session.admin.name_servers) if "namesrvAddr" in values else ""
+    session.print_line(f"update name server config success!{servers}\n{key} : {value}")
 
 
-def put_value(session: Session, given: Given) -> None:
-    """A value that name servers keep."""
-    session.admin.put_kv_config(given["namespace"], given["key"], given["value"])
-    session.say("create or update kv config to namespace success.")
+def put_kv_config(session: Session, values: FlagValues) -> None:
+    """Run updateKvConfig: store a value at all name servers."""
+    session.admin.put_kv_config(values["namespace"], values["key"], values["value"])
+    session.print_line("create or update kv config to namespace success.")
 
 
-def delete_value(session: Session, given: Given) -> None:
-    """Forget it."""
-    session.admin.delete_kv_config(given["namespace"], given["key"])
-    session.say("delete kv config from namespace success.")
+def delete_kv_config(session: Session, values: FlagValues) -> None:
+    """Run deleteKvConfig: delete a value from all name servers."""
+    session.admin.delete_kv_config(values["namespace"], values["key"])
+    session.print_line("delete kv config from namespace success.")
 
 
-def _allow(session: Session, given: Given, *, allowed: bool) -> None:
-    broker, word = given["brokerName"], "add" if allowed else "wipe"
+def _set_write_permission(session: Session, values: FlagValues, *, allowed: bool) -> None:
+    """Allow or forbid producers to send to a broker, at each name server, and print the results."""
+    broker, verb = values["brokerName"], "add" if allowed else "wipe"
     for server in session.admin.name_servers:
-        begin = f"{word} write perm of broker[{broker}] in name server[{server}]"
+        text = f"{verb} write perm of broker[{broker}] in name server[{server}]"
         try:
             count = session.admin.set_write_permission(server, broker, allowed=allowed)
-            session.say(f"{begin} OK, {count}")
+            session.print_line(f"{text} OK, {count}")
         except SluiceError as error:
-            session.say(f"{begin} Failed")
-            session.say(str(error))
+            session.print_line(f"{text} Failed")
+            session.print_line(str(error))
 
 
-wipe_write_permission: Final[Function] = partial(_allow, allowed=False)
-add_write_permission: Final[Function] = partial(_allow, allowed=True)
+wipe_write_permission: Final[CommandFunction] = partial(_set_write_permission, allowed=False)
+add_write_permission: Final[CommandFunction] = partial(_set_write_permission, allowed=True)
 
 
-def clean(what: str) -> Function:
-    """A command that deletes what nobody needs (`Admin.clean_up`): of a broker, or of masters."""
+def clean_up_command(what: str) -> CommandFunction:
+    """Return the function of a command that calls `Admin.clean_up` with `what`.
 
-    def run(session: Session, given: Given) -> None:
-        if "brokerAddr" in given:
-            addresses = [given["brokerAddr"]]
+    It is called for the broker in flag `brokerAddr`, or for the masters of one or all clusters.
+    """
+
+    def run(session: Session, values: FlagValues) -> None:
+        if "brokerAddr" in values:
+            addresses = [values["brokerAddr"]]
         else:
-            addresses = list(session.admin.masters(given.get("cluster")).values())
+            addresses = list(session.admin.masters(values.get("cluster")).values())
         for address in addresses:
             session.admin.clean_up(address, what)
         session.write("success" if addresses else "false")
@@ -200,110 +259,156 @@ def clean(what: str) -> Function:
     return run
 
 
-def replication(session: Session, given: Given) -> None:
-    """A master's slaves, or a slave's master."""
+def show_replication(session: Session, values: FlagValues) -> None:
+    """Run haStatus: print the slaves of each master, or the master of a slave.
+
+    With `-i`, print again every given number of seconds, without end.
+    """
     while True:
-        for address in session.addresses(given):
-            _replication(session, address)
-        if "interval" not in given:
+        for address in session.target_addresses(values):
+            _print_replication(session, address)
+        if "interval" not in values:
             return
-        session.admin.sleep(given.number("interval", 3))
+        session.admin.sleep(values.get_int("interval", 3))
 
 
-def _replication(session: Session, address: str) -> None:
-    found = session.admin.replication_status(address)
-    if not found["master"]:
-        own = found["haClientRuntimeInfo"]
-        session.say(f"\n#MasterAddr\t{java.shown(own['masterAddr'])}")
-        session.say(f"#CommitLogMaxOffset\t{own['maxOffset']}")
-        session.say(f"#TransferSpeed(KB/s)\t{own['transferredByteInSecond'] / 1024:.2f}")
-        session.say(f"#LastReadTime\t{java.time_text(own['lastReadTimestamp'])}")
-        session.say(f"#LastWriteTime\t{java.time_text(own['lastWriteTimestamp'])}")
-        session.say(f"#MasterFlushOffset\t{own['masterFlushOffset']}")
+def _print_replication(session: Session, address: str) -> None:
+    """Print the replication status of the broker at an address."""
+    status = session.admin.replication_status(address)
+    if not status["master"]:
+        client = status["haClientRuntimeInfo"]
+        session.print_line(f"\n#MasterAddr\t{java.format_value(client['masterAddr'])}")
+        session.print_line(f"#CommitLogMaxOffset\t{client['maxOffset']}")
+        session.print_line(f"#TransferSpeed(KB/s)\t{client['transferredByteInSecond'] / 1024:.2f}")
+        session.print_line(f"#LastReadTime\t{java.format_time(client['lastReadTimestamp'])}")
+        session.print_line(f"#LastWriteTime\t{java.format_time(client['lastWriteTimestamp'])}")
+        session.print_line(f"#MasterFlushOffset\t{client['masterFlushOffset']}")
         return
-    slaves = found["haConnectionInfo"]
-    session.say(f"\n#MasterAddr\t{address}")
-    session.say(f"#MasterCommitLogMaxOffset\t{found['masterCommitLogMaxOffset']}")
-    session.say(f"#SlaveNum\t{len(slaves)}\n#InSyncSlaveNum\t{found['inSyncSlaveNums']}")
+    slaves = status["haConnectionInfo"]
+    session.print_line(f"\n#MasterAddr\t{address}")
+    session.print_line(f"#MasterCommitLogMaxOffset\t{status['masterCommitLogMaxOffset']}")
+    session.print_line(f"#SlaveNum\t{len(slaves)}\n#InSyncSlaveNum\t{status['inSyncSlaveNums']}")
     row = "{:<32}  {:<16} {:>16} {:>16} {:>16} {:>16}".format
-    session.say(
+    session.print_line(
         row(
-            "#SlaveAddr", "#SlaveAckOffset", "#Diff", "#TransferSpeed(KB/s)", "#Status",
+            "#SlaveAddr",
+            "#SlaveAckOffset",
+            "#Diff",
+            "#TransferSpeed(KB/s)",
+            "#Status",
             "#TransferFromWhere",
         )
-    )  # fmt: skip
-    for one in slaves:
-        session.say(
+    )
+    for slave in slaves:
+        session.print_line(
             row(
-                one["addr"], one["slaveAckOffset"], one["diff"],
-                f"{one['transferredByteInSecond'] / 1024:.2f}",
-                "OK" if one["inSync"] else "Fall Behind", one["transferFromWhere"],
+                slave["addr"],
+                slave["slaveAckOffset"],
+                slave["diff"],
+                f"{slave['transferredByteInSecond'] / 1024:.2f}",
+                "OK" if slave["inSync"] else "Fall Behind",
+                slave["transferFromWhere"],
             )
-        )  # fmt: skip
+        )
 
 
-def reset_flushed(session: Session, given: Given) -> None:
-    """Tell a slave how far its master is flushed."""
-    if "brokerAddr" not in given:
+def reset_flushed_position(session: Session, values: FlagValues) -> None:
+    """Run resetMasterFlushOffset: set the flushed position of the master at a slave."""
+    if "brokerAddr" not in values:
         raise WrongFlagsError("", exit_code=0)
-    offset = given.number("offset")
-    session.admin.reset_flushed_position(given["brokerAddr"], offset)
-    session.say(f"reset master flush offset to {offset} success")
+    offset = values.get_int("offset")
+    session.admin.reset_flushed_position(values["brokerAddr"], offset)
+    session.print_line(f"reset master flush offset to {offset} success")
 
 
-def statistics(session: Session, given: Given) -> None:
-    """Every topic with its groups: how much comes in and goes out, and waits."""
-    session.say(
-        _STATS.format(
-            "#Topic", "#Consumer Group", "#Accumulation", "#InTPS", "#OutTPS", "#InMsg24Hour",
+def show_statistics(session: Session, values: FlagValues) -> None:
+    """Run statsAll: print the rates and daily numbers of each topic and each of its groups.
+
+    Retry and dead-letter topics are left out. With `-a`, only active topics and groups are shown.
+    """
+    session.print_line(
+        _STATISTICS_ROW.format(
+            "#Topic",
+            "#Consumer Group",
+            "#Accumulation",
+            "#InTPS",
+            "#OutTPS",
+            "#InMsg24Hour",
             "#OutMsg24Hour",
         )
-    )  # fmt: skip
+    )
     for topic in tables.sort_keys_as_java(session.admin.topics()):
-        if is_group_topic(topic) or given.get("topic", topic) != topic:
+        if is_group_topic(topic) or values.get("topic", topic) != topic:
             continue
-        for line in _topic_statistics(session, topic, only_active="activeTopic" in given):
-            session.say(line)
+        for line in _statistics_lines(session, topic, only_active="activeTopic" in values):
+            session.print_line(line)
 
 
-def _topic_statistics(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
+def _statistics_lines(session: Session, topic: str, *, only_active: bool) -> Iterator[str]:
+    """Yield a line for each group of a topic, or one line for a topic without groups.
+
+    With `only_active`, a line is left out if no message was sent or delivered on this day.
+    """
     try:
         groups = session.admin.groups_of_topic(topic)
     except SluiceError:
-        return  # as the tool does: it is gone
-    came_rate, came = session.admin.statistic("TOPIC_PUT_NUMS", topic, topic)
-    if not groups and (came or not only_active):
-        yield _STATS.format(topic[:64], "", 0, f"{came_rate:.2f}", "", came, "NO_CONSUMER")
+        return  # RocketMQ's tool also ignores a topic that was deleted in the meantime
+    put_rate, puts = session.admin.statistic("TOPIC_PUT_NUMS", topic, topic)
+    if not groups and (puts or not only_active):
+        yield _STATISTICS_ROW.format(topic[:64], "", 0, f"{put_rate:.2f}", "", puts, "NO_CONSUMER")
     for group in tables.sort_keys_as_java(groups):
-        went_rate, went = session.admin.statistic("GROUP_GET_NUMS", f"{topic}@{group}", topic)
-        behind = sum(one.offset_max - one.committed for one in session.admin.progress(group, topic))
-        if not only_active or came or went:
-            yield _STATS.format(
-                topic[:64], group[:64], max(behind, 0), f"{came_rate:.2f}", f"{went_rate:.2f}",
-                came, went,
-            )  # fmt: skip
+        get_rate, gets = session.admin.statistic("GROUP_GET_NUMS", f"{topic}@{group}", topic)
+        progress = session.admin.progress(group, topic)
+        lag = sum(queue.offset_max - queue.committed for queue in progress)
+        if not only_active or puts or gets:
+            yield _STATISTICS_ROW.format(
+                topic[:64],
+                group[:64],
+                max(lag, 0),
+                f"{put_rate:.2f}",
+                f"{get_rate:.2f}",
+                puts,
+                gets,
+            )
 
 
-def broker_consume_stats(session: Session, given: Given) -> None:
-    """How far all groups are at a broker."""
-    level = given.number("level")
-    found = session.admin.consume_stats_at(given["brokerAddr"], is_ordered=given.truth("order"))
+def show_broker_consume_stats(session: Session, values: FlagValues) -> None:
+    """Run brokerConsumeStats: print the offsets of all groups at a broker, and their total lag.
+
+    A queue is shown if its lag is at least `-l`, and a message of it was consumed before.
+    """
+    level = values.get_int("level")
+    progress = session.admin.consume_stats_at(
+        values["brokerAddr"], is_ordered=values.get_bool("order")
+    )
     row = "{:<64}  {:<64}  {:<32}  {:<4}  {:<20}  {:<20}  {:<20}  {}".format
-    session.say(
+    session.print_line(
         row(
-            "#Topic", "#Group", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset",
-            "#Diff", "#LastTime",
+            "#Topic",
+            "#Group",
+            "#Broker Name",
+            "#QID",
+            "#Broker Offset",
+            "#Consumer Offset",
+            "#Diff",
+            "#LastTime",
         )
-    )  # fmt: skip
+    )
     total = 0
-    for group, queue, own in found:
-        diff = own.broker_offset - own.consumer_offset
+    for group, queue, offsets in progress:
+        diff = offsets.broker_offset - offsets.consumer_offset
         total += diff
-        if diff >= level and own.last_time_ms > 0:
-            session.say(
+        if diff >= level and offsets.last_time_ms > 0:
+            session.print_line(
                 row(
-                    queue.topic[:64], group, queue.broker[:32], queue.queue_id, own.broker_offset,
-                    own.consumer_offset, diff, java.second_text(own.last_time_ms),
+                    queue.topic[:64],
+                    group,
+                    queue.broker[:32],
+                    queue.queue_id,
+                    offsets.broker_offset,
+                    offsets.consumer_offset,
+                    diff,
+                    java.format_time_seconds(offsets.last_time_ms),
                 )
-            )  # fmt: skip
-    session.say(f"\nDiff Total: {total}")
+            )
+    session.print_line(f"\nDiff Total: {total}")

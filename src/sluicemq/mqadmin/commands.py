@@ -1,12 +1,20 @@
-"""What a command of mqadmin is; how its flags are read, and how its errors look.
+"""The parser, the session and the error output of `sluice mqadmin`.
 
-Flags are declared in one text: `b:brokerAddr=` has a value, a `!` behind it makes it required, and
-of `(b:brokerAddr=|c:clusterName=)` one is. One with a `~` has nothing to choose from here: it is
-refused, but for the name of the only cluster. A flag is given as `-b X`, `-bX`, `-b=X`,
-`--brokerAddr X` or `-brokerAddr X`; words that belong to no flag are passed over, as the tool does.
+`table.COMMANDS` declares each command of RocketMQ's mqadmin as a `Command`; `run` parses the
+arguments of a command line and calls its function.
 
-Exit codes are the tool's: 0, also when a command fails, and 1 for wrong flags. A command that is
-refused here ends with 1 as well.
+The flags of a command are declared in one string. `b:brokerAddr=` is a flag `-b` or `--brokerAddr`
+with a value; without `=`, the flag has no value. A `!` at the end makes the flag required. Of the
+flags in `(b:brokerAddr=|c:clusterName=)`, at least one is required. A `~` at the end marks a flag
+that SluiceMQ does not support: a command line with it is an error, except for `-c CLUSTER` with the
+name of the only cluster.
+
+On a command line, a flag has one of the forms `-b X`, `-bX`, `-b=X`, `--brokerAddr X`,
+`--brokerAddr=X` and `-brokerAddr X`. Arguments that belong to no flag are ignored, as RocketMQ's
+tool does.
+
+Exit codes are those of RocketMQ's tool: 0, also for a command that fails, and 1 for wrong flags. A
+command or flag that SluiceMQ does not support has exit code 1, too.
 """
 
 import re
@@ -21,16 +29,25 @@ from sluicemq.errors import ConfigurationError, RequestError, SluiceError
 from sluicemq.files import SYSTEM_FILES, create_private_file, make_private_directory
 from sluicemq.model.topic import MASTER_ID
 
-WIDTH: Final = 110
-TEMPORARY: Final = "/tmp"
-"""Where files go when nobody says otherwise: everybody of the machine writes there."""
-_FLAG: Final = re.compile(r"(?P<group>\()?(?P<short>\w*):(?P<long>\w+)(?P<value>=?)(?P<mark>[!~]?)")
-_UNSAFE: Final = re.compile(r"^\.+|[/\0]")
-_COMMON: Final = "h:help n:namesrvAddr="
+USAGE_WIDTH: Final = 110
+"""The number of characters after which RocketMQ's tool wraps the usage line of a command."""
+
+TEMPORARY_DIRECTORY: Final = "/tmp"
+"""The parent of the default output directories. All users of the machine can write there."""
+
+_DECLARATION: Final = re.compile(
+    r"(?P<group>\()?(?P<short>\w*):(?P<long>\w+)(?P<value>=?)(?P<mark>[!~]?)"
+)
+_UNSAFE_IN_FILE_NAME: Final = re.compile(r"^\.+|[/\0]")
+_COMMON_FLAGS: Final = "h:help n:namesrvAddr="
 
 
 class WrongFlagsError(Exception):
-    """The words do not fit the command, which prints its usage."""
+    """The arguments do not match the flags of the command, or ask for its usage.
+
+    `run` prints the text of the error, unless it is empty, then the usage of the command, and
+    returns `exit_code`.
+    """
 
     def __init__(self, text: str, exit_code: int = 1) -> None:
         super().__init__(text)
@@ -39,57 +56,76 @@ class WrongFlagsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One of a command; `choice` flags are a set of which one is required."""
+    """The declaration of one flag of a command.
+
+    `short` is the name after one dash, or "" if the flag only has the name `long`. Flags with the
+    same `choice` form a set of which at least one is required; 0 means that the flag is in no set.
+    """
 
     short: str
     long: str
     takes_value: bool
     is_required: bool
     choice: int = 0
-    is_idle: bool = False
+    is_unsupported: bool = False
 
     @property
-    def shown(self) -> str:
-        """As usage has it."""
+    def usage_text(self) -> str:
+        """The flag as the usage line shows it, for example `-t <arg>` or `--list`."""
         name = f"-{self.short}" if self.short else f"--{self.long}"
         return f"{name} <arg>" if self.takes_value else name
 
 
-def parse_flags(text: str) -> tuple[Flag, ...]:
-    """The declaration as flags."""
-    found: list[Flag] = []
+def parse_flag_declarations(text: str) -> tuple[Flag, ...]:
+    """Return the flags that a string declares, in its order. The module describes the format."""
+    flags: list[Flag] = []
     for number, part in enumerate(re.findall(r"\([^)]*\)|[^ ]+", text), start=1):
         choice = number if part.startswith("(") else 0
-        for one in part.strip("()").split("|"):
-            match = _FLAG.fullmatch(one)
-            assert match is not None, one
-            value, mark = match["value"] == "=", match["mark"]
-            found.append(
-                Flag(match["short"], match["long"], value, mark == "!", choice, mark == "~")
+        for declaration in part.strip("()").split("|"):
+            match = _DECLARATION.fullmatch(declaration)
+            assert match is not None, declaration
+            flags.append(
+                Flag(
+                    match["short"],
+                    match["long"],
+                    takes_value=match["value"] == "=",
+                    is_required=match["mark"] == "!",
+                    choice=choice,
+                    is_unsupported=match["mark"] == "~",
+                )
             )
-    return tuple(found)
+    return tuple(flags)
 
 
-class Given(dict[str, str]):
-    """The values of flags by their long names; a flag without a value is there, empty."""
+class FlagValues(dict[str, str]):
+    """The flags of one command line: long name -> value, or "" for a flag without a value."""
 
-    def number(self, name: str, default: int = 0) -> int:
-        """Raises ConfigurationError for what is none."""
+    def get_int(self, name: str, default: int = 0) -> int:
+        """Return the value of a flag as an integer, or `default` if the flag is missing.
+
+        Raises ConfigurationError if the value is not an integer.
+        """
         text = self.get(name)
         if text is None:
             return default
         try:
             return int(text)
         except ValueError:
-            raise ConfigurationError(f"{name} is {text!r}.", fix="Give a number.") from None
+            raise ConfigurationError(
+                f"{name} must be an integer, got {text!r}.", fix="Pass an integer."
+            ) from None
 
-    def truth(self, name: str, default: bool = False) -> bool:
-        """True for `true` alone, in any case."""
+    def get_bool(self, name: str, default: bool = False) -> bool:
+        """Return whether the value of a flag is `true` in any case; `default` without the flag."""
         return self[name].lower() == "true" if name in self else default
 
 
 class Session:
-    """One call: the cluster, who makes producers, and where the lines go."""
+    """What one run of a command works with: an admin client, producers and the standard output.
+
+    `make_producer` returns a new producer, which the command closes. `write` appends text to the
+    standard output; it adds no line break.
+    """
 
     def __init__(
         self, admin: Admin, make_producer: Callable[[], Producer], write: Callable[[str], object]
@@ -98,133 +134,167 @@ class Session:
         self.make_producer = make_producer
         self.write = write
 
-    def save(self, directory: str, name: str, data: bytes) -> str:
-        """A file in a directory, which is made where it is missing; its path. `name` may come from
-        whoever made a message or a client: nothing of it leads to another directory. Raises
-        ConfigurationError for one of the default directories that somebody else has prepared."""
-        path = f"{directory}/{_UNSAFE.sub('_', name)}"
-        if directory.startswith(f"{TEMPORARY}/rocketmq/"):
-            make_private_directory(directory, below=TEMPORARY)
+    def save_file(self, directory: str, name: str, data: bytes) -> str:
+        """Write a file that only its owner can read, and return its path.
+
+        A missing directory is created. `name` may come from a message or a client: leading dots and
+        slashes are replaced, so that the file is always in `directory`. Raises ConfigurationError
+        if `directory` is a default directory below `TEMPORARY_DIRECTORY`, and a part of its path is
+        a symbolic link or belongs to another user.
+
+        """
+        path = f"{directory}/{_UNSAFE_IN_FILE_NAME.sub('_', name)}"
+        if directory.startswith(f"{TEMPORARY_DIRECTORY}/rocketmq/"):
+            make_private_directory(directory, below=TEMPORARY_DIRECTORY)
         else:
             SYSTEM_FILES.make_directory(directory, durable=False)
         create_private_file(path, data)
         return path
 
-    def say(self, line: str = "") -> None:
-        """A line."""
+    def print_line(self, line: str = "") -> None:
+        """Write `line` and a line break to the standard output."""
         self.write(line + "\n")
 
-    def masters(self, cluster: str) -> list[str]:
-        """Addresses of a cluster's masters. Raises ConfigurationError for an unknown cluster."""
+    def master_addresses(self, cluster: str) -> list[str]:
+        """Return the addresses of a cluster's masters.
+
+        Raises ConfigurationError for an unknown cluster.
+        """
         return list(self.admin.masters(cluster).values())
 
-    def brokers(self, cluster: str) -> Iterator[tuple[str, list[str]]]:
-        """(Master's address, those of its slaves) of a cluster."""
+    def broker_addresses(self, cluster: str) -> Iterator[tuple[str, list[str]]]:
+        """Yield (address of the master, addresses of its slaves) for each broker name of a cluster.
+
+        The address of the master is "" if no master is registered. An unknown cluster has no
+        brokers.
+        """
         info = self.admin.cluster_info()
         for name in info.clusters.get(cluster, ()):
-            known = info.brokers[name].addresses
-            slaves = [one for number, one in known.items() if number != MASTER_ID]
-            yield known.get(MASTER_ID, ""), slaves
+            addresses = info.brokers[name].addresses
+            slaves = [address for number, address in addresses.items() if number != MASTER_ID]
+            yield addresses.get(MASTER_ID, ""), slaves
 
-    def addresses(self, given: Given, cluster: str = "clusterName") -> list[str]:
-        """The broker that is named, or the masters of the cluster. Raises WrongFlagsError when
-        neither is given: the tool prints its help then and ends well."""
-        if "brokerAddr" in given:
-            return [given["brokerAddr"]]
-        if cluster in given:
-            return self.masters(given[cluster])
+    def target_addresses(self, values: FlagValues) -> list[str]:
+        """Return the address in flag `brokerAddr`, or the masters of cluster `clusterName`.
+
+        Raises WrongFlagsError with exit code 0 without either flag, as RocketMQ's tool prints its
+        usage then. Raises ConfigurationError for an unknown cluster.
+        """
+        if "brokerAddr" in values:
+            return [values["brokerAddr"]]
+        if "clusterName" in values:
+            return self.master_addresses(values["clusterName"])
         raise WrongFlagsError("", exit_code=0)
 
 
-Function = Callable[[Session, Given], None]
+CommandFunction = Callable[[Session, FlagValues], None]
+"""The code of a command. It prints by its session, and raises SluiceError if it fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A row of the table. `refusal` says why it cannot be, and what to use instead."""
+    """One command of mqadmin.
+
+    `summary` is its line in the list of all commands. `run` is None for a command that SluiceMQ
+    does not support; `refusal` then says why, and what to use instead. `aliases` are other names
+    of the command.
+    """
 
     name: str
     flags: tuple[Flag, ...]
     summary: str
-    run: Function | None
+    run: CommandFunction | None
     refusal: str = ""
     aliases: tuple[str, ...] = field(default=())
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
-        """With those that every command has."""
-        own = {flag.short for flag in self.flags}
-        common = (flag for flag in parse_flags(_COMMON) if flag.short not in own)
+        """The flags of this command and those that every command has, in the order of usage."""
+        short_names = {flag.short for flag in self.flags}
+        common = (
+            flag for flag in parse_flag_declarations(_COMMON_FLAGS) if flag.short not in short_names
+        )
         return tuple(
-            sorted((*self.flags, *common), key=lambda one: (one.short or one.long).lower())
+            sorted((*self.flags, *common), key=lambda flag: (flag.short or flag.long).lower())
         )
 
 
-def parse(command: Command, words: Sequence[str]) -> Given:
-    """The values of the flags. Raises WrongFlagsError."""
+def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
+    """Return the flags in the arguments of a command, with their values stripped.
+
+    Raises WrongFlagsError for an unknown flag, a flag without its value or a missing required flag,
+    and with exit code 0 for `--help`.
+    """
     flags = command.all_flags
     by_name = {f"-{flag.short}": flag for flag in flags if flag.short}
     by_name |= {f"{dashes}{flag.long}": flag for flag in flags for dashes in ("-", "--")}
-    found, rest = Given(), list(words)
+    values, rest = FlagValues(), list(arguments)
     while rest:
-        word = rest.pop(0)
-        name, separator, value = word.partition("=")
+        argument = rest.pop(0)
+        name, separator, value = argument.partition("=")
         flag = by_name.get(name)
-        if flag is None and word[:1] == "-" and word[:2] in by_name and word[1:2] != "-":
-            flag, separator, value = by_name[word[:2]], "=", word[2:]  # -bX
+        is_dashed = argument.startswith("-") and argument[1:2] != "-"
+        if flag is None and is_dashed and argument[:2] in by_name:
+            # The form -bX, which only flags with a value have.
+            flag, separator, value = by_name[argument[:2]], "=", argument[2:]
             if not flag.takes_value:
                 flag = None
         if flag is None:
-            if word.startswith("-") and not re.fullmatch(r"-[\d.]*", word):
-                raise WrongFlagsError(f"Unrecognized option: {word}")
+            is_number = re.fullmatch(r"-[\d.]*", argument)
+            if argument.startswith("-") and not is_number:
+                raise WrongFlagsError(f"Unrecognized option: {argument}")
             continue
         if flag.takes_value and not separator:
             if not rest or rest[0].partition("=")[0] in by_name:
                 raise WrongFlagsError(f"Missing argument for option: {flag.short or flag.long}")
             value = rest.pop(0)
-        found[flag.long] = value.strip()
-    if "help" in found:
+        values[flag.long] = value.strip()
+    if "help" in values:
         raise WrongFlagsError("", exit_code=0)
-    _check_required(command, found)
-    return found
+    _check_required(command, values)
+    return values
 
 
-def _check_required(command: Command, given: Mapping[str, str]) -> None:
-    missing = [one.short for one in command.flags if one.is_required and one.long not in given]
-    for choice in sorted({one.choice for one in command.flags} - {0}):
-        ones = [one for one in command.flags if one.choice == choice]
-        if not any(one.long in given for one in ones):
-            missing.append("[" + ", ".join(f"-{one.short} {one.long}" for one in ones) + "]")
+def _check_required(command: Command, values: Mapping[str, str]) -> None:
+    """Raise WrongFlagsError if a required flag, or each flag of a choice, is missing."""
+    missing = [flag.short for flag in command.flags if flag.is_required and flag.long not in values]
+    for choice in sorted({flag.choice for flag in command.flags} - {0}):
+        alternatives = [flag for flag in command.flags if flag.choice == choice]
+        if not any(flag.long in values for flag in alternatives):
+            names = ", ".join(f"-{flag.short} {flag.long}" for flag in alternatives)
+            missing.append(f"[{names}]")
     if missing:
         plural = "s" if len(missing) > 1 else ""
         raise WrongFlagsError(f"Missing required option{plural}: {', '.join(missing)}")
 
 
-def usage(command: Command) -> Iterator[str]:
-    """What `mqadmin help COMMAND` prints."""
-    shown: list[str] = []
-    done: set[int] = set()
+def usage_lines(command: Command) -> Iterator[str]:
+    """Yield the lines that `mqadmin help COMMAND` prints."""
+    parts: list[str] = []
+    shown_choices: set[int] = set()
     for flag in command.all_flags:
         if not flag.choice:
-            shown.append(flag.shown if flag.is_required else f"[{flag.shown}]")
-        elif flag.choice not in done:
-            done.add(flag.choice)
-            ones = (one for one in command.all_flags if one.choice == flag.choice)
-            shown.append(" | ".join(one.shown for one in ones))
+            parts.append(flag.usage_text if flag.is_required else f"[{flag.usage_text}]")
+        elif flag.choice not in shown_choices:
+            shown_choices.add(flag.choice)
+            alternatives = (one for one in command.all_flags if one.choice == flag.choice)
+            parts.append(" | ".join(one.usage_text for one in alternatives))
+
     line = f"usage: mqadmin {command.name}"
-    for part in shown:
-        if len(line) + len(part) >= WIDTH:
+    for part in parts:
+        if len(line) + len(part) >= USAGE_WIDTH:
             yield line
             line = "      "
         line += f" {part}"
     yield line
+
     for flag in command.all_flags:
         names = f"-{flag.short},--{flag.long}" if flag.short else f"   --{flag.long}"
         yield f" {names}{' <arg>' if flag.takes_value else ''}"
 
 
-def overview(commands: Iterable[Command]) -> Iterator[str]:
-    """What `mqadmin` alone prints."""
+def overview_lines(commands: Iterable[Command]) -> Iterator[str]:
+    """Yield the lines that `mqadmin` without arguments prints."""
     yield "The most commonly used mqadmin commands are:"
     for command in commands:
         yield f"   {command.name:<35} {command.summary}"
@@ -232,71 +302,92 @@ def overview(commands: Iterable[Command]) -> Iterator[str]:
     yield "See 'mqadmin help <command>' for more information on a specific command."
 
 
-def find(commands: Iterable[Command], name: str) -> Command | None:
-    """In any case, by an alias too."""
+def find_command(commands: Iterable[Command], name: str) -> Command | None:
+    """Return the command with this name or alias in any case, or None."""
     wanted = name.lower()
     return next((c for c in commands if wanted in map(str.lower, (c.name, *c.aliases))), None)
 
 
-def failure(command: Command, error: SluiceError) -> Iterator[str]:
-    """An error in the form of the tool, whose readers look for CODE and DESC; with our cure."""
+def failure_lines(command: Command, error: SluiceError) -> Iterator[str]:
+    """Yield the lines that report an error in the form of RocketMQ's tool.
+
+    Scripts search these lines for CODE and DESC. The last line is the fix that the error names.
+    """
     yield f"org.apache.rocketmq.tools.command.SubCommandException: {command.name} command failed"
     if isinstance(error, RequestError):
         kind = "MQBrokerException" if error.address else "MQClientException"
-        where = f" BROKER: {error.address}" if error.address else ""
-        begin = f"Caused by: org.apache.rocketmq.client.exception.{kind}"
-        yield f"{begin}: CODE: {error.code}  DESC: {error.remark}{where}"
+        broker = f" BROKER: {error.address}" if error.address else ""
+        prefix = f"Caused by: org.apache.rocketmq.client.exception.{kind}"
+        yield f"{prefix}: CODE: {error.code}  DESC: {error.remark}{broker}"
     else:
         yield f"Caused by: {error.fact}"
     if error.fix:
         yield f"sluice: {error.fix}"
 
 
-def _refusal(session: Session, flag: Flag, given: Given) -> str:
-    """Why a flag that has nothing to choose from is refused; "" when it chooses what there is."""
+def _unsupported_flag_error(session: Session, command: Command, values: FlagValues) -> str:
+    """Return the error line for a given flag that SluiceMQ does not support, or ""."""
+    for flag in command.flags:
+        if flag.is_unsupported and flag.long in values:
+            reason = _refusal(session, flag, values)
+            if reason:
+                name = f"{command.name} {flag.usage_text}"
+                return f"{name} is not supported: {reason}. Remove the flag."
+    return ""
+
+
+def _refusal(session: Session, flag: Flag, values: FlagValues) -> str:
+    """Return why an unsupported flag cannot be used, or "" if its value changes nothing."""
     if flag.long != "cluster":
-        return "it has no effect here"
-    names = sorted(session.admin.cluster_info().clusters)
-    is_only = names == [given["cluster"]]
-    return "" if is_only else f"all clusters are looked at ({', '.join(names)}), and no lite topics"
+        return "it has no effect in SluiceMQ"
+    clusters = sorted(session.admin.cluster_info().clusters)
+    if clusters == [values["cluster"]]:
+        return ""
+    return f"the command covers all clusters ({', '.join(clusters)}), and lite topics do not exist"
 
 
 def run(
     commands: Sequence[Command],
-    words: Sequence[str],
+    arguments: Sequence[str],
     write: Callable[[str], object],
-    complain: Callable[[str], object],
-    session: Callable[[str | None], AbstractContextManager[Session]],
+    write_error_line: Callable[[str], object],
+    open_session: Callable[[str | None], AbstractContextManager[Session]],
 ) -> int:
-    """What `mqadmin WORDS` does; its exit code. `session` opens one for the name servers that -n
-    names; `write` takes what goes to stdout, `complain` lines for stderr."""
-    if not words or words[0] in ("-h", "--help"):
-        write("".join(f"{line}\n" for line in overview(commands)))
+    """Run `mqadmin` with the given arguments, and return its exit code.
+
+    `open_session` is called with the name servers of flag `-n`, or None without the flag, and only
+    if the command needs a cluster. `write` receives the texts for the standard output, and
+    `write_error_line` the lines for the standard error, without line breaks.
+    """
+    if not arguments or arguments[0] in ("-h", "--help"):
+        write("".join(f"{line}\n" for line in overview_lines(commands)))
         return 0
-    asks = words[0] == "help" and len(words) == 2
-    command = find(commands, words[1] if asks else words[0])
+
+    is_help = arguments[0] == "help" and len(arguments) == 2
+    command = find_command(commands, arguments[1] if is_help else arguments[0])
     if command is None:
-        write(f"The sub command {words[-1] if asks else words[0]} not exist.\n")
+        write(f"The sub command {arguments[-1] if is_help else arguments[0]} not exist.\n")
         return 0
-    help_text = "".join(f"{line}\n" for line in usage(command))
-    if asks:
+
+    help_text = "".join(f"{line}\n" for line in usage_lines(command))
+    if is_help:
         write(help_text)
         return 0
+
     try:
-        given = parse(command, words[1:])
+        values = parse_arguments(command, arguments[1:])
         if command.run is None:
-            complain(f"{command.name} is refused. {command.refusal}")
+            write_error_line(f"{command.name} is not supported. {command.refusal}")
             return 1
-        with session(given.get("namesrvAddr")) as one:
-            for flag in command.flags:
-                if flag.is_idle and flag.long in given and (why := _refusal(one, flag, given)):
-                    complain(f"{command.name} {flag.shown} is refused: {why}. Leave it away.")
-                    return 1
-            command.run(one, given)
+        with open_session(values.get("namesrvAddr")) as session:
+            if error_line := _unsupported_flag_error(session, command, values):
+                write_error_line(error_line)
+                return 1
+            command.run(session, values)
     except WrongFlagsError as error:
         write(f"{error}\n" * bool(str(error)) + help_text)
         return error.exit_code
     except SluiceError as error:
-        for line in failure(command, error):
-            complain(line)
+        for line in failure_lines(command, error):
+            write_error_line(line)
     return 0

@@ -1,4 +1,8 @@
-"""How Java shows values: the forms that mqadmin's lines are made of (spec/admin.md)."""
+"""Java's text forms of values and objects, in which mqadmin prints them (docs/spec/admin.md).
+
+RocketMQ's tool prints most objects by their `toString()`, and JSON by fastjson. The functions here
+return the same texts, with the same field names, order and brackets.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,92 +18,123 @@ from sluicemq.wire.bodies import QueueState
 from sluicemq.wire.codes import version_name
 
 
-def shown(value: object) -> str:
-    """A value: `true`, `null`, `{a=b}`, `[1, 2]`."""
+def format_value(value: object) -> str:
+    """Return a value as Java prints it: `true`, `null`, `{a=b}`, `[1, 2]`, or its text."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}={shown(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}={format_value(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(shown, value)) + "]"
+        return "[" + ", ".join(map(format_value, value)) + "]"
     return str(value)
 
 
-def record(name: str, fields: Mapping[str, object], brackets: str = " []") -> str:
-    """An object: its name and its fields; the brackets with what is before them."""
-    text = ", ".join(f"{key}={shown(value)}" for key, value in fields.items())
+def format_object(name: str, fields: Mapping[str, object], brackets: str = " []") -> str:
+    """Return an object as `NAME [field=value, field=value]`.
+
+    The last character of `brackets` is written after the fields, all others between the name and
+    the fields.
+    """
+    text = ", ".join(f"{key}={format_value(value)}" for key, value in fields.items())
     return f"{name}{brackets[:-1]}{text}{brackets[-1]}"
 
 
-def pretty(value: Any) -> str:
-    """JSON with a tab a level, and numbers as keys without quotes."""
-    text = json.dumps(_marked(value), indent="\t", separators=(",", ":"), ensure_ascii=False)
-    return text.replace(f'"{_NUMBER}', "").replace(f'{_NUMBER}":', ":")
+def format_json(value: Any) -> str:
+    """Return a value as fastjson's indented JSON.
+
+    Each level is indented by a tab, keys that are integers have no quotes, and members whose value
+    is None are omitted.
+    """
+    text = json.dumps(_mark_int_keys(value), indent="\t", separators=(",", ":"), ensure_ascii=False)
+    return text.replace(f'"{_ESCAPED_MARK}', "").replace(f'{_ESCAPED_MARK}":', ":")
 
 
 _DIGITS: Final = "%Y%m%d%H%M%S"
-_NUMBER: Final = "\\u0000"
+_ESCAPED_MARK: Final = "\\u0000"
+"""The mark of `_mark_int_keys`, a NUL character, as `json.dumps` writes it."""
 
 
-def _marked(value: Any) -> Any:
+def _mark_int_keys(value: Any) -> Any:
+    """Return a copy in which integer keys are strings between two NUL characters.
+
+    Members whose value is None are omitted.
+    """
     if isinstance(value, Mapping):
         return {
-            f"\0{key}\0" if isinstance(key, int) else key: _marked(one)
+            f"\0{key}\0" if isinstance(key, int) else key: _mark_int_keys(one)
             for key, one in value.items()
             if one is not None
         }
-    return [_marked(one) for one in value] if isinstance(value, list | tuple) else value
+    return [_mark_int_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def time_text(time_ms: int, pattern: str = "%Y-%m-%d %H:%M:%S,") -> str:
-    """Local time with its milliseconds, `2026-11-23 19:52:59,812`."""
+def format_time(time_ms: int, pattern: str = "%Y-%m-%d %H:%M:%S,") -> str:
+    """Return a time as local time with its milliseconds, such as `2026-11-23 19:52:59,812`.
+
+    `time_ms` is in milliseconds since 1970. `pattern` formats all but the milliseconds, by the
+    rules of `strftime`.
+    """
     moment = datetime.fromtimestamp(time_ms / 1000, UTC).astimezone()
     return moment.strftime(pattern) + f"{time_ms % 1000:03}"
 
 
-def second_text(time_ms: int) -> str:
-    """The same without them."""
-    return time_text(time_ms)[:19]
+def format_time_seconds(time_ms: int) -> str:
+    """Return a time in milliseconds since 1970 as local time, such as `2026-11-23 19:52:59`."""
+    return format_time(time_ms)[:19]
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970, given as such or as `2026-11-23#19:52:59:812` of local time. Raises
-    ConfigurationError."""
+    """Return the milliseconds since 1970 that a text says.
+
+    The text is that number itself, which may be negative, or local time in the form
+    `2026-11-23#19:52:59:812`. Raises ConfigurationError for any other text.
+
+    """
     if text.removeprefix("-").isdigit():
         return int(text)
     try:
         return int(datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f").astimezone().timestamp() * 1000)
     except ValueError:
         raise ConfigurationError(
-            f"the time {text!r} cannot be read.",
+            f"invalid time {text!r}.",
             fix="Write milliseconds since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
         ) from None
 
 
-def permission(perm: int) -> str:
-    """`RW-`."""
+def format_permission(perm: int) -> str:
+    """Return a topic's permission as letters: R for bit 4, W for 2, X for 1, such as `RW-`."""
     return "".join(name if perm & bit else "-" for bit, name in ((4, "R"), (2, "W"), (1, "X")))
 
 
-def topic_config(config: TopicConfig, attributes: Mapping[str, str]) -> str:
-    """As it was asked for."""
+def format_topic_config(config: TopicConfig, attributes: Mapping[str, str]) -> str:
+    """Return a requested topic configuration.
+
+    `attributes` are the requested changes of attributes, with `+` or `-` before each name.
+    """
     fields = tables.topic_object(config)
     order = ("topicName", "readQueueNums", "writeQueueNums", "perm", "topicFilterType")
-    chosen = {name: fields[name] for name in order} | {"perm": permission(config.perm)}
+    chosen = {name: fields[name] for name in order} | {"perm": format_permission(config.perm)}
     chosen |= {name: fields[name] for name in ("topicSysFlag", "order")}
-    return record("TopicConfig", {**chosen, "attributes": attributes})
+    return format_object("TopicConfig", {**chosen, "attributes": attributes})
 
 
-def group_fields(config: GroupConfig) -> dict[str, object]:
-    """A group's settings, in the order of Java's object."""
-    known = tables.group_object(config)
-    policy = known["groupRetryPolicy"]
-    given = {
+def group_config_fields(config: GroupConfig) -> dict[str, object]:
+    """Return the settings of a group by their Java names, in the order of Java's `toString()`.
+
+    The retry policy is already a text. Settings that are not set are None.
+    """
+    settings = tables.group_object(config)
+    policy = settings["groupRetryPolicy"]
+    policy_fields = {
         "type": policy.get("type", "CUSTOMIZED"),
-        "exponentialRetryPolicy": _retries("Exponential", policy.get("exponentialRetryPolicy")),
-        "customizedRetryPolicy": _retries("Customized", policy.get("customizedRetryPolicy")),
+        "exponentialRetryPolicy": _format_retry_policy(
+            "Exponential", policy.get("exponentialRetryPolicy")
+        ),
+        "customizedRetryPolicy": _format_retry_policy(
+            "Customized", policy.get("customizedRetryPolicy")
+        ),
     }
     names = (
         "groupName consumeEnable consumeFromMinEnable consumeBroadcastEnable consumeMessageOrderly "
@@ -107,79 +142,106 @@ def group_fields(config: GroupConfig) -> dict[str, object]:
         "notifyConsumerIdsChangedEnable groupSysFlag consumeTimeoutMinute subscriptionDataSet "
         "attributes"
     )
-    known["groupRetryPolicy"] = record("GroupRetryPolicy", given, "{}")
-    return {name: known.get(name) for name in names.split()}
+    settings["groupRetryPolicy"] = format_object("GroupRetryPolicy", policy_fields, "{}")
+    return {name: settings.get(name) for name in names.split()}
 
 
-def _retries(kind: str, policy: Mapping[str, object] | None) -> str | None:
-    return None if policy is None else record(f"{kind}RetryPolicy", policy, "{}")
+def _format_retry_policy(kind: str, policy: Mapping[str, object] | None) -> str | None:
+    return None if policy is None else format_object(f"{kind}RetryPolicy", policy, "{}")
 
 
-def message_queue(queue: MessageQueue) -> str:
-    """A queue."""
-    named = {"topic": queue.topic, "brokerName": queue.broker, "queueId": queue.queue_id}
-    return record("MessageQueue", named)
+def format_queue(queue: MessageQueue) -> str:
+    """Return a queue as `MessageQueue [topic=…, brokerName=…, queueId=…]`."""
+    fields = {"topic": queue.topic, "brokerName": queue.broker, "queueId": queue.queue_id}
+    return format_object("MessageQueue", fields)
 
 
-def send_result(result: SendResult) -> str:
-    """What became of a message."""
+def format_send_result(result: SendResult) -> str:
+    """Return the result of a send as `SendResult [sendStatus=…, msgId=…, …]`."""
     fields = {
-        "sendStatus": send_status(result), "msgId": result.message_id,
-        "offsetMsgId": result.offset_message_id, "messageQueue": message_queue(result.queue),
-        "queueOffset": result.queue_offset, "recallHandle": result.recall_handle,
-    }  # fmt: skip
-    return record("SendResult", fields)
+        "sendStatus": format_send_status(result),
+        "msgId": result.message_id,
+        "offsetMsgId": result.offset_message_id,
+        "messageQueue": format_queue(result.queue),
+        "queueOffset": result.queue_offset,
+        "recallHandle": result.recall_handle,
+    }
+    return format_object("SendResult", fields)
 
 
-def send_status(result: SendResult) -> str:
-    """`SEND_OK`, or how far it got."""
+def format_send_status(result: SendResult) -> str:
+    """Return the status of a send: `SEND_OK`, or the name of another status."""
     return "SEND_OK" if result.status.name == "OK" else result.status.name
 
 
-def properties(message: StoredMessage, bounds: tuple[int, int] | None = None) -> dict[str, object]:
-    """A message's properties as Java's client has them: with those of the pull that brought it, in
-    the order of its map of 128 places."""
-    found: dict[str, object] = dict(message.properties)
+def message_properties(
+    message: StoredMessage, bounds: tuple[int, int] | None = None
+) -> dict[str, object]:
+    """Return the properties of a message in the order of Java's hash map with 128 buckets.
+
+    With `bounds`, the properties MIN_OFFSET and MAX_OFFSET are added, which Java's client adds to a
+    message that it has pulled: the first and the next offset of the queue.
+
+    """
+    named: dict[str, object] = dict(message.properties)
     if bounds is not None:
-        found |= dict(zip(("MIN_OFFSET", "MAX_OFFSET"), bounds, strict=True))
-    return tables.sort_map_as_java(found, 128)
+        named |= dict(zip(("MIN_OFFSET", "MAX_OFFSET"), bounds, strict=True))
+    return tables.sort_map_as_java(named, 128)
 
 
-def message_text(message: StoredMessage, bounds: tuple[int, int]) -> str:
-    """All of a message that a pull brought."""
+def format_message(message: StoredMessage, bounds: tuple[int, int]) -> str:
+    """Return a pulled message with all fields, as `MessageExt [brokerName=…, …]`.
+
+    `bounds` are the first and the next offset of its queue. The body is a list of signed bytes.
+    """
     inner = {
-        "topic": f"'{message.topic}'", "flag": message.flag,
-        "properties": properties(message, bounds),
+        "topic": f"'{message.topic}'",
+        "flag": message.flag,
+        "properties": message_properties(message, bounds),
         "body": [byte - 256 if byte > 127 else byte for byte in message.body_or_raw],
         "transactionId": "'null'",
-    }  # fmt: skip
+    }
     fields = {
-        "brokerName": message.broker, "queueId": message.queue_id, "storeSize": message.size_bytes,
-        "queueOffset": message.queue_offset, "sysFlag": message.sys_flag,
-        "bornTimestamp": message.born_time_ms, "bornHost": f"/{message.born_host}",
-        "storeTimestamp": message.store_time_ms, "storeHost": f"/{message.store_host}",
-        "msgId": message.offset_message_id, "commitLogOffset": message.physical_offset,
-        "bodyCRC": message.body_crc, "reconsumeTimes": message.reconsume_times,
+        "brokerName": message.broker,
+        "queueId": message.queue_id,
+        "storeSize": message.size_bytes,
+        "queueOffset": message.queue_offset,
+        "sysFlag": message.sys_flag,
+        "bornTimestamp": message.born_time_ms,
+        "bornHost": f"/{message.born_host}",
+        "storeTimestamp": message.store_time_ms,
+        "storeHost": f"/{message.store_host}",
+        "msgId": message.offset_message_id,
+        "commitLogOffset": message.physical_offset,
+        "bodyCRC": message.body_crc,
+        "reconsumeTimes": message.reconsume_times,
         "preparedTransactionOffset": message.prepared_offset,
-        "toString()": record("Message", inner, "{}"),
-    }  # fmt: skip
-    return record("MessageExt", fields)
+        "toString()": format_object("Message", inner, "{}"),
+    }
+    return format_object("MessageExt", fields)
 
 
-def version(number: int) -> str:
-    """`V5_3_3`."""
+def format_version(number: int) -> str:
+    """Return the name of a client version, such as `V5_3_3` for its number in the protocol."""
     return "V" + version_name(number).replace(".", "_").replace("-", "_")
 
 
-def process_queue(state: QueueState) -> str:
-    """What a consumer holds of a queue."""
+def format_queue_state(state: QueueState) -> str:
+    """Return the state of a queue at a consumer, as `ProcessQueueInfo [commitOffset=…, …]`."""
     fields = {
-        "commitOffset": state.commit_offset, "cachedMsgMinOffset": state.cached_min,
-        "cachedMsgMaxOffset": state.cached_max, "cachedMsgCount": state.cached_count,
-        "cachedMsgSizeInMiB": state.cached_mib, "transactionMsgMinOffset": 0,
-        "transactionMsgMaxOffset": 0, "transactionMsgCount": 0, "locked": state.locked,
-        "tryUnlockTimes": 0, "lastLockTimestamp": time_text(state.last_lock_ms, _DIGITS),
-        "droped": state.dropped, "lastPullTimestamp": time_text(state.last_pull_ms, _DIGITS),
-        "lastConsumeTimestamp": time_text(state.last_consume_ms, _DIGITS),
-    }  # fmt: skip
-    return record("ProcessQueueInfo", fields)
+        "commitOffset": state.commit_offset,
+        "cachedMsgMinOffset": state.cached_min,
+        "cachedMsgMaxOffset": state.cached_max,
+        "cachedMsgCount": state.cached_count,
+        "cachedMsgSizeInMiB": state.cached_mib,
+        "transactionMsgMinOffset": 0,
+        "transactionMsgMaxOffset": 0,
+        "transactionMsgCount": 0,
+        "locked": state.locked,
+        "tryUnlockTimes": 0,
+        "lastLockTimestamp": format_time(state.last_lock_ms, _DIGITS),
+        "droped": state.dropped,
+        "lastPullTimestamp": format_time(state.last_pull_ms, _DIGITS),
+        "lastConsumeTimestamp": format_time(state.last_consume_ms, _DIGITS),
+    }
+    return format_object("ProcessQueueInfo", fields)

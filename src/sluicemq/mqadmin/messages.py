@@ -1,4 +1,4 @@
-"""Messages: find, show, read through, send."""
+"""Commands that find, print, consume and send messages, and that measure sends."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,355 +11,442 @@ from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MessageQueue
 from sluicemq.model.trace_records import ConsumeTrace, SendTrace, decode_trace_records
 from sluicemq.mqadmin import java
-from sluicemq.mqadmin.commands import TEMPORARY, Given, Session
-from sluicemq.mqadmin.groups import PUSH
+from sluicemq.mqadmin.commands import TEMPORARY_DIRECTORY, FlagValues, Session
+from sluicemq.mqadmin.groups import PUSH_TYPE
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 
-BODIES: Final = f"{TEMPORARY}/rocketmq/msgbodys"
+BODY_DIRECTORY: Final = f"{TEMPORARY_DIRECTORY}/rocketmq/msgbodys"
+"""Where the body of each printed message is written."""
+
 TIME_MAX_MS: Final = (1 << 63) - 1
+"""The end of a range of times without flag: the largest 64-bit integer, as in RocketMQ's tool."""
+
 _HOUR_MS: Final = 3_600_000
-_SENT: Final = "{:<32}  {:<4}  {:<20}    {}"
-_TRACE: Final = "{:<10} {:<20} {:<20} {:<20} {:<10} {:<10}"
+_SEND_ROW: Final = "{:<32}  {:<4}  {:<20}    {}"
+_TRACE_ROW: Final = "{:<10} {:<20} {:<20} {:<20} {:<10} {:<10}"
 
 
-def show_message(
+def print_message(
     session: Session,
     message: StoredMessage,
     *,
-    by_place: bool = True,
+    with_offset_id: bool = True,
     charset: str | None = None,
     bounds: tuple[int, int] | None = None,
 ) -> None:
-    """All of one, where its body was put, and what became of it in each group."""
-    path = session.save(BODIES, message.message_id, message.body_or_raw)
+    """Print all fields of a message, and how far each group of its topic is with it.
+
+    The body is written into a file of `BODY_DIRECTORY`, and printed if `charset` is given.
+    `with_offset_id` is False for a message that was found by its producer's id: the offset message
+    id is left out then. `bounds` are the first and the next offset of the queue; None leaves them
+    out.
+    """
+    path = session.save_file(BODY_DIRECTORY, message.message_id, message.body_or_raw)
     fields = {
-        "OffsetID": message.offset_message_id, "Topic": message.topic,
-        "Tags": f"[{java.shown(message.tag)}]",
-        "Keys": f"[{java.shown(message.properties.get(KEYS))}]", "Queue ID": message.queue_id,
-        "Queue Offset": message.queue_offset, "CommitLog Offset": message.physical_offset,
+        "OffsetID": message.offset_message_id,
+        "Topic": message.topic,
+        "Tags": f"[{java.format_value(message.tag)}]",
+        "Keys": f"[{java.format_value(message.properties.get(KEYS))}]",
+        "Queue ID": message.queue_id,
+        "Queue Offset": message.queue_offset,
+        "CommitLog Offset": message.physical_offset,
         "Reconsume Times": message.reconsume_times,
-        "Born Timestamp": java.time_text(message.born_time_ms),
-        "Store Timestamp": java.time_text(message.store_time_ms), "Born Host": message.born_host,
-        "Store Host": message.store_host, "System Flag": message.sys_flag,
-        "Properties": java.shown(java.properties(message, bounds)), "Message Body Path": path,
-    }  # fmt: skip
+        "Born Timestamp": java.format_time(message.born_time_ms),
+        "Store Timestamp": java.format_time(message.store_time_ms),
+        "Born Host": message.born_host,
+        "Store Host": message.store_host,
+        "System Flag": message.sys_flag,
+        "Properties": java.format_value(java.message_properties(message, bounds)),
+        "Message Body Path": path,
+    }
     if charset is not None:
         fields["Message Body"] = message.body_or_raw.decode(charset, "replace")
-    if not by_place:
+    if not with_offset_id:
         del fields["OffsetID"]
     for name, value in fields.items():
-        session.say(f"{name + ':':<20} {value}")
-    tracks = list(_tracks(session, message))
+        session.print_line(f"{name + ':':<20} {value}")
+    tracks = list(_track_texts(session, message))
     session.write("\n\n" + ("".join(tracks) if tracks else "WARN: No Consumer"))
-    if tracks and by_place:
-        session.say()
+    if tracks and with_offset_id:
+        session.print_line()
 
 
-def _tracks(session: Session, message: StoredMessage) -> Iterator[str]:
-    """What became of it in each group of its topic."""
+def _track_texts(session: Session, message: StoredMessage) -> Iterator[str]:
+    """Yield the text of a `MessageTrack` for each group of the message's topic."""
     for group in tables.sort_keys_as_java(session.admin.groups_of_topic(message.topic)):
-        kind, why = "UNKNOWN", None
+        track_type, reason = "UNKNOWN", None
         try:
-            kind = _track(session, message, group)
+            track_type = _track_type(session, message, group)
         except TopicNotFoundError as error:
-            why = f"org.apache.rocketmq.client.exception.MQClientException: CODE: {error.code}  "
-            why += f"DESC: {error.remark}"
+            reason = f"org.apache.rocketmq.client.exception.MQClientException: CODE: {error.code}  "
+            reason += f"DESC: {error.remark}"
         except RequestError as error:
-            kind = "NOT_ONLINE" if error.code == ResponseCode.CONSUMER_NOT_ONLINE else kind
-            why = f"CODE:{error.code} DESC:{error.remark}"
-        fields = {"consumerGroup": group, "trackType": kind, "exceptionDesc": why}
-        yield java.record("MessageTrack", fields)
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                track_type = "NOT_ONLINE"
+            reason = f"CODE:{error.code} DESC:{error.remark}"
+        fields = {"consumerGroup": group, "trackType": track_type, "exceptionDesc": reason}
+        yield java.format_object("MessageTrack", fields)
 
 
-def _track(session: Session, message: StoredMessage, group: str) -> str:
-    found = session.admin.group_connections(group)
-    if found.consume_type != PUSH:
+def _track_type(session: Session, message: StoredMessage, group: str) -> str:
+    """Return how far a group is with a message, as a `trackType` of RocketMQ's tool.
+
+    Raises TopicNotFoundError if the group has no route, RequestError if it has no members.
+    """
+    connections = session.admin.group_connections(group)
+    if connections.consume_type != PUSH_TYPE:
         return "PULL"
-    if found.message_model == bodies.BROADCASTING:
+    if connections.message_model == bodies.BROADCASTING:
         return "CONSUME_BROADCASTING"
     queue = MessageQueue(message.topic, message.broker, message.queue_id)
-    reached = session.admin.consume_stats(group).queues.get(queue)
-    if reached is None or reached.consumer_offset <= message.queue_offset:
+    offsets = session.admin.consume_stats(group).queues.get(queue)
+    if offsets is None or offsets.consumer_offset <= message.queue_offset:
         return "NOT_CONSUME_YET"
-    wanted = found.subscriptions.get(message.topic)
-    if wanted is None or not wanted.tags or tag_matches(wanted, message.tag):
+    subscription = connections.subscriptions.get(message.topic)
+    if subscription is None or not subscription.tags or tag_matches(subscription, message.tag):
         return "CONSUMED"
     return "CONSUMED_BUT_FILTERED"
 
 
-def query_by_id(session: Session, given: Given) -> None:
-    """By the ids of their brokers or of their producers; consumed by a client that is named, or
-    sent again."""
-    for message_id in filter(None, map(str.strip, given["msgId"].split(","))):
-        if "consumerGroup" in given and "clientId" in given:
-            _consume(session, given, message_id)
+def query_by_id(session: Session, values: FlagValues) -> None:
+    """Run queryMsgById: print messages by their message ids or offset message ids.
+
+    With the flags `consumerGroup` and `clientId`, that client processes each message instead. With
+    `sendMessage`, each message is sent again instead.
+    """
+    for message_id in filter(None, map(str.strip, values["msgId"].split(","))):
+        if "consumerGroup" in values and "clientId" in values:
+            _consume_directly(session, values, message_id)
             continue
-        message = session.admin.message_by_id(message_id, topic=given["topic"])
-        if given.truth("sendMessage"):
+        message = session.admin.message_by_id(message_id, topic=values["topic"])
+        if values.get_bool("sendMessage"):
             session.write(f"prepare resend msg. originalMsgId={message_id}")
             with session.make_producer() as producer:
                 again = producer.send(
                     message.topic, message.body, tag=message.tag, keys=message.keys
                 )
-            session.write(java.send_result(again))
+            session.write(java.format_send_result(again))
         else:
-            show_message(session, message, charset=given.get("bodyFormat"))
+            print_message(session, message, charset=values.get("bodyFormat"))
 
 
-def _consume(session: Session, given: Given, message_id: str) -> None:
-    group, client_id = given["consumerGroup"], given["clientId"]
+def _consume_directly(session: Session, values: FlagValues, message_id: str) -> None:
+    """Let the client of the flags process a message now, and print the result."""
+    group, client_id = values["consumerGroup"], values["clientId"]
     info = session.admin.running_info(group, client_id)
-    if info.properties.get("PROP_CONSUME_TYPE") != PUSH:
-        session.say(f"this {client_id} client is not push consumer ,not support direct push ")
-        return
-    _, result = session.admin.consume_directly(message_id, group, client_id, topic=given["topic"])
-    fields = {
-        "order": result.is_ordered, "autoCommit": result.auto_commit,
-        "consumeResult": result.result, "remark": result.remark,
-        "spentTimeMills": result.spent_ms,
-    }  # fmt: skip
-    session.write(java.record("ConsumeMessageDirectlyResult", fields))
-
-
-def query_by_key(session: Session, given: Given) -> None:
-    """Those that bear a key."""
-    topic, key = given["topic"], given["msgKey"]
-    if given.get("keyType", "K") != "K":
-        raise ConfigurationError(
-            "tags have an index at brokers that keep it in RocksDB.",
-            fix=f"Ask: sluice sql \"SELECT * FROM {topic} WHERE tags = '{key}'\".",
+    if info.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
+        session.print_line(
+            f"this {client_id} client is not push consumer ,not support direct push "
         )
-    found = session.admin.messages_by_key(
-        topic, key, begin_ms=given.number("beginTimestamp"),
-        end_ms=given.number("endTimestamp", TIME_MAX_MS), count_max=given.number("maxNum", 64),
-    )  # fmt: skip
-    if not found:
+        return
+    _, result = session.admin.consume_directly(message_id, group, client_id, topic=values["topic"])
+    fields = {
+        "order": result.is_ordered,
+        "autoCommit": result.auto_commit,
+        "consumeResult": result.result,
+        "remark": result.remark,
+        "spentTimeMills": result.spent_ms,
+    }
+    session.write(java.format_object("ConsumeMessageDirectlyResult", fields))
+
+
+def query_by_key(session: Session, values: FlagValues) -> None:
+    """Run queryMsgByKey: print a line for each message of a topic with a key.
+
+    Raises ConfigurationError for a key type other than `K`, RequestError if there is no message.
+    """
+    topic, key = values["topic"], values["msgKey"]
+    if values.get("keyType", "K") != "K":
+        raise ConfigurationError(
+            "messages can be queried by keys only; brokers that use RocksDB also index tags.",
+            fix=f"Run: sluice sql \"SELECT * FROM {topic} WHERE tags = '{key}'\".",
+        )
+    messages = session.admin.messages_by_key(
+        topic,
+        key,
+        begin_ms=values.get_int("beginTimestamp"),
+        end_ms=values.get_int("endTimestamp", TIME_MAX_MS),
+        count_max=values.get_int("maxNum", 64),
+    )
+    if not messages:
         raise RequestError(
             ResponseCode.NO_MESSAGE, "query message by key finished, but no message."
         )
     row = "{:<50} {:>4} {:>40} {:<200}".format
-    session.say(row("#Message ID", "#QID", "#Offset", "#IndexKey"))
-    for message in found:
+    session.print_line(row("#Message ID", "#QID", "#Offset", "#IndexKey"))
+    for message in messages:
         hour_ms = message.store_time_ms // _HOUR_MS * _HOUR_MS
         index = f"{hour_ms}@{topic}@K@{key}@{message.message_id}@{message.physical_offset}"
-        session.say(row(message.message_id, message.queue_id, message.queue_offset, index))
+        session.print_line(row(message.message_id, message.queue_id, message.queue_offset, index))
 
 
-def query_by_unique_key(session: Session, given: Given) -> None:
-    """By the id of its producer."""
-    if "consumerGroup" in given and "clientId" in given:
-        _consume(session, given, given["msgId"])
+def query_by_unique_key(session: Session, values: FlagValues) -> None:
+    """Run queryMsgByUniqueKey: print the oldest message with a producer's message id.
+
+    With `-a`, all messages with the id are printed. With the flags `consumerGroup` and `clientId`,
+    that client processes the message instead.
+    """
+    if "consumerGroup" in values and "clientId" in values:
+        _consume_directly(session, values, values["msgId"])
         return
-    begin_ms, end_ms = given.number("startTime"), given.number("endTime", TIME_MAX_MS)
-    found = session.admin.messages_with_id(given["topic"], given["msgId"])
+    begin_ms, end_ms = values.get_int("startTime"), values.get_int("endTime", TIME_MAX_MS)
+    found = session.admin.messages_with_id(values["topic"], values["msgId"])
     found = [one for one in found if begin_ms <= one.store_time_ms <= end_ms]
     found.sort(key=lambda message: message.store_time_ms)
-    for message in found if "showAll" in given else found[:1]:
-        show_message(session, message, by_place=False)
+    for message in found if "showAll" in values else found[:1]:
+        print_message(session, message, with_offset_id=False)
 
 
-def query_by_offset(session: Session, given: Given) -> None:
-    """The one at a place of a queue."""
-    queue = MessageQueue(given["topic"], given["brokerName"], given.number("queueId"))
-    offset = given.number("offset")
-    for message in _read(session, queue, offset, offset + 1):
+def query_by_offset(session: Session, values: FlagValues) -> None:
+    """Run queryMsgByOffset: print the message at an offset of a queue."""
+    queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
+    offset = values.get_int("offset")
+    for message in _read_range(session, queue, offset, offset + 1):
         bounds = session.admin.offsets(queue)
-        show_message(session, message, charset=given.get("bodyFormat"), bounds=bounds)
+        print_message(session, message, charset=values.get("bodyFormat"), bounds=bounds)
 
 
-def _read(session: Session, queue: MessageQueue, low: int, high: int) -> list[StoredMessage]:
-    found: list[StoredMessage] = []
+def _read_range(session: Session, queue: MessageQueue, low: int, high: int) -> list[StoredMessage]:
+    """Return the messages of a queue whose offsets are in [low, high)."""
+    messages: list[StoredMessage] = []
 
     def take(page: list[StoredMessage]) -> bool:
-        found.extend(page)
+        messages.extend(page)
         return True
 
     session.admin.read_range(queue, low, high, take)
-    return found
+    return messages
 
 
-def _bounds(session: Session, given: Given, queue: MessageQueue) -> tuple[int, int]:
-    """First and next offset of what is asked for."""
+def _requested_range(session: Session, values: FlagValues, queue: MessageQueue) -> tuple[int, int]:
+    """Return the first offset in a range of times of a queue, and the first behind it.
+
+    The flags `beginTimestamp` and `endTimestamp` limit the range.
+    """
     first, end = session.admin.offsets(queue)
-    if "beginTimestamp" in given:
-        time_ms = java.parse_time(given["beginTimestamp"])
+    if "beginTimestamp" in values:
+        time_ms = java.parse_time(values["beginTimestamp"])
         first = session.admin.offset_by_time(queue, time_ms)
-    if "endTimestamp" in given:
-        end = session.admin.offset_by_time(queue, java.parse_time(given["endTimestamp"]))
+    if "endTimestamp" in values:
+        end = session.admin.offset_by_time(queue, java.parse_time(values["endTimestamp"]))
     return first, end
 
 
-def _matching(
-    session: Session, given: Given, queue: MessageQueue, low: int, high: int
+def _matching_messages(
+    session: Session, values: FlagValues, queue: MessageQueue, low: int, high: int
 ) -> Iterator[StoredMessage]:
-    wanted = subscribe(queue.topic, given.get("subExpression", "*"))
-    for message in _read(session, queue, low, high):
-        if wanted.is_everything or tag_matches(wanted, message.tag):
+    """Yield the messages [low, high) of a queue that match the tags in flag `subExpression`."""
+    subscription = subscribe(queue.topic, values.get("subExpression", "*"))
+    for message in _read_range(session, queue, low, high):
+        if subscription.is_everything or tag_matches(subscription, message.tag):
             yield message
 
 
-def _line(session: Session, message: StoredMessage, given: Given, *, with_body: bool) -> None:
-    body = message.body_or_raw.decode(given.get("charsetName", "UTF-8"), "replace")
+def _print_message_line(
+    session: Session, message: StoredMessage, values: FlagValues, *, with_body: bool
+) -> None:
+    """Print a message with all fields on one line. A body is decoded by flag `charsetName`."""
+    body = message.body_or_raw.decode(values.get("charsetName", "UTF-8"), "replace")
     bounds = session.admin.offsets(MessageQueue(message.topic, message.broker, message.queue_id))
-    text = java.message_text(message, bounds)
-    shown = body if with_body else "NOT PRINT BODY"
-    session.say(f"MSGID: {message.message_id} {text} BODY: {shown}")
+    text = java.format_message(message, bounds)
+    body_text = body if with_body else "NOT PRINT BODY"
+    session.print_line(f"MSGID: {message.message_id} {text} BODY: {body_text}")
 
 
-def print_messages(session: Session, given: Given) -> None:
-    """All of a topic."""
-    for queue in session.admin.queues(given["topic"]):
-        low, high = _bounds(session, given, queue)
-        session.say(f"minOffset={low}, maxOffset={high}, {java.message_queue(queue)}")
-        found = 0
-        for message in _matching(session, given, queue, low, high):
-            found += 1
-            _line(session, message, given, with_body=given.truth("printBody", True))
-        if low < high and not found:
-            session.say(
-                f"{java.message_queue(queue)} no matched msg. status=NO_MATCHED_MSG, offset={high}"
+def print_messages(session: Session, values: FlagValues) -> None:
+    """Run printMsg: print the messages of a topic, queue by queue."""
+    for queue in session.admin.queues(values["topic"]):
+        low, high = _requested_range(session, values, queue)
+        session.print_line(f"minOffset={low}, maxOffset={high}, {java.format_queue(queue)}")
+        count = 0
+        for message in _matching_messages(session, values, queue, low, high):
+            count += 1
+            _print_message_line(
+                session, message, values, with_body=values.get_bool("printBody", True)
             )
-        session.say("-" * 56)
+        if low < high and not count:
+            session.print_line(
+                f"{java.format_queue(queue)} no matched msg. status=NO_MATCHED_MSG, offset={high}"
+            )
+        session.print_line("-" * 56)
 
 
-def print_by_queue(session: Session, given: Given) -> None:
-    """All of a queue, or how many of each tag."""
-    queue = MessageQueue(given["topic"], given["brokerName"], given.number("queueId"))
+def print_queue_messages(session: Session, values: FlagValues) -> None:
+    """Run printMsgByQueue: print the messages of a queue, or the number of each tag, or both."""
+    queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
     counts: Counter[str] = Counter()
-    for message in _matching(session, given, queue, *_bounds(session, given, queue)):
+    low, high = _requested_range(session, values, queue)
+    for message in _matching_messages(session, values, queue, low, high):
         if message.tag:
             counts[message.tag] += 1
-        if given.truth("print_msg"):
-            _line(session, message, given, with_body=given.truth("printBody"))
-    if given.truth("calculate"):
+        if values.get_bool("print_msg"):
+            _print_message_line(session, message, values, with_body=values.get_bool("printBody"))
+    if values.get_bool("calculate"):
         for tag, count in counts.most_common():
-            session.say(f"Tag: {tag:<30} Count: {count}")
+            session.print_line(f"Tag: {tag:<30} Count: {count}")
 
 
-def consume(session: Session, given: Given) -> None:
-    """The oldest of a topic or of a queue, without a trace in offsets."""
-    if "queueId" in given:
-        if "brokerName" not in given:
+def consume_messages(session: Session, values: FlagValues) -> None:
+    """Run consumeMessage: print the oldest messages of a topic or a queue.
+
+    No offsets are committed.
+    """
+    if "queueId" in values:
+        if "brokerName" not in values:
             session.write("Please set the brokerName before queueId!")
             return
-        queue = MessageQueue(given["topic"], given["brokerName"], given.number("queueId"))
+        queue = MessageQueue(values["topic"], values["brokerName"], values.get_int("queueId"))
         queues = [queue]
     else:
-        queues = session.admin.queues(given["topic"])
-    left = given.number("MessageNumber", 128)
-    if left <= 0:
+        queues = session.admin.queues(values["topic"])
+    count_max = values.get_int("MessageNumber", 128)
+    if count_max <= 0:
         session.write("Please input a positive messageNumber!")
     for queue in queues:
-        if left > 0:
-            left -= _consume_queue(session, given, queue, left)
+        if count_max > 0:
+            count_max -= _print_oldest(session, values, queue, count_max)
 
 
-def _consume_queue(session: Session, given: Given, queue: MessageQueue, left: int) -> int:
-    """Prints so many of the oldest of a queue; how many they were."""
-    low, high = _bounds(session, given, queue)
-    low, name = max(low, given.number("offset")), java.message_queue(queue)
+def _print_oldest(session: Session, values: FlagValues, queue: MessageQueue, count_max: int) -> int:
+    """Print the oldest messages of a queue, and return the number of offsets that were read.
+
+    At most `count_max` messages are printed, from flag `offset` on.
+    """
+    low, high = _requested_range(session, values, queue)
+    low, name = max(low, values.get_int("offset")), java.format_queue(queue)
     if low > high:
-        session.say(f"{name} no matched msg, offset={low}")
+        session.print_line(f"{name} no matched msg, offset={low}")
         return 0
-    is_end = high - low <= left
+    is_end = high - low <= count_max
     if not is_end:
-        high = low + left
-        older = f"The older {left} message of the {queue.queue_id} queue will be provided"
-        of_one = f"The oldler {left} message will be provided"
-        session.say(of_one if "queueId" in given else older)
+        high = low + count_max
+        text = f"The older {count_max} message of the {queue.queue_id} queue will be provided"
+        if "queueId" in values:
+            text = f"The oldler {count_max} message will be provided"  # as RocketMQ spells it
+        session.print_line(text)
     if low < high:
-        session.say("Consume ok")
-    for message in _read(session, queue, low, high):
-        _line(session, message, given, with_body=True)
+        session.print_line("Consume ok")
+    for message in _read_range(session, queue, low, high):
+        _print_message_line(session, message, values, with_body=True)
     if is_end:
-        session.say(f"{name} print msg finished. status=NO_NEW_MSG, offset={high}")
+        session.print_line(f"{name} print msg finished. status=NO_NEW_MSG, offset={high}")
     return high - low
 
 
-def query_trace(session: Session, given: Given) -> None:
-    """What clients have traced of a message."""
-    wanted = given["msgId"]
-    found = session.admin.messages_by_key(
-        given.get("traceTopic", TRACE_TOPIC), wanted,
-        begin_ms=given.number("beginTimestamp"),
-        end_ms=given.number("endTimestamp", TIME_MAX_MS), count_max=given.number("maxNum", 64),
-    )  # fmt: skip
-    taken: dict[str, list[str]] = {}
-    for message in found:
+def query_trace(session: Session, values: FlagValues) -> None:
+    """Run queryMsgTraceById: print the trace records of a message.
+
+    Records of its producers come first, then those of its consumers, group by group.
+    """
+    message_id = values["msgId"]
+    trace_messages = session.admin.messages_by_key(
+        values.get("traceTopic", TRACE_TOPIC),
+        message_id,
+        begin_ms=values.get_int("beginTimestamp"),
+        end_ms=values.get_int("endTimestamp", TIME_MAX_MS),
+        count_max=values.get_int("maxNum", 64),
+    )
+    lines_by_group: dict[str, list[str]] = {}
+    for message in trace_messages:
         host = str(message.born_host).rpartition(":")[0]
         for one in decode_trace_records(message.body_or_raw)[0]:
-            if one.message_id != wanted or not isinstance(one, SendTrace | ConsumeTrace):
+            if one.message_id != message_id or not isinstance(one, SendTrace | ConsumeTrace):
                 continue
             kind = "Pub" if isinstance(one, SendTrace) else "Sub"
             status = "success" if one.success else "failed"
-            time = java.second_text(one.time_ms or message.store_time_ms)
-            line = _TRACE.format(kind, one.group or "", host, time, f"{one.cost_ms}ms", status)
+            time = java.format_time_seconds(one.time_ms or message.store_time_ms)
+            line = _TRACE_ROW.format(kind, one.group or "", host, time, f"{one.cost_ms}ms", status)
             if kind == "Sub":
-                taken.setdefault(one.group or "", []).append(line)
+                lines_by_group.setdefault(one.group or "", []).append(line)
                 continue
-            session.say(_heading("#ProducerGroup", "#SendTime"))
-            session.say(f"{line}\n")
-    for lines in taken.values():
-        session.say(_heading("#ConsumerGroup", "#ConsumerTime"))
-        session.say("\n".join(lines) + "\n")
+            session.print_line(_trace_heading("#ProducerGroup", "#SendTime"))
+            session.print_line(f"{line}\n")
+    for lines in lines_by_group.values():
+        session.print_line(_trace_heading("#ConsumerGroup", "#ConsumerTime"))
+        session.print_line("\n".join(lines) + "\n")
 
 
-def _heading(group: str, time: str) -> str:
-    return _TRACE.format("#Type", group, "#ClientHost", time, "#CostTimes", "#Status")
+def _trace_heading(group: str, time: str) -> str:
+    return _TRACE_ROW.format("#Type", group, "#ClientHost", time, "#CostTimes", "#Status")
 
 
-def query_queue(session: Session, given: Given) -> None:
-    """Entries of a queue, and what a group's filter says to them."""
-    topic = given["topic"]
-    address = given.get("broker") or session.admin.current_route(topic).brokers[0].addresses[0]
-    index = given.number("index")
+def query_consume_queue(session: Session, values: FlagValues) -> None:
+    """Run queryCq: print units of a consume queue.
+
+    With flag `consumer`, also print the subscription of that group, and whether each unit matches
+    it.
+    """
+    topic = values["topic"]
+    address = values.get("broker") or session.admin.current_route(topic).brokers[0].addresses[0]
+    first_offset = values.get_int("index")
     found = session.admin.queue_units(
-        address, topic, given.number("queue"), index, given.number("count", 10),
-        given.get("consumer"),
-    )  # fmt: skip
-    line = "=" * 38
+        address,
+        topic,
+        values.get_int("queue"),
+        first_offset,
+        values.get_int("count", 10),
+        values.get("consumer"),
+    )
+    bar = "=" * 38
     if found.subscription is not None:
-        text = java.pretty(dict(sorted(bodies.subscription_object(found.subscription).items())))
-        session.say(f"Subscription data: \n{text}\n{line}")
+        text = java.format_json(
+            dict(sorted(bodies.subscription_object(found.subscription).items()))
+        )
+        session.print_line(f"Subscription data: \n{text}\n{bar}")
     if found.filter_text is not None:
-        session.say(f"Filter data: \n{found.filter_text}\n{line}")
-    session.say(f"Queue data: \nmax: {found.offset_max}, min: {found.offset_min}\n{line}")
-    for number, unit in enumerate(found.units, start=index):
+        session.print_line(f"Filter data: \n{found.filter_text}\n{bar}")
+    session.print_line(f"Queue data: \nmax: {found.offset_max}, min: {found.offset_min}\n{bar}")
+    for number, unit in enumerate(found.units, start=first_offset):
         fields = {
-            "physicOffset": unit.physical_offset, "physicSize": unit.size_bytes,
-            "tagsCode": unit.tag_code, "extendDataJson": "'null'", "bitMap": "'null'",
-            "eval": unit.is_wanted, "msg": f"'{java.shown(unit.remark)}'",
-        }  # fmt: skip
-        record = java.record("ConsumeQueueData", fields, "{}")
-        session.say(f"idx: {number}\n{record}\n{line}")
+            "physicOffset": unit.physical_offset,
+            "physicSize": unit.size_bytes,
+            "tagsCode": unit.tag_code,
+            "extendDataJson": "'null'",
+            "bitMap": "'null'",
+            "eval": unit.is_wanted,
+            "msg": f"'{java.format_value(unit.remark)}'",
+        }
+        record = java.format_object("ConsumeQueueData", fields, "{}")
+        session.print_line(f"idx: {number}\n{record}\n{bar}")
 
 
-def send(session: Session, given: Given) -> None:
-    """One."""
+def send_message(session: Session, values: FlagValues) -> None:
+    """Run sendMessage: send a message, and print its queue and message id."""
     queue = None
-    if "qid" in given:
-        if "broker" not in given:
+    if "qid" in values:
+        if "broker" not in values:
             session.write("Broker name must be set if the queue is chosen!")
             return
-        queue = MessageQueue(given["topic"], given["broker"], given.number("qid"))
+        queue = MessageQueue(values["topic"], values["broker"], values.get_int("qid"))
     with session.make_producer() as producer:
         result = producer.send(
-            given["topic"], given["body"], tag=given.get("tags"), keys=given.get("key", ()),
+            values["topic"],
+            values["body"],
+            tag=values.get("tags"),
+            keys=values.get("key", ()),
             queue=queue,
-        )  # fmt: skip
-    session.say(_SENT.format("#Broker Name", "#QID", "#Send Result", "#MsgId"))
-    where = result.queue
-    session.say(
-        _SENT.format(where.broker, where.queue_id, java.send_status(result), result.message_id)
+        )
+    session.print_line(_SEND_ROW.format("#Broker Name", "#QID", "#Send Result", "#MsgId"))
+    queue_sent_to = result.queue
+    session.print_line(
+        _SEND_ROW.format(
+            queue_sent_to.broker,
+            queue_sent_to.queue_id,
+            java.format_send_status(result),
+            result.message_id,
+        )
     )
 
 
-def check_send_time(session: Session, given: Given) -> None:
-    """How long a send to each queue in turn takes."""
-    count, topic = given.number("amount", 100), given["topic"]
-    body, total_ms, row = b"a" * given.number("size", 128), 0, _SENT
-    session.say(row.format("#Broker Name", "#QID", "#Send Result", "#RT"))
+def measure_queue_send_times(session: Session, values: FlagValues) -> None:
+    """Run checkMsgSendRT: send to each queue in turn, and print the duration of each send.
+
+    The first send, which also connects, is not part of the mean.
+    """
+    count, topic = values.get_int("amount", 100), values["topic"]
+    body, total_ms, row = b"a" * values.get_int("size", 128), 0, _SEND_ROW
+    session.print_line(row.format("#Broker Name", "#QID", "#Send Result", "#RT"))
     with session.make_producer() as producer:
         for index in range(count):
             queues = producer.write_queues(topic)
@@ -372,29 +459,37 @@ def check_send_time(session: Session, given: Given) -> None:
                 is_sent = False
             spent_ms = producer.clock.now_ms() - begin_ms
             total_ms += spent_ms if index else 0
-            session.say(row.format(queue.broker, queue.queue_id, java.shown(is_sent), spent_ms))
-    session.say(f"Avg RT: {total_ms / max(count - 1, 1):.2f}")
+            session.print_line(
+                row.format(queue.broker, queue.queue_id, java.format_value(is_sent), spent_ms)
+            )
+    session.print_line(f"Avg RT: {total_ms / max(count - 1, 1):.2f}")
 
 
-def send_status(session: Session, given: Given) -> None:
-    """How long sends to a broker's own topic take."""
-    topic, body = given["brokerName"], b"hello jodie" * (given.number("messageSize", 128) // 11 + 1)
+def measure_broker_send_times(session: Session, values: FlagValues) -> None:
+    """Run sendMsgStatus: send to the topic named after a broker, and print each duration."""
+    topic, body = (
+        values["brokerName"],
+        b"hello jodie" * (values.get_int("messageSize", 128) // 11 + 1),
+    )
     with session.make_producer() as producer:
         producer.send(topic, body[:16])
-        for _ in range(given.number("count", 50)):
+        for _ in range(values.get_int("count", 50)):
             begin_ms = producer.clock.now_ms()
             result = producer.send(topic, body)
             spent_ms = producer.clock.now_ms() - begin_ms
-            session.say(f"rt={spent_ms}ms, SendResult={java.send_result(result)}")
+            session.print_line(f"rt={spent_ms}ms, SendResult={java.format_send_result(result)}")
 
 
-def cluster_send_time(session: Session, given: Given) -> None:
-    """The same for every broker, again and again until somebody stops it."""
-    count, body = given.number("amount", 100), b"a" * given.number("size", 128)
-    as_log, room = given.truth("print_log"), given.get("machine_room", "noname")
+def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
+    """Run clusterRT: send to the topic named after each broker, and print the mean duration.
+
+    The command repeats this every `interval` seconds until it is interrupted.
+    """
+    count, body = values.get_int("amount", 100), b"a" * values.get_int("size", 128)
+    as_log, room = values.get_bool("print_log"), values.get("machine_room", "noname")
     row = "{:<24}  {:<24}  {:<8}  {:<16}  {:<16}".format
     if not as_log:
-        session.say(
+        session.print_line(
             "{:<24}  {:<24}  {:<4}  {:<8}  {:<8}".format(
                 "#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount"
             )
@@ -402,7 +497,7 @@ def cluster_send_time(session: Session, given: Given) -> None:
     with session.make_producer() as producer:
         while True:
             known = session.admin.cluster_info().clusters
-            wanted = given.get("cluster")
+            wanted = values.get("cluster")
             if wanted is not None and wanted not in known:
                 session.write(f"cluster [{wanted}] not exist")
                 return
@@ -415,13 +510,13 @@ def cluster_send_time(session: Session, given: Given) -> None:
                             producer.send(broker, body)
                             good += 1
                         except SluiceError:
-                            pass  # counted
+                            pass  # the number of failures is count - good
                         spent_ms += producer.clock.now_ms() - begin_ms if index else 0
                     mean = spent_ms / max(count - 1, 1)
-                    now = java.second_text(producer.clock.now_ms())
-                    session.say(
+                    now = java.format_time_seconds(producer.clock.now_ms())
+                    session.print_line(
                         f"{now}|{room}|{cluster}|{broker}|{mean:.0f}"
                         if as_log
                         else row(cluster, broker, f"{mean:.2f}", good, count - good)
                     )
-            producer.sleep(given.number("interval", 10))
+            producer.sleep(values.get_int("interval", 10))

@@ -185,7 +185,7 @@ class MemoryListenerBase:
     """A listener at some addresses of a memory network. Subclasses decide what it serves."""
 
     def __init__(self, listeners: dict[str, Any]) -> None:
-        """`listeners` has the listener of each address of the network; `start` adds to it."""
+        """Create a listener. `listeners` are those of the memory network, by address."""
         self.ports: tuple[int, ...] = ()
         self.inherited_sockets: ListeningSockets = {}
         self._listeners = listeners
@@ -222,7 +222,7 @@ class MemoryStreamListener(MemoryListenerBase):
     """A server for byte streams in a memory network."""
 
     def __init__(self, listeners: dict[str, Any], accept: StreamProtocolFactory) -> None:
-        """`listeners` has the listener of each address; `accept` returns a stream's protocol."""
+        """Create a listener. `accept` returns the protocol of a new stream."""
         super().__init__(listeners)
         self.accept = accept
         self.open_pairs: set[_StreamPair] = set()

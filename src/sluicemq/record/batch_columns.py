@@ -282,9 +282,6 @@ _unpack_size: Final = struct.Struct(">i").unpack_from
 _KEPT_BYTES: Final = 8 * 1024 * 1024
 keep_freed_memory(_KEPT_BYTES)  # of one batch for the next
 
-Part = tuple[int, bytes | memoryview, bytes, int]
-"""The flag, body, stored properties and tag code of a message."""
-
 
 class BatchColumns(NamedTuple):
     """Messages to be stored, as columns.
@@ -304,13 +301,6 @@ class BatchColumns(NamedTuple):
     behind: bytes = b""
     table: PropertyTable | None = None
     """The table of `properties` if all messages have the same names."""
-
-    def split_messages(self) -> list[Part]:
-        """Return flag, body, stored properties and tag code of each message."""
-        before, behind = self.before, self.behind
-        stored = [b"".join((before, encoded, behind)) for encoded in self.properties.slices()]
-        flags, codes = self.heads["flag"].tolist(), self.tag_codes.tolist()
-        return list(zip(flags, self.bodies.slices(), stored, codes, strict=True))
 
     def count_body_sizes(self) -> dict[int, int]:
         """Return the number of bodies by size in bytes."""

@@ -450,13 +450,6 @@ class Records:
             lengths[second] = gather(self.raw, self.body_ends[second], ">i2")
         return lengths
 
-    def _measure_topics(self) -> None:
-        at = self.topic_starts + self.topic_lengths
-        self.valid &= (self.topic_lengths >= 0) & (at + 2 <= self.ends)
-        at = self._inside(at)
-        self.property_starts = at + 2
-        self.property_lengths = gather(self.raw, at, ">i2").astype(np.int64)
-
     @cached_property
     def topics(self) -> tuple[list[bytes], Positions]:
         """The different topics, and for each row the index of its topic."""

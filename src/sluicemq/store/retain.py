@@ -102,11 +102,14 @@ class DeletionObserver(Protocol):
     """Is notified before a file is deleted."""
 
     def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
-        """The messages [old_min, new_min) of a queue will be deleted with the file."""
+        """Note that the messages [old_min, new_min) of a queue will be deleted with the file."""
         ...
 
     def on_file_deleted(self, file: LogFile, why: str) -> None:
-        """The file will be deleted now. `on_messages_deleted` was called for all its queues."""
+        """Note that the file will be deleted now.
+
+        `on_messages_deleted` was called for all its queues before.
+        """
         ...
 
 

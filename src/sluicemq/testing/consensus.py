@@ -88,7 +88,7 @@ class MemoryConsensus:
     def apply(self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS) -> bool:
         """Apply `changes` at once if every key has its expected version; return whether it did.
 
-        `given` are the expected versions of further keys; 0 means that a key does not exist. A
+        `conditions` are the expected versions of further keys; 0 means that a key does not exist. A
         change with a lease that has ended also makes the result False.
         """
         conditions = {

@@ -1,10 +1,11 @@
-"""One script of mqadmin's commands, and what of their output differs by nature.
+"""A script of mqadmin commands, and a table of the expected differences of their output.
 
-Whoever runs it (the real tool before a Java broker, the real tool before ours, `sluice mqadmin`
-before ours) has prepared the same: the topic `Tscript` of four queues with `MESSAGES` messages by a
-producer of the group `Pscript` that stays, and a push consumer of `Gscript` that has read them
-and stays. Then the lines of `COMMANDS` are called one after the other; each may change what later
-ones see. Words in braces are filled in from `Places`.
+The script is run in three ways: RocketMQ's tool against a Java broker, RocketMQ's tool against
+SluiceMQ, and `sluice mqadmin` against SluiceMQ. Each run begins with the same cluster: the topic
+`Tscript` with four queues contains `MESSAGES` messages, a producer of the group `Pscript` stays
+connected, and a push consumer of `Gscript`, which also stays connected, has consumed the messages.
+Then the lines of `COMMANDS` are run in their order. A command may change what later commands print.
+Words in braces are replaced by the values in `Places`.
 """
 
 import re
@@ -26,7 +27,7 @@ MESSAGES: Final = 12
 
 @dataclass(frozen=True)
 class Places:
-    """What the words in braces stand for. `id` and `offset_id` are those of a message."""
+    """The values of the words in braces. `id` and `offset_id` are the two ids of one message."""
 
     name_server: str
     broker: str
@@ -40,7 +41,7 @@ FILES: Final = {
     '{"topicName":"Tlist2","readQueueNums":2,"writeQueueNums":2,"perm":6}]',
     "groups.json": '[{"groupName":"Glist1","retryMaxTimes":3},{"groupName":"Glist2"}]',
 }
-"""What lies in {directory}."""
+"""The files in {directory}: name -> content."""
 
 COMMANDS: Final = tuple("""
 updateTopic -b {broker} -t Tbroker -r 3 -w 3
@@ -216,20 +217,20 @@ noSuchCommand
 """.strip().splitlines())  # fmt: skip
 
 LEFT_OUT: Final = {
-    "clusterRT": "sends until somebody stops it; checkMsgSendRT sends as it does",
-    "startMonitoring": "watches until somebody stops it, by consumerStatus and the like",
+    "clusterRT": "sends until it is interrupted; checkMsgSendRT sends in the same way",
+    "startMonitoring": "runs until it is interrupted, and calls consumerStatus and the like",
 }
 UNORDERED: Final = {
     "topicList", "statsAll", "brokerConsumeStats", "getBrokerConfig", "getNamesrvConfig",
     "producer", "consumerProgress", "consumerStatus", "brokerStatus", "allocateMQ",
     "checkMsgSendRT", "printMsg", "resetOffsetByTime",
 }  # fmt: skip
-"""Their lines come in the order of somebody's hash table."""
+"""Commands whose lines have the order of a hash table. They are sorted before they are compared."""
 
 _NORMAL: Final = tuple(
     (re.compile(pattern, re.MULTILINE | re.IGNORECASE), name)
     for pattern, name in (
-        # what a stack trace says of the inside of the tool
+        # the lines of a stack trace in the tool
         (r"^\s+(at .*|\.\.\. \d+ (more|common frames omitted))\n", ""),
         (r"@[0-9a-f]{6,8}\b", "@HASH"),
         (r"\$\$Lambda\$?\d*/(0x)?[0-9a-f]+", "$$Lambda"),
@@ -242,9 +243,9 @@ _NORMAL: Final = tuple(
         (r"(CommitLogMaxOffset\W+)\d+", r"\1SIZE"),
         (r"(?<![\d.])\d+\.\d+(e-?\d+)?(?![\d.])", "RATE"),
         (r"[ \t]+", " "),
-        (r"^broker-a \d+ SEND_OK", "broker-a QUEUE SEND_OK"),  # a queue of the sender's choice
+        (r"^broker-a \d+ SEND_OK", "broker-a QUEUE SEND_OK"),  # the sender selects the queue
         (r"spentTimeMills=\d+", "spentTimeMills=DURATION"),
-        (r"\b\d+-\d+\((?=RATEw)", "BEHIND("),  # of the timer, this very moment
+        (r"\b\d+-\d+\((?=RATEw)", "BEHIND("),  # the lag of the timer at this moment
         # a group has its retry topic's offsets some seconds after it has joined
         (r"^%RETRY%\S+ broker-a .*\n?", ""),
         (r" *\n+", "\n"),
@@ -253,13 +254,15 @@ _NORMAL: Final = tuple(
 
 
 def words_of(line: str, places: Places) -> list[str]:
-    """The arguments of one call."""
+    """Return the arguments of a line of the script."""
     return shlex.split(line.format(**asdict(places)).replace('"', '\\"'))
 
 
 def normalised(text: str, directory: str = "") -> str:
-    """Without what differs from run to run: addresses, times, rates, ids, widths of columns, and
-    the `directory` that everything lies in."""
+    """Return the output without addresses, times, rates, ids and widths of columns.
+
+    They differ from run to run. The path `directory` is replaced, too.
+    """
     if directory:
         text = text.replace(directory, "DIRECTORY")
     for pattern, name in _NORMAL:
@@ -268,9 +271,11 @@ def normalised(text: str, directory: str = "") -> str:
 
 
 class Excuse(NamedTuple):
-    """What may differ of a call's lines, and why; all else is compared. `lines`: whole lines that
-    one side, or both, may have. `values`: of what they match, the groups alone are compared.
-    `is_keyed`: of lines `name = value` or `name : value`, those that both sides have are compared.
+    """The allowed differences of a call's output, and their reason. All else is compared.
+
+    `lines` matches whole lines that are ignored. Of the texts that a pattern of `values` matches,
+    only the groups of the pattern are compared. With `is_keyed`, lines have the form `name = value`
+    or `name : value`, and only names that are on both sides are compared.
     """
 
     reason: str
@@ -279,7 +284,7 @@ class Excuse(NamedTuple):
     is_keyed: bool = False
 
     def reduced(self, text: str, other: str) -> str:
-        """What is compared of a text with that of the other side."""
+        """Return the part of `text` to compare with `other`, the output of the other side."""
         names = {_name_of(line) for line in other.splitlines()}
         kept = [
             line
@@ -298,22 +303,22 @@ def _name_of(line: str) -> str:
     return re.split(r" ?[=:]", line)[0]
 
 
-_OWN_TOPICS = "RocketMQ 5.5 has topics of its own for RocksDB; static topics are refused here"
+_OWN_TOPICS = "RocketMQ 5.5 has system topics for RocksDB; SluiceMQ has no static topics"
 _TOPIC_LINES = r"(DefaultCluster )?(RMQ_SYS_ROCKSDB_TRANS_(OP_)?HALF_TOPIC|Tstatic)( .*)?"
 _TOPICS = Excuse(_OWN_TOPICS, _TOPIC_LINES)
 _COUNTED = (
-    "counts of the moment: samples come every 10 s, traces leave a while after their messages"
+    "counts at that moment: they are sampled every 10 s, and traces follow their messages later"
 )
 _TRACES = "RMQ_SYS_TRACE_TOPIC .*"
 _SENT_READ = (r"^(Tscript Gscript 0 RATE RATE) \d+ \d+$",)
 _VERSION = Excuse(
-    "the version whose protocol the broker speaks; counts and sizes of the moment", values=(
+    "the version whose protocol the broker supports; counts and sizes at that moment", values=(
         r"\bV5_\d_\d\b", r"^(DefaultCluster broker-a \d+ \d+) \d+ \d+$",
     ),
 )  # fmt: skip
 _RUNTIME = Excuse(
-    "the version whose protocol the broker speaks; each shows counters of its own; times, rates "
-    "and sizes of the moment", is_keyed=True, values=(
+    "the version whose protocol the broker supports; each broker has some counters that the other "
+    "has not; times, rates and sizes at that moment", is_keyed=True, values=(
         r"\bV5_\d_\d\b",
         r"((?:get\w+|put)Tps :) RATE(?: RATE RATE)?$",  # three when it has run for a while
         r"((?:put|get)MessageEntireTimeMax :) \d+$",
@@ -326,10 +331,10 @@ _RUNTIME = Excuse(
     ),
 )  # fmt: skip
 _SETTINGS = Excuse(
-    "each server shows the settings that it has; which of RocketMQ's have no effect here is in "
-    "docs/configuration.md. Of those that both have, ports, paths and what these two were started "
-    "with, a lower diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS when it is asked "
-    "for, and what the file leaves to the broker, which is empty here", is_keyed=True, values=(
+    "each server shows its own settings; docs/configuration.md lists those of RocketMQ without "
+    "effect in SluiceMQ. These differ in both: ports, paths, options of the test, a lower "
+    "diskMaxUsedSpaceRatio, a shorter haMaxTimeSlaveNotCatchup, TLS only if configured, and values "
+    "that are not configured, which are empty in SluiceMQ", is_keyed=True, values=(
         r"^(listenPort|metricsPromExporterPort|configStorePath|kvConfigPath|diskMaxUsedSpaceRatio|"
         r"mappedFileSizeCommitLog|metricsExporterType|timerFlushIntervalMs|useTLS|brokerIP[12]|"
         r"haListenPort|inSyncReplicas|haMaxTimeSlaveNotCatchup) =.*$",
@@ -337,11 +342,11 @@ _SETTINGS = Excuse(
 )  # fmt: skip
 EXPLAINED: Final[Mapping[str, Excuse]] = {
     "updateTopic -b {broker} -t Tbad": Excuse(
-        "the same code; ours adds which attributes there are",
+        "the same code; SluiceMQ adds the list of attributes",
         values=(r"(unsupported key: no\.such)(?:\. The attributes are [a-z., ]+\.)?$",),
     ),
     "updateTopic -b {broker} -t a/b": Excuse(
-        "5.5.0 names the topic in the sentence, 5.3.3 does not",
+        "5.5.0 names the topic in the error, 5.3.3 does not",
         values=(r"(The specified topic)(?:: a/b,)? contains",),
     ),
     "topicList": _TOPICS,
@@ -358,31 +363,33 @@ EXPLAINED: Final[Mapping[str, Excuse]] = {
     "getBrokerConfig": _SETTINGS,
     "getNamesrvConfig": _SETTINGS,
     "updateBrokerConfig -b {broker} -k fileReservedTime -v soon": Excuse(
-        "RocketMQ says success and changes nothing; a value that is none is refused here",
+        "RocketMQ reports success and changes nothing; SluiceMQ rejects an invalid value",
         r"update broker config success, ADDRESS|.*UpdateBrokerConfigSubCommand command failed|"
         r"Caused by: .* CODE: 1 DESC: fileReservedTime = soon is not valid\. .*|For more .*",
     ),
     "wipeWritePerm -b broker-a": _TOPICS._replace(values=(r"( OK,) \d+$",)),
     "addWritePerm": _TOPICS._replace(values=(r"( OK,) \d+$",)),
     "queryCq": Excuse(
-        "eval says whether the filter lets the message through; RocketMQ decides it only with bit "
-        "maps, and shows false", values=(r"\beval=(?:true|false)",),
+        "eval says whether the filter matches the message; RocketMQ evaluates it only with bit "
+        "maps, else it shows false", values=(r"\beval=(?:true|false)",),
     ),
     "remappingStaticTopic": Excuse(
-        "static topics are refused here, so there is none to be remapped",
+        "SluiceMQ has no static topics, so none can be remapped",
         r"The old mapping data is written to file .*|.*RemappingStaticTopicSubCommand command "
         r"failed|Caused by: .* No topic route to do the remapping",
     ),
 }  # fmt: skip
-"""Beginnings of lines of `COMMANDS` whose outcome may differ ($ is the end of a line) -> in what,
-and why."""
+"""The beginnings of lines of `COMMANDS` whose outcome may differ -> the allowed differences.
+
+A `$` is the end of a line.
+"""
 _GROUPS_OF_TOPIC = Excuse(
-    "5.3.3 names the topic itself among the groups of a topic (300)",
+    "5.3.3 lists the topic itself among the groups of a topic (300)",
     r"(DefaultCluster )?Tscript Tscript( .*)?",
     values=(r"\n?MessageTrack \[consumerGroup=Tscript,.*\nSee https://.*",),
 )
 _MESSAGES = Excuse(
-    "brokers of 5.x keep TRACE_ON, MSG_REGION and WAIT with a message, which makes it longer",
+    "brokers of 5.x store TRACE_ON, MSG_REGION and WAIT with a message, which makes it longer",
     values=(
         r"\b(CommitLog Offset: |storeSize=|commitLogOffset=|physicOffset=|physicSize=)\d+",
         r"\b(?:TRACE_ON=true|MSG_REGION=DefaultRegion|WAIT=true)(?:, )?",
@@ -393,7 +400,7 @@ _NEW_TOPICS = Excuse(
     "5.x has more system topics, and lists those of transactions",
     r"(DefaultCluster )?(RMQ_SYS_TRANS_(OP_)?HALF_TOPIC|rmq_sys_\w+(-a)?)( .*)?",
 )
-_CODE_4 = "4.9 has other codes and words"
+_CODE_4 = "4.9 has other codes and texts"
 _NO_GROUP_4 = Excuse(
     _CODE_4, values=(
         r"CODE: (?:1 DESC: THe consumer group <Goffline> not exist|26 DESC: Group Goffline does not"
@@ -401,7 +408,8 @@ _NO_GROUP_4 = Excuse(
     ),
 )  # fmt: skip
 _NO_RULES_4 = Excuse(
-    "without aclEnable 4.9 fails or does not answer; ours says it", r"Caused by: .*|For more .*"
+    "without aclEnable 4.9 fails or does not answer; SluiceMQ says why",
+    r"Caused by: .*|For more .*",
 )
 OLDER: Final[Mapping[str, Mapping[str, Excuse]]] = {
     "5.3.3": dict.fromkeys(("topicList -c", "statsAll", "queryMsgBy"), _GROUPS_OF_TOPIC),
@@ -417,7 +425,7 @@ OLDER: Final[Mapping[str, Mapping[str, Excuse]]] = {
         ),
         "clusterList": Excuse("versions", values=(r"\bV\d_\d_\d\b",)),
         "brokerStatus": Excuse(
-            "versions; the earliest message is told at once by 5.x", values=(
+            "versions; 5.x reports the earliest message at once", values=(
                 r"\bV\d_\d_\d\b", r"(brokerVersion :) \d+",
                 r"(earliestMessageTimeStamp :) (?:-1|TIME)", r"(putTps :).*",
             ),
@@ -428,7 +436,7 @@ OLDER: Final[Mapping[str, Mapping[str, Excuse]]] = {
             ),
         ),
         "updateBrokerConfig -b {broker} -k brokerConfigPath": Excuse(
-            "4.9 has no settings that a tool may not change",
+            "in 4.9 a tool may change every setting",
             r"update broker config success, ADDRESS|.*UpdateBrokerConfigSubCommand command failed|"
             r"Caused by: .* CODE: 16 DESC: Can not update config in black list\. .*|For more .*",
         ),
@@ -445,42 +453,44 @@ OLDER: Final[Mapping[str, Mapping[str, Excuse]]] = {
         ),
     },
 }  # fmt: skip
-"""The same for an older tool before a broker of its own release and before ours, beside those above
--> beginnings of lines, in what they may differ."""
+"""Further differences for older tools: release -> beginning of a line -> the allowed differences.
+
+Such a tool is run against a Java broker of its own release and against SluiceMQ.
+"""
 REFUSAL: Final = " CODE: 3 DESC: "
-_USERS = "users and rules of ACL 2.0: accounts of plain_acl.yml instead (`sluice acl`)"
-_COLD = "reads of cold data are not throttled here"
-_ROCKSDB = "there is no RocksDB here; exportMetadata instead"
-_STATIC = "static topics: an ordinary topic with updateTopic -c instead"
+_USERS = "no users and rules of ACL 2.0; use accounts of plain_acl.yml (`sluice acl`)"
+_COLD = "reads of cold data are not throttled"
+_ROCKSDB = "no RocksDB; use exportMetadata"
+_STATIC = "no static topics; use an ordinary topic with updateTopic -c"
 REFUSED: Final[Mapping[str, str]] = {
     "rocksDBConfigToJson": _ROCKSDB,
     "checkRocksdbCqWriteProgress": _ROCKSDB,
-    "getBrokerEpoch": "there is no controller here; `sluice cluster status` instead",
+    "getBrokerEpoch": "no controller; use `sluice cluster status`",
     "getColdDataFlowCtrInfo": _COLD,
     "updateColdDataFlowCtrGroupConfig": _COLD,
     "removeColdDataFlowCtrGroupConfig": _COLD,
-    "setCommitLogReadAheadMode": "the log is read as the kernel reads ahead",
-    "switchTimerEngine": "there is one engine of timers, the file wheel",
+    "setCommitLogReadAheadMode": "the kernel decides how far to read ahead",
+    "switchTimerEngine": "there is one timer engine, the timer wheel in files",
     **dict.fromkeys(
         ("createUser", "updateUser", "deleteUser", "getUser", "listUser", "copyUser", "createAcl",
          "updateAcl -", "deleteAcl -", "getAcl -", "listAcl", "copyAcl"),
         _USERS,
     ),
-    "getBrokerLiteInfo": "lite topics: an ordinary topic and a filter instead",
+    "getBrokerLiteInfo": "no lite topics; use an ordinary topic and a filter",
     "updateStaticTopic": _STATIC,
 }  # fmt: skip
-"""... and what our broker refuses, by a sentence."""
+"""The beginnings of lines that a broker of SluiceMQ refuses with an error -> the reason."""
 
 
 class Outcome(NamedTuple):
-    """What a call printed, normalised, and the code it ended with."""
+    """The normalised output and the exit code of a call."""
 
     text: str
     code: int
 
 
 def verdict(line: str) -> tuple[str, str]:
-    """What the table says of a line: same, explained or refused, and why."""
+    """Return ("same", "explained" or "refused", reason) for a line. "same" has an empty reason."""
     for beginning, reason in REFUSED.items():
         if line.startswith(beginning):
             return "refused", reason
@@ -489,7 +499,7 @@ def verdict(line: str) -> tuple[str, str]:
 
 
 def excuse_of(line: str) -> Excuse | None:
-    """What may differ of a line that is explained."""
+    """Return the allowed differences of a line, or None if it must have the same outcome."""
     return next(iter(_excuses(EXPLAINED, line)), None)
 
 
@@ -500,8 +510,12 @@ def _excuses(table: Mapping[str, Excuse], line: str) -> list[Excuse]:
 def differs(
     line: str, theirs: Outcome, mine: Outcome, release: str = "5.5.0"
 ) -> tuple[str, str] | None:
-    """What of the outcomes before a Java broker and before ours the tables do not tell. `release`
-    is that of the tool and of the Java broker."""
+    """Return the differences of two outcomes that the tables do not allow, or None.
+
+    `theirs` is the outcome with a Java broker and `mine` that with SluiceMQ. `release` is the
+    release of the tool and of the Java broker. The result is (theirs, mine), reduced to what is
+    compared.
+    """
     if theirs.code != mine.code:
         return f"code {theirs.code}", f"code {mine.code}"
     if theirs.text == mine.text:
@@ -516,7 +530,7 @@ def differs(
 
 
 def page() -> str:
-    """docs/mqadmin.md. The test of the comparison holds it: what is called the same there is."""
+    """Return the text of docs/mqadmin.md."""
     verdicts = [verdict(line) for line in COMMANDS]
     counts = {
         kind: sum(kind == it for it, _ in verdicts) for kind in ("same", "explained", "refused")
@@ -536,27 +550,31 @@ def page() -> str:
     )
 
 
-_PAGE = """# mqadmin before our broker and before a Java broker
+_PAGE = """# RocketMQ's mqadmin with SluiceMQ and with a Java broker
 
-Written by `PYTHONPATH=tests/compatibility:tests/lib python -m peer.mqadmin`, from the tables of
-`tests/compatibility/peer/mqadmin.py`. `tests/compatibility/test_mqadmin_compared.py` holds it: the
-real mqadmin 5.5.0 makes each call before a Java broker 5.5.0 and before ours, and where the table
-says *same*, lines, columns and exit code are equal but for addresses, times, rates, ids and the
-order of hash tables. Where it says *explained*, nothing differs but what the reason names: the
-table has a pattern of those lines or words, and all others are compared. What is refused has code 3
-and a sentence.
+This page shows for each command of RocketMQ's mqadmin whether it prints the same with SluiceMQ as
+with a Java broker. `PYTHONPATH=tests/compatibility:tests/lib python -m peer.mqadmin` writes it from
+the tables in `tests/compatibility/peer/mqadmin.py`.
 
-{count} calls: {same} the same, {explained} explained, {refused} refused with a sentence.
+`tests/compatibility/test_mqadmin_compared.py` checks it: mqadmin 5.5.0 makes each call to a Java
+broker 5.5.0 and to SluiceMQ.
 
-| call | ours | why not the same |
+- *same*: lines, columns and exit code are equal. Addresses, times, rates, ids and the order of hash
+  tables are not compared.
+- *explained*: only what the reason names differs. All other lines and words are compared.
+- *refused*: SluiceMQ answers with code 3 and an error that says what to use instead.
+
+{count} calls: {same} same, {explained} explained, {refused} refused.
+
+| call | SluiceMQ | reason |
 |---|---|---|
 {rows}
 
 ## Older tools
 
-With SLUICEMQ_TESTS=all mqadmin 5.3.3 and 4.9.7 make the same calls, before a Java broker of
-their own release and before ours; a command that a tool has not yet is refused by it before both.
-Exit codes are equal in all calls, and the rest but for what is explained above and here:
+With `SLUICEMQ_TESTS=all`, mqadmin 5.3.3 and 4.9.7 make the same calls to a Java broker of their own
+release and to SluiceMQ. A tool refuses a command that its release does not have in both cases. Exit
+codes are equal in all calls. The output is equal except for what is explained above and here:
 
 | tool | calls that begin with | what differs |
 |---|---|---|
@@ -565,7 +583,7 @@ Exit codes are equal in all calls, and the rest but for what is explained above 
 
 
 def tool(release: str, directory: Path) -> Driver:
-    """The real tool: that of java/RELEASE.xml, e.g. "client-5.5.0"."""
+    """Start RocketMQ's tool of java/RELEASE.xml, for example "client-5.5.0"."""
     source = HERE / "java" / "Mqadmin.java"
     home = java_home(directory)
     flags = (*JVM_FLAGS, "-Djava.security.manager=allow", f"-Drocketmq.home.dir={home}")
@@ -573,7 +591,7 @@ def tool(release: str, directory: Path) -> Driver:
 
 
 def played(driver: Driver, cluster: Cluster, directory: Path) -> dict[str, Outcome]:
-    """The outcome of each line of the script, after the preparations, by the real tool."""
+    """Prepare the cluster, run each line of the script by RocketMQ's tool. Return the outcomes."""
     for name, text in FILES.items():
         (directory / name).write_text(text)
     where = {"ns": cluster.name_server, "limit_ms": 30_000, "timeout_s": 240}

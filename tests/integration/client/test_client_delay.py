@@ -86,7 +86,7 @@ def test_the_blocking_and_the_migrants_producer_do_the_same(recalling):
         message = Message("t", b"x")
         message.set_delay_time_sec(60)
         sent = migrant.send(message)
-        with pytest.raises(ConfigurationError, match="of topic 't', the call names 'other'"):
+        with pytest.raises(ConfigurationError, match="of topic 't', not of 'other'"):
             migrant.recall_message("other", sent.recall_handle)
         assert migrant.recall_message("t", sent.recall_handle) == sent.msg_id
 

@@ -164,7 +164,7 @@ async def test_a_running_transaction_is_not_for_the_listener_to_judge(quick):
         producer = mq.producer("G", listener=ledger)
         async with producer.transaction("t", b"slow"):
             broker = quick.brokers["broker-a"].core
-            await asyncio.to_thread(wait_for, lambda: broker.transactions.check_back.sent >= 2)
+            await asyncio.to_thread(wait_for, lambda: broker.transactions.checker.sent_count >= 2)
         await asyncio.to_thread(wait_for, lambda: stored(quick) == ["slow"])
     assert ledger.checked == []
 

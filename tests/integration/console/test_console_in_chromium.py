@@ -1,8 +1,8 @@
-"""The console as people see it: real Chromium, every page at two widths, light and dark.
+"""The console in Chromium: every page at two widths, light and dark.
 
 No page may be wider than the screen, load or run anything that the policy forbids, or have an issue
-that axe-core calls serious. What stands in messages stays text. With SLUICEMQ_IMAGES=DIRECTORY
-the screenshots are kept there, with a table of first paint and bytes.
+that axe-core calls serious. Markup in messages is escaped. With SLUICEMQ_IMAGES=DIRECTORY the
+screenshots are saved there, with a table of first paint and bytes.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def needed(find: Any) -> str:
 
 @pytest.fixture
 async def console(tmp_path: Path) -> AsyncIterator[tuple[Console, str, str]]:
-    """A console before a cluster with flights, its address, and the id of a message."""
+    """Yield a console of a cluster with flights, its address, and the id of a message."""
     rules = tmp_path / "plain_acl.yml"
     rules.write_text(RULES)
     rules.chmod(0o600)
@@ -103,7 +103,7 @@ class Undecided(TransactionListener):
 
 
 class PastClock:
-    """The time some seconds ago: what happens at once is drawn as if it had taken hours."""
+    """A clock that is behind, so that events of a moment are drawn as if they had taken hours."""
 
     ago_s = 0.0
 
@@ -115,7 +115,7 @@ class PastClock:
 
 
 async def hours(mq: EmbeddedSluice, clock: PastClock) -> History:
-    """What the console would have seen of a cluster that is sent to, looked at again and again."""
+    """Fill the history as if the console had measured a busy cluster for hours."""
     history = History(clock)
     for point in range(LOOKS):
         clock.ago_s = (LOOKS - 1 - point) * 300.0
@@ -129,7 +129,7 @@ async def hours(mq: EmbeddedSluice, clock: PastClock) -> History:
 
 
 def leave_runs(directory: str, clock: PastClock) -> None:
-    """A stream that goes on, one that failed, a batch that is done."""
+    """Write progress files of a running stream, a failed one, and a finished batch."""
     for name, kind, ending in (
         ("bookings-archive", "archive", ""),
         ("late-flights", "batch", "late.yaml:12: sinks[2].url: the database cannot be reached."),
@@ -220,7 +220,7 @@ async def test_every_page_in_a_real_browser(
     faults: list[str] = []
 
     def note(kind: str, text: str) -> None:
-        """An error of the page; that a page is not found is none."""
+        """Record an error of the page, except that a page was not found."""
         if kind == "error" and "status of 40" not in text:
             faults.append(text)
 

@@ -12,7 +12,7 @@ import pytest
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SMALL, SteppedBroker, send_fields
 from sluicemq.broker.lanes.filters import RuleFilter, get_rule_filter
-from sluicemq.broker.lanes.rules import MATCH_NOTHING, Rule, compute_rules
+from sluicemq.broker.lanes.rules import MATCH_NOTHING, LaneRule, compute_rules
 from sluicemq.broker.lanes.rules import subscription_key as key_of
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, TAG
@@ -177,7 +177,7 @@ def test_a_rule_takes_the_same_messages_by_columns_and_by_records(seed: int) -> 
         _is_same(world, MATCH_NOTHING)
 
 
-def _is_same(world: World, rule: Rule) -> None:
+def _is_same(world: World, rule: LaneRule) -> None:
     for queue_id in range(2):
         low, end = world.broker.store.queue_offsets("T", queue_id)
         offset, got = low, []

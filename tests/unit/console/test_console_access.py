@@ -1,5 +1,7 @@
-"""Pages of access rules: accounts without secrets, the rule that decides, requests tried, changes
-by an admin alone, and why there is nothing where a broker has no rules.
+"""Pages of access rules: accounts without secrets, deciding rules, tried requests, and changes.
+
+Only an admin may change them. A broker without rules is shown with the reason.
+
 """
 
 import re
@@ -59,7 +61,7 @@ async def guarded(directory: Path) -> AsyncIterator[EmbeddedSluice]:
 
 
 def connect_to(mq: EmbeddedSluice) -> Any:
-    """With the console's own key when nobody's is given."""
+    """Connect with the console's own key if no credentials are given."""
     own = "admin-key", "admin-secret-of-one"
     return lambda credentials: mq.servers.client(credentials=credentials or own)
 
@@ -78,7 +80,7 @@ async def browser(mq: EmbeddedSluice, tmp_path: Path) -> AsyncIterator[Browser]:
 
 
 def badges(text: str, name: str) -> list[str]:
-    """The verdicts in the row of a resource."""
+    """Return the verdicts in the row of a resource."""
     row = text.partition(f">{name}</a></th>")[2].partition("</tr>")[0]
     return re.findall(r"(allowed|denied)</span>", row)
 
@@ -97,7 +99,7 @@ async def test_accounts_are_shown_without_their_secrets(browser: Browser) -> Non
         assert "******" not in text
 
 
-async def test_what_an_account_may_do_is_said_with_the_rule(browser: Browser) -> None:
+async def test_permissions_are_shown_with_the_deciding_rule(browser: Browser) -> None:
     text = (await browser.get("/access/account?key=reader-key")).text
     assert badges(text, "flights") == ["denied", "allowed"]
     assert badges(text, "gates") == ["denied", "denied"]
@@ -195,7 +197,9 @@ async def test_accounts_and_addresses_are_changed(
     ]  # fmt: skip
 
 
-async def test_only_an_admin_sees_and_changes(mq: EmbeddedSluice, tmp_path: Path) -> None:
+async def test_only_an_admin_can_see_and_change_access_rules(
+    mq: EmbeddedSluice, tmp_path: Path
+) -> None:
     async with browsing(connect_to(mq), tmp_path, roles=True) as browser:
         for role in (Role.READ, Role.OPERATE):
             await browser.sign_in(role.name.lower(), SECRETS[role])
@@ -218,7 +222,7 @@ async def test_only_an_admin_sees_and_changes(mq: EmbeddedSluice, tmp_path: Path
             assert (await browser.submit(path, **data)).status_code == 403
 
 
-async def test_nobody_deletes_the_key_that_is_signed_in(browser: Browser) -> None:
+async def test_the_access_key_of_the_session_cannot_be_deleted(browser: Browser) -> None:
     await browser.sign_in("admin-key", "admin-secret-of-one", kind="key")
     answer = await browser.submit(
         "/access/account/delete", access_key="admin-key", typed="admin-key"
@@ -227,7 +231,7 @@ async def test_nobody_deletes_the_key_that_is_signed_in(browser: Browser) -> Non
     assert "signs its requests with" in answer.text
 
 
-async def test_without_rules_the_pages_say_why(tmp_path: Path) -> None:
+async def test_without_rules_the_pages_show_the_reason(tmp_path: Path) -> None:
     async with (
         embedded() as open_mq,
         browsing(

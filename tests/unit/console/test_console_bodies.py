@@ -1,4 +1,4 @@
-"""Bodies in each form that they have."""
+"""The forms in which bodies are shown."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,12 +31,12 @@ def test_any_body_can_be_shown(body: bytes) -> None:
     assert all(isinstance(text(), str) for text in found.values())
 
 
-def test_a_cut_within_a_letter_is_still_text() -> None:
+def test_text_that_is_cut_within_a_character_is_still_text() -> None:
     body = "é".encode() * bodies.SHOWN_BYTES_MAX
     assert "text" in bodies.find_forms(b"x" + body)
 
 
-def test_what_is_large_or_nested_is_neither_parsed_nor_indented() -> None:
+def test_large_or_deeply_nested_bodies_are_not_parsed() -> None:
     pairs = b"[" + b"1," * bodies.SHOWN_BYTES_MAX + b"1]"
     assert list(bodies.find_forms(pairs)) == ["text", "hex"]
     assert list(bodies.find_forms(b"\x08\x00" * bodies.SHOWN_BYTES_MAX)) == ["hex"]

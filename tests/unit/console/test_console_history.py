@@ -1,4 +1,4 @@
-"""The rings of the last hours: they are bounded, and a question that fails leaves a gap."""
+"""The history of the console: series are limited, and a failed request leaves a gap."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ QUEUE = MessageQueue("flights", "broker-a", 0)
 
 
 class HandClock:
-    """Goes when it is told."""
+    """A clock that the test moves."""
 
     now_s = 1000.0
 
@@ -35,7 +35,7 @@ def queue_lag(matching: int | None, eta_ms: int | None = None) -> QueueLag:
 
 
 class Scripted:
-    """A cluster of one broker; `is_there` says whether it answers."""
+    """The admin interface of a cluster with one broker. `is_there` is whether it answers."""
 
     is_there = True
     names: tuple[str, ...] = ("late", "early")
@@ -62,7 +62,7 @@ class Scripted:
         return [queue_lag(4)]
 
 
-def test_a_ring_forgets_its_oldest_points() -> None:
+def test_a_time_series_drops_its_oldest_points() -> None:
     ring = TimeSeries()
     for second in range(POINTS_MAX + 5):
         ring.add(second, {"in": second})
@@ -87,7 +87,7 @@ def test_rates_and_lag() -> None:
     assert summarize_lag([passed, queue_lag(3)])["matching"] == 3  # nothing of nothing
 
 
-async def test_it_looks_at_the_cluster_and_at_groups_that_are_watched() -> None:
+async def test_a_sample_measures_the_cluster_and_the_watched_groups() -> None:
     clock, cluster = HandClock(), Scripted()
     admin: Any = cluster
     history = History(clock)
@@ -117,7 +117,7 @@ async def test_the_lag_of_all_groups_and_the_fullest_disk() -> None:
     assert history.cluster.chart_data("lag", "disk")[1:] == [[14.0, 14.0, None], [25.0, 25.0, 25.0]]
 
 
-async def test_of_many_groups_those_that_are_watched_count() -> None:
+async def test_of_many_groups_only_the_watched_ones_count() -> None:
     clock, cluster = HandClock(), Scripted()
     cluster.names = tuple(f"group-{number}" for number in range(GROUPS_MAX + 1))
     admin: Any = cluster
@@ -128,7 +128,7 @@ async def test_of_many_groups_those_that_are_watched_count() -> None:
     assert history.cluster.chart_data("lag")[1] == [7.0]
 
 
-def test_the_groups_watched_last_are_kept() -> None:
+def test_the_groups_watched_least_recently_are_dropped() -> None:
     history = History(HandClock())
     for number in range(GROUPS_MAX + 1):
         history.watch(f"group {number}", [])

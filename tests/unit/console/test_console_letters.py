@@ -1,5 +1,7 @@
-"""The workbench of dead letters: causes, choosing, editing, the dry run, sending; who may, and that
-what stands in letters stays text.
+"""The pages of dead letters: causes, selecting, editing, the dry run, sending, and roles.
+
+Markup in dead letters is escaped.
+
 """
 
 import html
@@ -28,7 +30,7 @@ LETTERS = 12
 
 
 async def bury(mq: EmbeddedSluice, body: bytes, **options: Any) -> str:
-    """A message that the group billing gives up on."""
+    """Store a dead letter of the group billing."""
     sent = await mq.send("orders", body, **options)
     (stored,) = await mq.admin.messages_with_id("orders", sent.message_id)
     (address,) = (await mq.admin.masters()).values()
@@ -40,13 +42,13 @@ async def bury(mq: EmbeddedSluice, body: bytes, **options: Any) -> str:
 
 
 async def listening(mq: EmbeddedSluice, expression: str) -> None:
-    """A member of the group that wants this of the topic."""
+    """Register a member of the group with this subscription of the topic."""
     await mq.subscribe("orders", group="billing", where=expression).start()
 
 
 @pytest.fixture
 async def mq() -> AsyncIterator[EmbeddedSluice]:
-    """Twelve letters of two causes: every third body is no JSON, the others time out."""
+    """Yield a cluster with twelve dead letters: every third is not JSON, the others timed out."""
     async with embedded() as made:
         await made.admin.create_topic("orders", queues=1)
         await made.admin.create_group(GroupConfig("billing"))
@@ -71,31 +73,33 @@ async def browser(mq: EmbeddedSluice, tmp_path: Path) -> AsyncIterator[Browser]:
 
 
 def hidden(text: str) -> dict[str, str]:
-    """What the form that sends carries."""
+    """Return the hidden fields of the form that sends."""
     form = text.partition('class="card chosen"')[2].partition("</form>")[0]
     found = re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', form)
     return {html.unescape(name): html.unescape(value) for name, value in found}
 
 
 def counts(text: str) -> dict[str, str]:
-    """Verdict -> how many, as the page shows it."""
+    """Return the number of each verdict on the page."""
     return dict(re.findall(r"<dt>(\w+)</dt><dd>(\d+)", text))
 
 
 def link(text: str, cause: str) -> str:
-    """Where a cluster's letters are."""
+    """Return the path of the dead letters of a cluster."""
     found = re.search(rf'href="([^"]*)">{cause}<', text)
     assert found
     return html.unescape(found[1])
 
 
 def no_json(**edit: str) -> str:
-    """The dry run of the first cause with an edit."""
+    """Return the path of a dry run of the first cause with an edit."""
     asked = {"origin": "orders", "cause": "the body is not JSON", **edit}
     return f"{AT}/replay?{urlencode(asked)}"
 
 
-async def test_groups_and_causes_lead_to_letters(browser: Browser, mq: EmbeddedSluice) -> None:
+async def test_pages_link_from_groups_and_causes_to_dead_letters(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
     assert ">Dead letters</a>" in (await browser.get("/")).text
     assert f'href="{AT}"' in (await browser.get("/groups/billing")).text
     listed = (await browser.get("/dead-letters?q=bill", live=True)).text
@@ -114,7 +118,7 @@ async def test_groups_and_causes_lead_to_letters(browser: Browser, mq: EmbeddedS
     assert (await browser.get("/dead-letters/nobody")).status_code == 404
 
 
-async def test_what_is_looked_at_is_bounded_and_goes_on(
+async def test_examined_dead_letters_are_limited_and_a_link_shows_older_ones(
     browser: Browser, mq: EmbeddedSluice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = await mq.admin.dead_letters("billing", count_max=5)
@@ -133,7 +137,7 @@ async def test_what_is_looked_at_is_bounded_and_goes_on(
     assert "stored until" in older
 
 
-async def test_a_dry_run_shows_what_becomes_of_each_and_sends_nothing(
+async def test_a_dry_run_shows_the_result_of_each_and_sends_nothing(
     browser: Browser, mq: EmbeddedSluice
 ) -> None:
     unchecked = (await browser.get(no_json())).text
@@ -163,7 +167,7 @@ async def test_a_dry_run_shows_what_becomes_of_each_and_sends_nothing(
     assert await mq.admin.offsets(queue) == (0, LETTERS)
 
 
-async def test_a_replay_sends_what_the_dry_run_showed_under_ids_that_stay(
+async def test_a_replay_sends_what_the_dry_run_showed_with_stable_ids(
     browser: Browser, mq: EmbeddedSluice, tmp_path: Path
 ) -> None:
     await listening(mq, "amount > 3")
@@ -189,7 +193,9 @@ async def test_a_replay_sends_what_the_dry_run_showed_under_ids_that_stay(
     assert "NaN" not in (tmp_path / "audit.jsonl").read_text()
 
 
-async def test_single_letters_go_to_the_group_alone(browser: Browser, mq: EmbeddedSluice) -> None:
+async def test_single_dead_letters_can_be_sent_to_the_retry_topic(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
     (queue,) = await mq.admin.queues("%DLQ%billing")
     pick = f"pick.{queue.broker}.{queue.queue_id}.3"
     early = (await browser.get(f"{AT}/replay?{pick}=1&to=retry")).text
@@ -206,7 +212,7 @@ async def test_single_letters_go_to_the_group_alone(browser: Browser, mq: Embedd
     assert copy.body == letter.body
 
 
-async def test_a_batch_is_bounded_and_a_link_goes_on(
+async def test_a_batch_is_limited_and_a_link_shows_the_next_one(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "BATCH_MAX", 5)
@@ -220,7 +226,7 @@ async def test_a_batch_is_bounded_and_a_link_goes_on(
     assert sent == ["5", "5", "2"]
 
 
-async def test_sends_that_fail_are_told_and_end_the_batch(
+async def test_failed_sends_are_shown_and_end_the_batch(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = hidden((await browser.get(f"{AT}/replay")).text)
@@ -235,7 +241,7 @@ async def test_sends_that_fail_are_told_and_end_the_batch(
     assert text.count("not tried") == LETTERS - pages.FAILURES_MAX
 
 
-async def test_who_reads_sees_all_and_sends_nothing(mq: EmbeddedSluice, tmp_path: Path) -> None:
+async def test_the_role_read_sees_all_and_sends_nothing(mq: EmbeddedSluice, tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     async with browsing(connect_to(mq), tmp_path, roles=True) as browser:
         await browser.sign_in("read", SECRETS[Role.READ])
@@ -260,7 +266,9 @@ async def test_a_form_without_its_token_sends_nothing(browser: Browser, mq: Embe
     assert await mq.admin.offsets(queue) == (0, LETTERS)
 
 
-async def test_markup_in_letters_and_edits_stays_text(browser: Browser, mq: EmbeddedSluice) -> None:
+async def test_markup_in_dead_letters_and_edits_is_escaped(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
     own = {"error": PROBE, PROBE: PROBE}
     await bury(mq, PROBE.encode(), tag=PROBE, keys=["<b>key"], properties=own)
     cause = f"error: {PROBE}".replace("1", "#")

@@ -1,4 +1,4 @@
-"""What others write does not end a page: odd progress files are told of, each in its row."""
+"""Invalid progress files do not break the page: each has a row with the reason."""
 
 from pathlib import Path
 
@@ -22,7 +22,9 @@ GOOD = {
         {"begun_ms": 1e999}, {"sinks": []},
     ],
 )  # fmt: skip
-def test_odd_values_are_no_progress(tmp_path: Path, change: dict[str, object]) -> None:
+def test_invalid_values_make_a_progress_file_invalid(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     (tmp_path / "good.json").write_bytes(orjson.dumps(GOOD))
     text = orjson.dumps(GOOD | change | {"pipeline": "odd"}).replace(
         b'"begun_ms":null', b'"begun_ms":1e999'

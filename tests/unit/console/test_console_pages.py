@@ -1,6 +1,4 @@
-"""Pages before an embedded cluster and before a large one that is made up: what they show, who may
-change what, and that text from messages stays text.
-"""
+"""Pages of an embedded cluster, and of a large simulated one: contents, roles, and escaping."""
 
 import re
 from collections.abc import AsyncIterator
@@ -52,7 +50,7 @@ async def browser(mq: EmbeddedSluice, tmp_path: Path) -> AsyncIterator[Browser]:
         yield made
 
 
-async def test_every_answer_has_the_headers_of_safety(browser: Browser) -> None:
+async def test_every_response_has_the_security_headers(browser: Browser) -> None:
     for path in ("/", "/topics", "/sign-in", "/nowhere", "/static/htmx.min.js"):
         answer = await browser.get(path)
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
@@ -60,7 +58,7 @@ async def test_every_answer_has_the_headers_of_safety(browser: Browser) -> None:
     assert (await browser.get("/")).headers["cache-control"] == "no-store"
 
 
-async def test_a_message_with_markup_everywhere_is_shown_as_text(
+async def test_markup_in_all_parts_of_a_message_is_escaped(
     browser: Browser, mq: EmbeddedSluice
 ) -> None:
     sent = await mq.send(
@@ -100,9 +98,7 @@ async def test_a_form_without_its_token_changes_nothing(browser: Browser, path: 
     assert (await browser.get(path)).status_code in (200, 404, 405)
 
 
-async def test_each_role_changes_what_it_may_and_no_more(
-    mq: EmbeddedSluice, tmp_path: Path
-) -> None:
+async def test_each_role_can_change_only_what_it_may(mq: EmbeddedSluice, tmp_path: Path) -> None:
     async with browsing(connect_to(mq), tmp_path, roles=True) as browser:
         for role in (Role.READ, Role.OPERATE):
             await browser.sign_in(role.name.lower(), SECRETS[role])
@@ -123,7 +119,7 @@ async def test_a_read_only_console_changes_nothing(mq: EmbeddedSluice, tmp_path:
         assert "Create a topic" not in (await browser.get("/topics")).text
 
 
-async def test_changes_are_done_and_noted_before_and_after(
+async def test_changes_are_written_to_the_audit_log_before_and_after(
     browser: Browser, mq: EmbeddedSluice, tmp_path: Path
 ) -> None:
     made = await browser.submit("/topics", **CHANGES["/topics"])
@@ -182,7 +178,7 @@ async def test_a_message_is_found_by_key_id_time_and_properties(
     assert (await browser.get("/messages?topic=flights&begin=never")).status_code == 400
 
 
-async def test_the_lab_counts_without_a_page_around_it(
+async def test_the_live_part_of_the_lab_has_the_counts(
     browser: Browser, mq: EmbeddedSluice
 ) -> None:
     for number in range(10):
@@ -203,7 +199,7 @@ async def test_language_and_theme_are_kept(browser: Browser) -> None:
     assert "主题" in text
 
 
-async def test_a_lag_that_is_refused_is_no_0_and_no_point_of_the_chart(
+async def test_a_refused_lag_is_not_shown_as_0_and_not_in_the_chart(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(_admin: object, _group: str) -> None:
@@ -219,7 +215,7 @@ async def test_a_lag_that_is_refused_is_no_0_and_no_point_of_the_chart(
     assert ring.chart_data("lag") == before
 
 
-async def test_a_form_goes_to_the_group_whose_page_it_is_in(
+async def test_a_form_belongs_to_the_group_of_its_page(
     browser: Browser, mq: EmbeddedSluice
 ) -> None:
     for name in ("%41bc", "Abc"):
@@ -234,7 +230,7 @@ async def test_no_link_leads_to_another_site(browser: Browser) -> None:
     assert 'href="/evil.example/' in text
 
 
-async def test_members_that_came_to_a_proxy_are_shown_as_such(
+async def test_members_that_are_connected_to_a_proxy_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def take(_message: Any) -> None:
@@ -259,7 +255,7 @@ async def test_members_that_came_to_a_proxy_are_shown_as_such(
 
 
 class LargeAdmin:
-    """10,000 topics and 2,000 groups."""
+    """The admin interface of a cluster with 10,000 topics and 2,000 groups."""
 
     async def topics(self) -> list[str]:
         return [f"topic-{number:05}" for number in range(10_000)]
@@ -285,7 +281,7 @@ class Fake:
         pass
 
 
-async def test_the_first_page_of_a_large_cluster_comes_soon(tmp_path: Path) -> None:
+async def test_the_first_page_of_a_large_cluster_is_fast(tmp_path: Path) -> None:
     async with browsing(lambda _: Fake(LargeAdmin()), tmp_path) as browser:  # type: ignore[arg-type, return-value]
         await browser.enter()
         for path, last in (("/topics", "topic-00049"), ("/groups", "group-0049")):
@@ -301,7 +297,7 @@ async def test_the_first_page_of_a_large_cluster_comes_soon(tmp_path: Path) -> N
         assert "topic-00777" in (await browser.get("/topics?q=777")).text
 
 
-async def test_an_error_is_its_sentence_and_cure(tmp_path: Path) -> None:
+async def test_an_error_page_has_the_text_and_the_fix(tmp_path: Path) -> None:
     async with browsing(lambda _: Fake(Unreachable()), tmp_path) as browser:  # type: ignore[arg-type, return-value]
         await browser.enter()
         answer = await browser.get("/topics")

@@ -1,4 +1,4 @@
-"""Pages of pipelines: what their runs left in directories, and nothing that is asked of Spark."""
+"""Pages of pipelines: they are made from progress files, without Spark."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ PROBE = "<script>alert(1)</script>"
 
 
 class Nothing:
-    """A cluster that no page here asks."""
+    """A cluster that receives no request from these pages."""
 
     admin = None
 
@@ -71,7 +71,7 @@ async def test_runs_are_shown_with_their_progress(tmp_path: Path) -> None:
         assert ">finished</span>" in (await browser.get("/pipelines/copy-flights")).text
 
 
-async def test_without_directories_the_page_says_how(tmp_path: Path) -> None:
+async def test_without_directories_the_page_says_how_to_configure_one(tmp_path: Path) -> None:
     async with browsing(connect, tmp_path, clock=SYSTEM_CLOCK) as browser:
         await browser.enter()
         assert "--pipelines DIRECTORY" in (await browser.get("/pipelines")).text

@@ -1,4 +1,4 @@
-"""Who gets in, and as whom: accounts, links, throttling, forms of other sites."""
+"""Signing in: accounts, access keys, links, throttling, and forms of other sites."""
 
 import asyncio
 import stat
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class HandClock:
-    """Goes when it is told."""
+    """A clock that the test moves."""
 
     now_s = 1000.0
 
@@ -56,7 +56,7 @@ def test_accounts_are_hashed_and_only_their_owner_reads_them(tmp_path: Path) -> 
     assert Accounts(accounts.path).load() == {}
 
 
-def test_bad_accounts_are_refused_with_a_cure(tmp_path: Path) -> None:
+def test_invalid_accounts_are_refused_with_a_fix(tmp_path: Path) -> None:
     accounts = Accounts(str(tmp_path / "console.json"))
     with pytest.raises(ConfigurationError, match="12 or more"):
         accounts.add("ann", "short", Role.READ)
@@ -67,7 +67,7 @@ def test_bad_accounts_are_refused_with_a_cure(tmp_path: Path) -> None:
         accounts.load()
 
 
-def test_sessions_end_idle_and_at_last() -> None:
+def test_sessions_end_when_idle_and_after_their_lifetime() -> None:
     clock = HandClock()
     sessions = Sessions(clock)
     token = sessions.start(Session("ann", Role.READ))
@@ -82,7 +82,7 @@ def test_sessions_end_idle_and_at_last() -> None:
     assert sessions.find(token) is None
 
 
-def test_a_page_that_asks_by_itself_does_not_keep_a_session() -> None:
+def test_requests_without_the_user_do_not_renew_a_session() -> None:
     clock = HandClock()
     sessions = Sessions(clock)
     token = sessions.start(Session("ann", Role.READ))
@@ -92,7 +92,7 @@ def test_a_page_that_asks_by_itself_does_not_keep_a_session() -> None:
     assert sessions.find(token) is None
 
 
-def test_each_wrong_secret_waits_twice_as_long() -> None:
+def test_the_wait_doubles_with_each_wrong_secret() -> None:
     clock = HandClock()
     throttle = Throttle(clock)
     for _ in range(FAILURES_FREE - 1):
@@ -125,7 +125,7 @@ async def test_the_link_works_once(tmp_path: Path) -> None:
         await enters_once(browser)
 
 
-async def test_the_link_is_worth_nothing_once_there_are_accounts(browser: Browser) -> None:
+async def test_the_link_is_invalid_once_there_are_accounts(browser: Browser) -> None:
     assert (await browser.enter()).status_code == 403
 
 
@@ -153,7 +153,7 @@ async def test_signing_in_makes_a_new_session_and_ends_the_old_one(browser: Brow
     assert browser.console.sessions.find(token) is None
 
 
-async def test_after_signing_out_the_token_is_worth_nothing(browser: Browser) -> None:
+async def test_after_signing_out_the_token_is_invalid(browser: Browser) -> None:
     answer = await browser.sign_in("read", SECRETS[Role.READ])
     token = answer.cookies["sluice_console_8082"]
     await browser.submit("/sign-out")
@@ -161,7 +161,7 @@ async def test_after_signing_out_the_token_is_worth_nothing(browser: Browser) ->
     assert (await browser.get("/")).status_code == 303
 
 
-async def test_wrong_secrets_are_throttled_and_noted(browser: Browser, tmp_path: Path) -> None:
+async def test_wrong_secrets_are_throttled_and_logged(browser: Browser, tmp_path: Path) -> None:
     for _ in range(FAILURES_FREE):
         assert (await browser.sign_in("read", "wrong")).status_code == 401
     assert (await browser.sign_in("read", SECRETS[Role.READ])).status_code == 429
@@ -170,33 +170,33 @@ async def test_wrong_secrets_are_throttled_and_noted(browser: Browser, tmp_path:
     assert "wrong" not in (tmp_path / "audit.jsonl").read_text()
 
 
-async def test_tries_side_by_side_are_throttled_too(browser: Browser) -> None:
+async def test_concurrent_attempts_are_throttled_too(browser: Browser) -> None:
     answers = await asyncio.gather(*(browser.sign_in("read", "wrong") for _ in range(12)))
     codes = [answer.status_code for answer in answers]
     assert codes.count(401) == FAILURES_FREE
     assert codes.count(429) == 12 - FAILURES_FREE
 
 
-async def test_who_knows_the_secret_never_waits(browser: Browser) -> None:
+async def test_correct_secrets_never_wait(browser: Browser) -> None:
     for _ in range(FAILURES_FREE * 5):
         assert (await browser.sign_in("read", SECRETS[Role.READ])).status_code == 303
 
 
-async def test_a_removed_account_is_out_at_once(browser: Browser) -> None:
+async def test_the_sessions_of_a_removed_account_end_at_once(browser: Browser) -> None:
     await browser.sign_in("read", SECRETS[Role.READ])
     assert (await browser.get("/")).status_code == 200
     browser.console.accounts.remove("read")
     assert (await browser.get("/")).status_code == 303
 
 
-async def test_with_another_secret_old_sessions_end(browser: Browser) -> None:
+async def test_old_sessions_end_when_the_secret_is_changed(browser: Browser) -> None:
     await browser.sign_in("read", SECRETS[Role.READ])
     assert (await browser.get("/")).status_code == 200
     browser.console.accounts.add("read", "another secret of it", Role.READ)
     assert (await browser.get("/")).status_code == 303
 
 
-async def test_polling_does_not_renew(tmp_path: Path) -> None:
+async def test_live_parts_do_not_renew_a_session(tmp_path: Path) -> None:
     clock = HandClock()
     async with embedded() as mq, browsing(connect_to(mq), tmp_path, clock=clock) as browser:
         await browser.enter()
@@ -206,7 +206,7 @@ async def test_polling_does_not_renew(tmp_path: Path) -> None:
         assert (await browser.get("/groups")).status_code == 303
 
 
-async def test_long_names_and_forms_are_neither_noted_nor_counted(
+async def test_long_names_and_forms_are_neither_logged_nor_counted(
     browser: Browser, tmp_path: Path
 ) -> None:
     assert (await browser.sign_in("n" * 129, "wrong")).status_code == 401
@@ -220,7 +220,7 @@ async def test_long_names_and_forms_are_neither_noted_nor_counted(
     [("/topics?q=a", "/topics?q=a"), ("//evil.test", "/"), ("https://evil.test", "/"),
      ("/\\evil.test", "/"), ("/\r\nx: y", "/")],
 )  # fmt: skip
-async def test_signing_in_never_leads_elsewhere(
+async def test_signing_in_never_redirects_to_another_site(
     browser: Browser, next_page: str, location: str
 ) -> None:
     answer = await browser.http.post(
@@ -231,7 +231,7 @@ async def test_signing_in_never_leads_elsewhere(
     assert answer.headers["location"] == location
 
 
-async def test_other_sites_cannot_sign_somebody_in(browser: Browser) -> None:
+async def test_other_sites_cannot_sign_a_user_in(browser: Browser) -> None:
     data = {"name": "read", "secret": SECRETS[Role.READ], "kind": "account"}
     for headers in ({"origin": "http://evil.test"}, {"sec-fetch-site": "cross-site"}):
         assert (await browser.post("/sign-in", data, **headers)).status_code == 403
@@ -246,7 +246,9 @@ async def test_behind_a_proxy_with_tls_the_cookie_is_secure(browser: Browser) ->
         assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
 
 
-async def test_who_asks_is_who_connects(browser: Browser, tmp_path: Path) -> None:
+async def test_the_client_address_is_that_of_the_connection(
+    browser: Browser, tmp_path: Path
+) -> None:
     data = {"name": "read", "secret": "wrong", "kind": "account"}
     forwarded = {"x-forwarded-for": "203.0.113.9"}
     async with run_server(browser.console, "127.0.0.1", 0) as base, httpx.AsyncClient() as http:
@@ -284,13 +286,13 @@ async def test_an_access_key_is_checked_by_the_cluster(tmp_path: Path) -> None:
         assert "admin-key <small>administrator" in (await browser.get("/topics")).text
 
 
-async def test_a_cluster_that_checks_no_keys_lets_nobody_in(browser: Browser) -> None:
+async def test_a_cluster_that_does_not_check_keys_admits_none(browser: Browser) -> None:
     answer = await browser.sign_in("any-key", "any-secret", kind="key")
     assert answer.status_code == 401
 
 
-async def test_an_error_that_is_no_refusal_lets_nobody_in(tmp_path: Path) -> None:
-    """The trial with a random secret meets a busy broker, that with the given one does not."""
+async def test_another_error_than_a_refusal_admits_no_key(tmp_path: Path) -> None:
+    """The check with a random secret fails at a busy broker, that with the given one succeeds."""
     answers = iter([Command(2, remark="busy"), Command(0), Command(0)])
 
     class Busy:

@@ -1,6 +1,4 @@
-"""What is declared is whole: sentences in both languages, vendored files as they were published,
-pages with a template, and an event where something changes.
-"""
+"""Declarations are complete: texts in both languages, vendored files, templates, audit events."""
 
 import hashlib
 import re
@@ -36,20 +34,20 @@ def test_every_sentence_is_in_every_language() -> None:
         assert len(fields) == 1, f"{key}: the languages fill in different values"
 
 
-def test_templates_say_only_what_is_in_the_table() -> None:
+def test_templates_use_only_texts_of_the_table() -> None:
     texts = [path.read_text() for path in (HERE / "templates").glob("*.html")]
     said = {key for text in texts for key in SAID.findall(text)}
     assert len(said) > 100
     assert said <= sentences().keys()
 
 
-def test_languages_by_what_a_browser_accepts() -> None:
+def test_the_language_follows_accept_language() -> None:
     assert choose_language("zh-CN,zh;q=0.9,en;q=0.8") == "zh"
     assert choose_language("fr,de;q=0.5") == "en"
     assert translator("zh")("nav.topics") == "主题"
 
 
-def test_pages_have_templates_and_changes_have_names() -> None:
+def test_pages_have_templates_and_changes_have_audit_events() -> None:
     for page in PAGES:
         assert page.template or page.audit_event, page.path
         if page.template:

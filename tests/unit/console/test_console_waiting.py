@@ -1,5 +1,7 @@
-"""What nobody gets yet, in the browser: lists by time, taking back and deciding, who may, and how a
-broker stands there that does not know these questions.
+"""Pages of delayed messages and open transactions: lists, recalling, deciding, and roles.
+
+A broker that does not support these requests is listed with the reason.
+
 """
 
 import html
@@ -52,27 +54,27 @@ def connect_to(mq: EmbeddedSluice) -> Any:
 
 
 async def undecided(mq: EmbeddedSluice, **options: Any) -> str:
-    """The id of a transaction that its producer does not decide."""
+    """Return the id of a transaction whose producer does not report the outcome."""
     producer = mq.producer("payers", listener=Undecided())
     sent = await producer.send_in_transaction(Message("flights", b"paid", **options))
     return str(sent.transaction_id)
 
 
 def link_to(text: str, name: str) -> str:
-    """The first address of the page with this word in its query."""
+    """Return the first address on the page with this word in its query."""
     found = re.search(rf'href="([^"]*{name}=[^"]*)"', text)
     assert found
     return html.unescape(found[1])
 
 
 def hidden(text: str) -> dict[str, str]:
-    """What the chosen row's form carries."""
+    """Return the hidden fields of the form of the selected row."""
     form = text.partition('class="card chosen"')[2].partition("</form>")[0]
     found = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form)
     return {name: html.unescape(value) for name, value in found}
 
 
-async def test_delayed_messages_are_listed_by_time_and_taken_back(
+async def test_delayed_messages_are_listed_by_time_and_recalled(
     browser: Browser, mq: EmbeddedSluice, tmp_path: Path
 ) -> None:
     later = await mq.send("flights", b"1", delay_level=5, keys=["later"])
@@ -100,14 +102,14 @@ async def test_delayed_messages_are_listed_by_time_and_taken_back(
     assert lines[-1]["form"]["handle"]
 
 
-async def test_a_broker_is_named_and_not_addressed(browser: Browser) -> None:
+async def test_a_form_names_a_broker_and_not_its_address(browser: Browser) -> None:
     wrong = await browser.submit("/delayed/cancel", broker="10.0.0.1:22", handle="x", sure="yes")
     assert wrong.status_code == 400
     assert "There is no broker &#39;10.0.0.1:22&#39;" in wrong.text
 
 
 @pytest.mark.parametrize(("outcome", "count"), [("commit", 1), ("rollback", 0)])
-async def test_a_transaction_is_decided_by_hand(
+async def test_a_transaction_can_be_committed_by_the_user(
     browser: Browser, mq: EmbeddedSluice, outcome: str, count: int
 ) -> None:
     wanted = await undecided(mq)
@@ -127,7 +129,7 @@ async def test_a_transaction_is_decided_by_hand(
     assert late.status_code == 404
 
 
-async def test_who_reads_sees_and_changes_nothing(mq: EmbeddedSluice, tmp_path: Path) -> None:
+async def test_the_role_read_changes_nothing(mq: EmbeddedSluice, tmp_path: Path) -> None:
     wanted = await undecided(mq)
     sent = await mq.send("flights", b"1", delay_level=5)
     async with browsing(connect_to(mq), tmp_path, roles=True) as browser:
@@ -146,7 +148,9 @@ async def test_a_form_without_its_token_decides_nothing(browser: Browser) -> Non
         assert (await browser.post(path, {"id": "1", "sure": "yes"})).status_code == 403
 
 
-async def test_markup_in_what_waits_stays_text(browser: Browser, mq: EmbeddedSluice) -> None:
+async def test_markup_in_delayed_messages_and_transactions_is_escaped(
+    browser: Browser, mq: EmbeddedSluice
+) -> None:
     await undecided(mq, tag=PROBE, keys=("<b>key",), properties={"note": PROBE})
     await mq.send("flights", PROBE.encode(), delay=60, tag=PROBE, keys=["<b>key"])
     for path in ("/delayed", "/transactions", f"/delayed?topic={PROBE}&key={PROBE}",
@@ -159,7 +163,7 @@ async def test_markup_in_what_waits_stays_text(browser: Browser, mq: EmbeddedSlu
         assert "<script>alert" not in chosen.text
 
 
-async def test_a_broker_that_does_not_know_is_grey_with_its_reason(
+async def test_a_broker_without_these_requests_is_listed_with_the_reason(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(_admin: object, *_asked: object, **_options: object) -> None:

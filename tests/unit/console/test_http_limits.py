@@ -16,7 +16,7 @@ from waiting import limit
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the number of bytes of the body."""
+    """Respond with the number of bytes of the body."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -59,7 +59,7 @@ POST = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     "begin", [b"", b"GET / HTTP/1.1\r\n", POST + b"content-length: 10\r\n\r\nabc"],
     ids=["nothing", "half a head", "half a body"],
 )  # fmt: skip
-async def test_a_request_that_does_not_become_whole_is_closed(
+async def test_an_incomplete_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
     monkeypatch.setattr(http_limits, "HEAD_S", 0.05)
@@ -68,7 +68,7 @@ async def test_a_request_that_does_not_become_whole_is_closed(
         assert b"200" not in await ask(port, begin)
 
 
-async def test_a_slow_answer_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_response_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "HEAD_S", 0.02)
     monkeypatch.setattr(http_limits, "BODY_S", 0.02)
 
@@ -82,7 +82,7 @@ async def test_a_slow_answer_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
         )
 
 
-async def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_above_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_limits, "CONNECTIONS_MAX", 2)
     async with serving() as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
@@ -97,7 +97,7 @@ async def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch
      (b"transfer-encoding: chunked", b"65\r\n" + b"x" * 101 + b"\r\n0\r\n\r\n", b"413"),
      (b"transfer-encoding: chunked", b"64\r\n" + b"x" * 100 + b"\r\n0\r\n\r\n", b"200")],
 )  # fmt: skip
-async def test_a_body_has_so_many_bytes_whether_it_says_so_or_not(
+async def test_the_size_of_a_body_is_limited_with_and_without_a_length(
     head: bytes, body: bytes, status: bytes
 ) -> None:
     async with serving(http_limits.BoundedBody(echo, 100)) as port:
@@ -105,7 +105,7 @@ async def test_a_body_has_so_many_bytes_whether_it_says_so_or_not(
         assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-async def test_what_is_no_request_passes() -> None:
+async def test_other_asgi_scopes_pass() -> None:
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,7 +118,7 @@ async def test_what_is_no_request_passes() -> None:
     assert seen == ["lifespan"]
 
 
-async def test_the_head_after_a_long_answer_has_its_full_time(
+async def test_the_head_after_a_long_response_has_its_full_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_limits, "HEAD_S", 0.2)

@@ -124,7 +124,7 @@ def of_console(page: Any, kind: str) -> set[str]:
         async def get_cached(self, _key: str, ask: Callable[[], Any]) -> Any:
             return ask()
 
-        def paged(self, rows: list[str]) -> Any:
+        def paginate(self, rows: list[str]) -> Any:
             return SimpleNamespace(rows=rows)
 
     answer = asyncio.run(page.show_all(Context()))
@@ -185,7 +185,7 @@ def test_groups_of_an_audit() -> None:
 
 def test_mqadmin_exports_the_groups_that_rocketmqs_exports() -> None:
     session = SimpleNamespace(admin=Admin())
-    exported = exports._groups(session, "")  # type: ignore[arg-type]
+    exported = exports._user_groups(session, "")  # type: ignore[arg-type]
     assert list(exported) == [*TOOLS_HIDE_GROUPS, *USERS_GROUPS]
 
 

@@ -62,10 +62,20 @@ _POOLS: Final = (
 )
 """RocketMQ's thread pools: the name in keys, and the capacity that RocketMQ's broker reports."""
 _LATENCY_BUCKETS: Final = (
-    ("<=0ms", 0.0), ("0~10ms", 0.01), ("10~50ms", 0.05), ("50~100ms", 0.1), ("100~200ms", 0.2),
-    ("200~500ms", 0.5), ("500ms~1s", 1.0), ("1~2s", 2.0), ("2~3s", 3.0), ("3~4s", 4.0),
-    ("4~5s", 5.0), ("5~10s", 10.0), ("10s~", float("inf")),
-)  # fmt: skip
+    ("<=0ms", 0.0),
+    ("0~10ms", 0.01),
+    ("10~50ms", 0.05),
+    ("50~100ms", 0.1),
+    ("100~200ms", 0.2),
+    ("200~500ms", 0.5),
+    ("500ms~1s", 1.0),
+    ("1~2s", 2.0),
+    ("2~3s", 3.0),
+    ("3~4s", 4.0),
+    ("4~5s", 5.0),
+    ("5~10s", 10.0),
+    ("10s~", float("inf")),
+)
 """RocketMQ's buckets of latencies: the name, and the upper bound in seconds."""
 _FEATURES: Final = "sluiceBulk"
 """The extensions of SluiceMQ, for clients that look for them (design/0001)."""

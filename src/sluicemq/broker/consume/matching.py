@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.lanes.filters import RuleColumnFilter, RuleFilter
 from sluicemq.broker.lanes.lane_queue import LaneQueue
-from sluicemq.broker.lanes.rules import MATCH_ALL, Rule, create_rule
+from sluicemq.broker.lanes.rules import MATCH_ALL, LaneRule, create_rule
 from sluicemq.filter.evaluate import ConditionFunction
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, evaluate_verdict
 from sluicemq.filter.selector import Vectorised
@@ -139,7 +139,7 @@ class MatchCriteria:
             self.codes = subscription.codes or codes
 
     @classmethod
-    def from_rule(cls, rule: Rule) -> "MatchCriteria":
+    def from_rule(cls, rule: LaneRule) -> "MatchCriteria":
         """Return the criteria of a lane's rule."""
         criteria = cls(Subscription("", ALL))
         criteria.key = ("RULE", rule)
@@ -280,7 +280,7 @@ class MatchCounter:
         """
         first, end = self._store.queue_offsets(topic, queue_id)
         start = rule_start = min(max(lane_queue.current_offset, first), end)
-        earlier: list[tuple[int, int, Rule]] = []
+        earlier: list[tuple[int, int, LaneRule]] = []
         rule, until = lane_queue.find_rule(rule_start)
         while until is not None and until < end:
             earlier.append((rule_start, until, rule))

@@ -40,26 +40,22 @@ can be switched on and off between two runs of a query.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Final
 
 from sluicemq.acl.guard import Access
 from sluicemq.broker.background import SliceWorker, TimeSlice
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.epochs.staged import Publisher, StagedMessage, StagedReader
 from sluicemq.broker.epochs.table import Epoch, EpochKey, EpochTable, Ranges
-from sluicemq.broker.group_commit import Announced, GroupCommit, Postponed, RunSync, run_or_postpone
+from sluicemq.broker.group_commit import Announced, Postponed, RunSync, run_or_postpone
 from sluicemq.broker.produce.intake import MessageIntake
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
-from sluicemq.files import Files
 from sluicemq.model.system_names import EPOCH_TOPIC, STAGING_TOPIC
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem, decode_body
-from sluicemq.store.store import Store
 from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header as encoded
@@ -133,31 +129,37 @@ class Epochs:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        store: Store,
-        intake: MessageIntake,
-        group_commit: GroupCommit,
+        context: BrokerContext,
         *,
-        files: Files,
-        clock: Clock,
-        call_soon: Callable[[Callable[[], None]], object],
+        intake: MessageIntake,
         run_sync: RunSync | None,
         access: Access,
     ) -> None:
+        """Create an empty table, and note staged batches that `intake` appends. `load` must follow.
+
+        `run_sync` starts an fsync in another thread and reports its end; None means that the broker
+        starts none itself.
+        """
+        settings, topics, store = context.settings, context.topics, context.store
+        clock = context.clock
         self._settings = settings
         self._access = access
         self._topics = topics
         self._store = store
-        self._group_commit = group_commit
+        self._group_commit = context.group_commit
         self._clock = clock
-        self._worker = SliceWorker(self.run_slice, clock, call_soon)
+        self._worker = SliceWorker(self.run_slice, clock, context.call_soon)
         self._run_sync = None if settings.store.flush_sync else run_sync
         self._reader = StagedReader(store)
         intake.on_staged = self._reader.ingested.note_batch
         self._publisher = Publisher(settings, topics, store, intake)
         self.table = EpochTable(
-            store, files, clock, settings.store.root, settings.broker.broker_name, self._reader
+            store,
+            context.files,
+            clock,
+            settings.store.root,
+            settings.broker.broker_name,
+            self._reader,
         )
         self._checks: dict[EpochKey, EpochCheck] = {}
         """The checks of epochs that are not committed, the oldest first."""

@@ -1,4 +1,4 @@
-"""A replica whose broker is a running `Broker`: its role control, its start and its end."""
+"""A replica whose broker is a running `Broker`: its role executor, its start and its end."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ _Handlers = tuple[dict[int, Handler], dict[int, FastHandler], RunEngine | None]
 """The handlers, fast handlers and engine of a dispatcher."""
 
 
-class BrokerRoleControl:
-    """The `RoleControl` of a running broker.
+class BrokerRoleExecutor:
+    """The `RoleExecutor` of a running broker.
 
     At two times the broker must answer no request that needs a master, although its port is open:
     a master that hands over accepts no messages, and a new master returns nothing before its whole
@@ -99,7 +99,7 @@ class BrokerRoleControl:
         return self.broker.store.failure is not None
 
     async def change_role(self, term: Term, run_id: str) -> None:
-        """Change the broker's role as `RoleControl.change_role` says."""
+        """Change the broker's role as `RoleExecutor.change_role` says."""
         side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
             side.stop_following()
@@ -154,7 +154,7 @@ async def start_replica(
     store_config: StoreConfig,
     consensus: Consensus,
     *,
-    control: BrokerRoleControl | None = None,
+    role_executor: BrokerRoleExecutor | None = None,
     files: Files = SYSTEM_FILES,
     network: Network = SOCKET_NETWORK,
     boot: str | None = None,
@@ -170,10 +170,10 @@ async def start_replica(
     Raises SluiceError if the broker cannot start.
     """
     incarnation = Incarnation(files, store_config.root, boot=boot)
-    control = control or BrokerRoleControl()
+    role_executor = role_executor or BrokerRoleExecutor()
     forwarder = Forwarder(with_tls(network, broker_client_tls(config), config).dial)
     replica = Replica(
-        control,
+        role_executor,
         consensus,
         cluster=config.cluster_name,
         broker=config.broker_name,
@@ -184,7 +184,7 @@ async def start_replica(
         lease_s=lease_s,
         **({} if make_run_id is None else {"make_run_id": make_run_id}),
     )
-    broker = control.broker = Broker(
+    broker = role_executor.broker = Broker(
         config,
         store_config,
         files=files,
@@ -194,7 +194,8 @@ async def start_replica(
         incarnation=incarnation,
         **parts,
     )
-    broker.on_opening, forwarder.handle_one_way = control.on_opening, control.handle_one_way
+    broker.on_opening = role_executor.on_opening
+    forwarder.handle_one_way = role_executor.handle_one_way
     await broker.start()
     # `sign` uses the credentials of the configuration in every role.
     forwarder.sign = broker.registration.sign

@@ -79,19 +79,39 @@ WAITING_MAX: Final = 4096
 """The number of requests of one client that may wait for answers of the master. Further ones are
 refused with SYSTEM_BUSY (2)."""
 
-READ_CODES: Final = frozenset({
-    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.QUERY_CONSUMER_OFFSET, Code.GET_MAX_OFFSET,
-    Code.GET_MIN_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME,
-})  # fmt: skip
+READ_CODES: Final = frozenset(
+    {
+        Code.PULL_MESSAGE,
+        Code.LITE_PULL_MESSAGE,
+        Code.QUERY_CONSUMER_OFFSET,
+        Code.GET_MAX_OFFSET,
+        Code.GET_MIN_OFFSET,
+        Code.SEARCH_OFFSET_BY_TIMESTAMP,
+        Code.GET_EARLIEST_MSG_STORETIME,
+    }
+)
 """The requests that a slave answers itself if consumers may read from it (slaveReadEnable)."""
 
-FORWARDED_CODES: Final = (REFUSED_CODES - LOCAL_CODES) | frozenset({
-    Code.SLUICE_LIST_DELAYED, Code.SLUICE_LIST_TRANSACTIONS, Code.PEEK_MESSAGE, Code.NOTIFICATION,
-    Code.POLLING_INFO, Code.SLUICE_IN_FLIGHT, Code.UPDATE_CONSUMER_OFFSET,
-    Code.GET_CONSUMER_LIST_BY_GROUP, Code.LOCK_BATCH_MQ, Code.UNLOCK_BATCH_MQ,
-    Code.QUERY_ASSIGNMENT, Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
-    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.SLUICE_FILTERED_LAG, Code.SLUICE_GROUP_LANES,
-})  # fmt: skip
+FORWARDED_CODES: Final = (REFUSED_CODES - LOCAL_CODES) | frozenset(
+    {
+        Code.SLUICE_LIST_DELAYED,
+        Code.SLUICE_LIST_TRANSACTIONS,
+        Code.PEEK_MESSAGE,
+        Code.NOTIFICATION,
+        Code.POLLING_INFO,
+        Code.SLUICE_IN_FLIGHT,
+        Code.UPDATE_CONSUMER_OFFSET,
+        Code.GET_CONSUMER_LIST_BY_GROUP,
+        Code.LOCK_BATCH_MQ,
+        Code.UNLOCK_BATCH_MQ,
+        Code.QUERY_ASSIGNMENT,
+        Code.GET_CONSUMER_RUNNING_INFO,
+        Code.CONSUME_MESSAGE_DIRECTLY,
+        Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+        Code.SLUICE_FILTERED_LAG,
+        Code.SLUICE_GROUP_LANES,
+    }
+)
 """The requests that a slave always forwards."""
 
 MEMBER_CODES: Final = frozenset(

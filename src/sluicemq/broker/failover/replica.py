@@ -110,7 +110,7 @@ class LogEnd(NamedTuple):
     """The position after the last byte of the log, or INCOMPLETE."""
 
 
-class RoleControl(Protocol):
+class RoleExecutor(Protocol):
     """What a replica reads from its broker, and the operations that change the broker's role."""
 
     @property
@@ -171,7 +171,7 @@ class Replica:
 
     def __init__(
         self,
-        control: RoleControl,
+        role_executor: RoleExecutor,
         consensus: Consensus,
         *,
         cluster: str,
@@ -194,7 +194,7 @@ class Replica:
         """The records as they were last read; the state never goes back to an older version."""
         self.reason = ""
         """Why the replica is waiting or blocked; "" if it is not."""
-        self._control = control
+        self._role_executor = role_executor
         self._consensus = consensus
         self._prefix = election.key_prefix(cluster, broker)
         self._id = replica_id
@@ -299,7 +299,7 @@ class Replica:
         state = view.state
         if self.is_master and state is not None:
             if (state.master_id, state.run_id) != (self._id, self.run_id):
-                self._control.depose(_describe_master(state))
+                self._role_executor.depose(_describe_master(state))
             elif self._side_task is None:
                 self._update_term(state)
 
@@ -327,13 +327,13 @@ class Replica:
     @property
     def member(self) -> Member:
         """The record of this replica as it should be published now."""
-        log_term, log_end = self._control.log_end
+        log_term, log_end = self._role_executor.log_end
         return Member(
             id=self._id,
             run_id=self.run_id,
             incarnation=self._incarnation.text,
-            address=self._control.address,
-            ha_address=self._control.ha_address,
+            address=self._role_executor.address,
+            ha_address=self._role_executor.ha_address,
             log_term=log_term,
             log_end=log_end,
             candidate_term=self._candidate_term,
@@ -425,7 +425,7 @@ class Replica:
         """
         if self._is_handing_over:
             return RECHECK_S
-        if self.is_master and self._control.has_failed_disk:
+        if self.is_master and self._role_executor.has_failed_disk:
             # Its lease would keep the other replicas from electing one of them.
             self._step_down("its disk can no longer be written")
             await self._take_role(NO_TERM._replace(term=self.member.log_term))
@@ -481,7 +481,7 @@ class Replica:
 
         before, self._term = self._term, NO_TERM
         if before.master_id == self._id:
-            self._control.depose(_describe_master(state))
+            self._role_executor.depose(_describe_master(state))
         if self._forwarder is not None:
             self._forwarder.master = "" if state.master_id == self._id else state.address
 
@@ -493,13 +493,13 @@ class Replica:
             role = "slave without a master"
         log.info("replica %d: %s in term %d", self._id, role, state.term)
 
-        await self._control.change_role(_term_of(state), self.run_id)
+        await self._role_executor.change_role(_term_of(state), self.run_id)
         self._term = state
         if self.is_master:
             self._update_term(state, even_if_same=True)
-            if state.ha_address != self._control.ha_address:
+            if state.ha_address != self._role_executor.ha_address:
                 # The HA address is known only when the port is open.
-                corrected = state._replace(ha_address=self._control.ha_address)
+                corrected = state._replace(ha_address=self._role_executor.ha_address)
                 self._start_side_task(self._change_record(corrected))
 
     # ------------------------------------------------------------------------------ as master
@@ -512,22 +512,22 @@ class Replica:
         """
         if even_if_same or state != self._term:
             self._term = state
-            self._control.update_term(_term_of(state))
+            self._role_executor.update_term(_term_of(state))
 
     def propose(self, ids: frozenset[int]) -> None:
         """Propose that the in-sync set consists of this replica and the replicas `ids`.
 
-        The outcome is reported by `RoleControl.update_term`, whether the proposal succeeds or not.
+        The outcome is reported by `RoleExecutor.update_term`, whether the proposal succeeds or not.
         A proposal is ignored while another change of the record is in progress: that one ends with
         `update_term` too, after which the broker examines the set again. Each new member must have
-        claimed its incarnation.
+        sent a state report, which names its incarnation.
         """
         if self._side_task is not None or self._is_handing_over or not self.is_master:
             return
-        claims = self._control.in_sync.state_reports if self._control.in_sync is not None else {}
-        term = self._term
+        gate, term = self._role_executor.in_sync, self._term
+        reports = gate.state_reports if gate is not None else {}
         in_sync = {
-            member: term.in_sync.get(member) or claims[member].incarnation
+            member: term.in_sync.get(member) or reports[member].incarnation
             for member in sorted(ids | {self._id})
         }
         now, before = (", ".join(map(str, sorted(ids))) for ids in (in_sync, term.in_sync))
@@ -549,7 +549,7 @@ class Replica:
 
         Otherwise sends would wait for their acknowledgements.
         """
-        in_sync, members = self._control.in_sync, self.view.members
+        in_sync, members = self._role_executor.in_sync, self.view.members
         if in_sync is None:
             return
         connected = {link.replica_id for link in in_sync.slaves}
@@ -574,12 +574,12 @@ class Replica:
         no longer the master, whatever becomes of the swap: it has a new run id.
         """
         self._is_handing_over = True
-        control, state, done = self._control, self._term, asyncio.Event()
-        control.pause_requests(True)
+        executor, state, done = self._role_executor, self._term, asyncio.Event()
+        executor.pause_requests(True)
         try:
             await asyncio.sleep(PAUSE_SETTLE_S)
-            if (in_sync := control.in_sync) is not None:
-                in_sync.wait(control.log_end.position, lambda _: done.set())
+            if (in_sync := executor.in_sync) is not None:
+                in_sync.wait(executor.log_end.position, lambda _: done.set())
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                     await done.wait()
 
@@ -590,7 +590,7 @@ class Replica:
                 after = after._replace(in_sync=remaining)
             await self._settle(after)
         except TimeoutError:
-            control.pause_requests(False)
+            executor.pause_requests(False)
             log.warning(
                 "switch cancelled: the slaves do not have the whole log after %g s",
                 HAND_OVER_TIMEOUT_S,
@@ -602,10 +602,10 @@ class Replica:
 
     def _step_down(self, reason: str) -> None:
         """Depose the broker and take a new run id, so that the record no longer names this run."""
-        self._control.depose(reason)
+        self._role_executor.depose(reason)
         self._term, self.run_id = NO_TERM, self._make_run_id()
 
-    # ------------------------------------------------ administration: the methods of `Steering`
+    # --------------------------------------------- administration: methods of `RoleController`
 
     def status(self) -> dict[str, Any]:
         """Return the fields that this replica adds to the answer of SLUICE_REPLICA_STATUS (900302).

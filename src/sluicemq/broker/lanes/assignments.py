@@ -3,7 +3,7 @@
 A member that changes its subscription is in another lane from its next heartbeat on, but does not
 know it. It still has messages of the old lane in flight, commits them, and pulls from an offset of
 the old lane. So the lane that counts is not the one that the member is in, but the one for which it
-reads the queue (docs/design/0009, "Changing a subscription while running"). That changes when
+reads the queue (design/0009, "Changing a subscription while running"). That changes when
 
 - it asks for its offset with QUERY_CONSUMER_OFFSET (14): such a client starts again, and has no
   messages in flight;

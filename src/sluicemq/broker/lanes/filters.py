@@ -24,7 +24,7 @@ from sluicemq.broker.lanes.rules import (
     Atom,
     AtomChain,
     Clause,
-    Rule,
+    LaneRule,
     compute_rule_weight,
     estimate_atom_bytes,
     estimate_rule_bytes,
@@ -150,7 +150,7 @@ class RuleColumnFilter:
 
     __slots__ = ("_clauses",)
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: LaneRule) -> None:
         self._clauses: list[tuple[list[AtomColumnFilter], ExcludedChains]] = [
             (
                 [_get_atom_filter(atom) for atom in required],
@@ -265,7 +265,7 @@ class RuleFilter:
     tag_codes: frozenset[int] | None = None
     reads_properties = True
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: LaneRule) -> None:
         self.rule = rule
         self.weight = compute_rule_weight(rule)
         self._vectorised: RuleColumnFilter | None = None
@@ -303,7 +303,7 @@ def _find_clause_codes(clause: Clause) -> frozenset[int] | None:
 
 
 @cache_by_size(estimate_rule_bytes)
-def get_rule_filter(rule: Rule) -> MessageFilter | None:
+def get_rule_filter(rule: LaneRule) -> MessageFilter | None:
     """Return the filter of a rule for the store; None if the rule matches all messages.
 
     If tags decide alone, and their codes cannot be confused, the filter is a `TagFilter`, which is

@@ -3,7 +3,7 @@
 Each lane has its own state in each queue (`lane_queue.py`): an offset and, from there on, the rules
 that say which messages are its own (`rules.py`). At each offset of a queue, the rules of a group's
 lanes exclude each other, so that no message is delivered twice. Together they cover all messages
-that a lane wants, so that none is lost. Lanes change in these ways (docs/design/0009):
+that a lane wants, so that none is lost. Lanes change in these ways (design/0009):
 
     join       From the end of each queue on, a new lane gets the messages that no older lane
                wants. Of the messages of the last half minute, it gets those that no lane wants

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey
-from sluicemq.broker.lanes.rules import Rule, compute_lane_id
+from sluicemq.broker.lanes.rules import LaneRule, compute_lane_id
 
 
 @dataclass(slots=True, eq=False)
@@ -41,9 +41,9 @@ class TopicRules(NamedTuple):
     `hand_over`. Otherwise the two are equal.
     """
 
-    future: dict[str, Rule]
+    future: dict[str, LaneRule]
     """By key: the rule of each lane for messages that are stored from now on."""
-    hand_over: dict[str, Rule]
+    hand_over: dict[str, LaneRule]
     """By key: the rule of each live lane for messages that idle lanes have not read."""
-    unwanted: Rule
+    unwanted: LaneRule
     """Matches the messages that no live lane wants."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sluicemq.broker.lanes.rules import Clause, Rule, intersect_rules
+from sluicemq.broker.lanes.rules import Clause, LaneRule, intersect_rules
 
 NO_READER: Final = "-"
 """`LaneQueue.reader` if the client that pulled last reads the queue for another lane now."""
@@ -78,7 +78,7 @@ class LaneQueue:
             return False
         return max(self.read_end, self.current_offset) <= offset or self.is_fully_committed
 
-    def find_rule(self, offset: int) -> tuple[Rule, int | None]:
+    def find_rule(self, offset: int) -> tuple[LaneRule, int | None]:
         """Return the rule for the message at `offset`, and the offset at which it changes.
 
         The offset is None if the rule holds for all later messages.
@@ -110,7 +110,7 @@ class LaneQueue:
                 for first, end, clause in self.spans
             ]
 
-    def set_rule_from(self, offset: int, rule: Rule) -> None:
+    def set_rule_from(self, offset: int, rule: LaneRule) -> None:
         """Replace the rule for all messages from `offset` on."""
         if len(self.spans) == len(rule) and all(
             span.end is None and span.first <= offset and span.clause in rule for span in self.spans
@@ -131,7 +131,7 @@ class LaneQueue:
                 found.append(Span(start, stop, clause))
         return found
 
-    def restrict_from(self, offset: int, rule: Rule) -> None:
+    def restrict_from(self, offset: int, rule: LaneRule) -> None:
         """Keep only the messages from `offset` on that `rule` matches, too.
 
         Clauses that require no atom are removed from there on.
@@ -144,7 +144,7 @@ class LaneQueue:
         ]
         self.spans = merge_spans([*self.slice_spans(0, offset), *restricted])
 
-    def find_shared_spans(self, first: int, end: int, rule: Rule) -> list[Span]:
+    def find_shared_spans(self, first: int, end: int, rule: LaneRule) -> list[Span]:
         """Return spans of the messages from `first` up to `end` that `rule` matches, too.
 
         A clause of `rule` without required atoms is for messages that no lane asks for, so it only
@@ -204,6 +204,6 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
     return [span for group in found.values() for span in group]
 
 
-def create_spans(first: int, rule: Rule) -> list[Span]:
+def create_spans(first: int, rule: LaneRule) -> list[Span]:
     """Return spans by which `rule` holds for all messages from offset `first` on."""
     return [Span(first, None, clause) for clause in rule]

@@ -12,7 +12,7 @@ share one chain, and their rules are as small as those of two. Tags and ids of l
 looked up in a table, not compared one by one.
 
 Whether an atom matches depends on the message alone. So lanes whose rules exclude each other never
-get the same message, whenever they read. docs/design/0009 has the theory.
+get the same message, whenever they read. design/0009 has the theory.
 
 The *key* of a lane is its subscription as JSON text: [topic, kind, expression] for each topic. The
 key of a lane that several subscriptions share is "+" and a JSON list of their keys. Both are
@@ -185,9 +185,9 @@ class Clause(NamedTuple):
     """The chains of which no atom may match."""
 
 
-Rule = frozenset[Clause]
+LaneRule = frozenset[Clause]
 """A rule matches a message if one of its clauses does."""
-MATCH_NOTHING: Final[Rule] = frozenset()
+MATCH_NOTHING: Final[LaneRule] = frozenset()
 """The rule that matches no message."""
 MATCH_ALL: Final = Atom(TAG, ALL)
 """The atom that matches all messages."""
@@ -201,7 +201,7 @@ def estimate_atom_bytes(atom: Atom) -> int:
     return (32 if atom.kind in {SQL92, SUBSCRIPTION_KIND} else 4) * len(atom.text)
 
 
-def estimate_rule_bytes(*rules: Rule) -> int:
+def estimate_rule_bytes(*rules: LaneRule) -> int:
     """Estimate the memory of rules in bytes, without their chains, which are shared."""
     return sum(
         256 + 32 * len(clause.excluded) + sum(map(estimate_atom_bytes, clause.required))
@@ -215,7 +215,7 @@ def _estimate_text_bytes(*texts: str) -> int:
     return 4 * sum(map(len, texts))
 
 
-def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> Rule:
+def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> LaneRule:
     """Return the rule of one clause: all atoms `required`, and no atom of the chains `excluded`.
 
     Chains that cannot match a message with the required tags are left out. Return MATCH_NOTHING if
@@ -239,7 +239,7 @@ def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> Rule:
 
 
 @cache_by_size(estimate_rule_bytes)
-def intersect_rules(one: Rule, other: Rule) -> Rule:
+def intersect_rules(one: LaneRule, other: LaneRule) -> LaneRule:
     """Return the rule that matches the messages which both rules match."""
     found: set[Clause] = set()
     for left in one:
@@ -388,8 +388,11 @@ def _lane_atom(key: str) -> Atom:
 
 
 def compute_rules(
-    topic: str, live: Sequence[str], idle: Sequence[str], known: Mapping[str, Rule] | None = None
-) -> dict[str, Rule]:
+    topic: str,
+    live: Sequence[str],
+    idle: Sequence[str],
+    known: Mapping[str, LaneRule] | None = None,
+) -> dict[str, LaneRule]:
     """Return the rule of each lane for messages of a topic that are stored from now on, by key.
 
     The rules exclude each other: a message belongs to the first lane that it matches. `live` are
@@ -400,7 +403,7 @@ def compute_rules(
     """
     if topic.startswith(RETRY_PREFIX):
         return _compute_retry_rules(live, idle)
-    found: dict[str, Rule] = {}
+    found: dict[str, LaneRule] = {}
     chain: AtomChain | None = None
     known_keys = iter(known or ())
     for key in (*live, *idle):
@@ -433,7 +436,7 @@ def _create_retry_chains(keys: Sequence[str]) -> tuple[AtomChain | None, AtomCha
     return extend_chain(None, *map(_lane_atom, parts)), extend_chain(None, *subscriptions)
 
 
-def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
+def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, LaneRule]:
     """Return the rule of each lane for messages of the retry topic, by key.
 
     A message returns to the lane that it names. If that lane is idle, it goes to the oldest lane
@@ -441,7 +444,7 @@ def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, 
     """
     live_names, live_subscriptions = _create_retry_chains(live)
     idle_names, idle_subscriptions = _create_retry_chains(idle)
-    found: dict[str, Rule] = {}
+    found: dict[str, LaneRule] = {}
     older: AtomChain | None = None
     for key in live:
         subscription = Atom(SUBSCRIPTION_KIND, key)
@@ -467,7 +470,7 @@ def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, 
     return found
 
 
-def compute_sole_rule(topic: str, key: str) -> Rule:
+def compute_sole_rule(topic: str, key: str) -> LaneRule:
     """Return the rule for messages of a topic that a lane has if it is the group's only one."""
     return compute_rules(topic, [key], []).get(key, MATCH_NOTHING)
 
@@ -529,7 +532,7 @@ def get_tag_codes(atom: Atom) -> frozenset[int] | None:
         return frozenset()
 
 
-def compute_rule_weight(rule: Rule) -> int:
+def compute_rule_weight(rule: LaneRule) -> int:
     """Return the total length of the expressions that may be evaluated for one message."""
     chains = {chain for clause in rule for chain in clause.excluded}
     required = (atom for clause in rule for atom in clause.required)

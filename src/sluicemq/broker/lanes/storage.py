@@ -10,23 +10,18 @@ are not lost for the new lane.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.filters import get_rule_filter
 from sluicemq.broker.lanes.lane_queue import QueueKey
-from sluicemq.broker.lanes.rules import Rule, parse_key
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.clock import Clock
-from sluicemq.files import Files
+from sluicemq.broker.lanes.rules import LaneRule, parse_key
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.work.background import Offload
 from sluicemq.record.layout import RECORD_BEGIN
 from sluicemq.store.read import ReadStatus
-from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -45,39 +40,39 @@ class JoinOffsets:
     time_ms: int
 
 
-@dataclass(slots=True, eq=False)
-class LaneStorage:
-    """The queues, committed offsets and file that the lanes of all groups use.
+class LaneStorage(BrokerComponent):
+    """The queues, committed offsets and file that the lanes of all groups use."""
 
-    `render` returns the text of the file. `wake(topic, queue_id)` retries the pulls that are parked
-    for a queue. `offload` runs blocking work in another thread.
-    """
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        wake: Callable[[str, int], None],
+        offload: Offload,
+        render: Callable[[], str],
+    ) -> None:
+        """Create an empty storage.
 
-    settings: Settings
-    topics: Topics
-    offsets: Offsets
-    store: Store
-    files: Files
-    clock: Clock
-    wake: Callable[[str, int], None]
-    call_soon: Callable[[Callable[[], None]], object]
-    offload: Offload
-    render: Callable[[], str]
-    document: Document = field(init=False)
-    _is_writing: bool = False
-    _last_change: int = 0
-    """The number of the last change of rules."""
-    _unsaved: dict[str, tuple[int, Callable[[], None]]] = field(default_factory=dict)
-    """For each group whose rules are not on disk: the number of the last change, and the function
-    to call when it is saved."""
-    _next_write_s: float = 0.0
-    """The monotonic time before which the file is not written."""
-    _join_offsets: dict[str, JoinOffsets] = field(default_factory=dict)
-    """By group."""
-
-    def __post_init__(self) -> None:
+        `render` returns the text of the file. `wake(topic, queue_id)` retries the pulls that are
+        parked for a queue. `offload` runs blocking work in another thread.
+        """
+        super().__init__(context)
+        self.clock = context.steady_clock
+        self.call_soon = context.call_soon
+        self.wake = wake
+        self.offload = offload
         path = f"{self.settings.store.root}/config/sluiceLanes.json"
-        self.document = Document(self.files, path, self.render)
+        self.document = Document(context.files, path, render)
+        self._is_writing = False
+        self._last_change = 0
+        """The number of the last change of rules."""
+        self._unsaved: dict[str, tuple[int, Callable[[], None]]] = {}
+        """For each group whose rules are not on disk: the number of the last change, and the
+        function to call when it is saved."""
+        self._next_write_s = 0.0
+        """The monotonic time before which the file is not written."""
+        self._join_offsets: dict[str, JoinOffsets] = {}
+        """By group."""
 
     @property
     def retention_ms(self) -> int:
@@ -162,7 +157,7 @@ class LaneStorage:
         self.wake(*queue)
 
     def find_match(
-        self, queue: QueueKey, offset: int, rule: Rule, until: int | None
+        self, queue: QueueKey, offset: int, rule: LaneRule, until: int | None
     ) -> tuple[int, bool]:
         """Find the first message from `offset` on, and before `until`, that a rule matches.
 
@@ -178,7 +173,7 @@ class LaneStorage:
         return max(found.next_offset, offset), False
 
     def count_matches(
-        self, queue: QueueKey, offset: int, rule: Rule, until: int
+        self, queue: QueueKey, offset: int, rule: LaneRule, until: int
     ) -> tuple[int, int]:
         """Count the messages from `offset` on, and before `until`, that a rule matches.
 

@@ -11,20 +11,15 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lane import Lane
 from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey, create_spans
 from sluicemq.broker.lanes.lanes_file import decode_group, encode_group
 from sluicemq.broker.lanes.rules import compute_sole_rule
 from sluicemq.broker.lanes.storage import LaneStorage, find_end_offset
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.clock import Clock
-from sluicemq.files import Files
-from sluicemq.net.work.background import Offload, offload_inline
+from sluicemq.net.work.background import Offload
 from sluicemq.store.read import ReadResult, ReadStatus
-from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -162,23 +157,18 @@ class Lanes:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        offsets: Offsets,
-        store: Store,
-        files: Files,
-        clock: Clock,
+        context: BrokerContext,
+        *,
         wake: Callable[[str, int], None],
-        call_soon: Callable[[Callable[[], None]], object],
-        offload: Offload = offload_inline,
+        offload: Offload,
     ) -> None:
         """Retry the parked pulls of a queue with `wake(topic, queue_id)`.
 
-        `call_soon` is that of the event loop, and `offload` runs blocking work in another thread.
+        `offload` runs blocking work in another thread.
         """
         self.table: dict[str, GroupLanes] = {}
         """By group name."""
-        self.offsets = offsets
+        self.offsets = context.offsets
 
         def render() -> str:
             groups = self.table.values()
@@ -187,18 +177,7 @@ class Lanes:
                 self.storage.delay_next_write()
             return orjson.dumps({"groups": [encode_group(group) for group in groups]}).decode()
 
-        self.storage = LaneStorage(
-            settings=settings,
-            topics=topics,
-            offsets=offsets,
-            store=store,
-            files=files,
-            clock=clock,
-            wake=wake,
-            call_soon=call_soon,
-            offload=offload,
-            render=render,
-        )
+        self.storage = LaneStorage(context, wake=wake, offload=offload, render=render)
         self.document = self.storage.document
 
     # -------------------------------------------------------------------------------- members

@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.broker.consume.delivery import DeliveryStates
-from sluicemq.broker.group_commit import Durable, GroupCommit, Postponed
-from sluicemq.broker.offsets import SEPARATOR, Offsets, UnfinishedMessages
+from sluicemq.broker.context import BrokerComponent, BrokerContext
+from sluicemq.broker.group_commit import Durable, Postponed
+from sluicemq.broker.offsets import SEPARATOR, UnfinishedMessages
 from sluicemq.broker.pop.checkpoints import PopCheckpoints
 from sluicemq.broker.pop.order import OrderedPops, find_invisible_until_ms
-from sluicemq.broker.topics import Groups, Topics, make_no_queue_error, make_no_topic_error
+from sluicemq.broker.topics import Groups, make_no_queue_error, make_no_topic_error
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import pop_origin, pop_topic
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import Background, WorkItem, decode_body
-from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -56,18 +56,23 @@ READS_PER_STEP: Final = 100
 """The messages that one step of a list reads from the log."""
 
 
-@dataclass(slots=True, eq=False)
-class PopAckHandlers:
+class PopAckHandlers(BrokerComponent):
     """Handlers that acknowledge popped messages or change their invisible time."""
 
-    topics: Topics
-    offsets: Offsets
-    checkpoints: PopCheckpoints
-    order: OrderedPops
-    store: Store
-    group_commit: GroupCommit
-    clock: Clock
-    delivered: DeliveryStates
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        checkpoints: PopCheckpoints,
+        order: OrderedPops,
+        delivered: DeliveryStates,
+    ) -> None:
+        super().__init__(context)
+        self.group_commit = context.group_commit
+        self.steady_clock = context.steady_clock
+        self.checkpoints = checkpoints
+        self.order = order
+        self.delivered = delivered
 
     def acknowledge(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
         """Answer ACK_MESSAGE (200051). Called for each message: keep it cheap.
@@ -203,7 +208,7 @@ class PopAckHandlers:
         elif offset < self.offsets.committed(group, topic, queue_id):
             return ChangeInvisibleTimeResponse()
         else:
-            visible_ms = self.clock.now_ms() + header.invisible_ms
+            visible_ms = self.steady_clock.now_ms() + header.invisible_ms
             self.order.set_visible_time(group, topic, queue_id, offset, handle.pop_ms, visible_ms)
             handle = handle._replace(invisible_ms=visible_ms - handle.pop_ms)
         return ChangeInvisibleTimeResponse(
@@ -275,13 +280,13 @@ class InFlightHandlers:
                     record = self.checkpoints.read_message(topic, queue_id, offset)
                     times = 1 if record is None else record.reconsume_times + 1
                     yield bodies.InFlightMessage(
-                        topic,
-                        queue_id,
-                        offset,
-                        checkpoint.pop_ms,
-                        checkpoint.deadline_ms,
-                        entry.popped_by,
-                        times,
+                        topic=topic,
+                        queue_id=queue_id,
+                        queue_offset=offset,
+                        popped_ms=checkpoint.pop_ms,
+                        visible_ms=checkpoint.deadline_ms,
+                        client_id=entry.popped_by,
+                        delivery_count=times,
                     )
         for name, queues in [*self.order.table.items()]:
             topic, _, its_group = name.partition(SEPARATOR)
@@ -293,7 +298,13 @@ class InFlightHandlers:
                     if until_ms > now_ms and header.offset in (None, offset):
                         times = (info.counts or {}).get(offset, 0) + 1
                         yield bodies.InFlightMessage(
-                            topic, queue_id, offset, info.pop_ms, until_ms, popped_by, times
+                            topic=topic,
+                            queue_id=queue_id,
+                            queue_offset=offset,
+                            popped_ms=info.pop_ms,
+                            visible_ms=until_ms,
+                            client_id=popped_by,
+                            delivery_count=times,
                         )
             yield None
 

@@ -36,15 +36,11 @@ from typing import Final
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.contracts import STRICT
-from sluicemq.broker.context import LookUp
+from sluicemq.broker.context import BrokerContext, LookUp
 from sluicemq.broker.documents import Document
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.lanes.rules import normalize_atom, parse_key
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
-from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError
-from sluicemq.files import Files
 from sluicemq.model.subscription import ALL, TAG
 from sluicemq.model.topic import (
     RETRY_PREFIX,
@@ -111,20 +107,18 @@ class Assignments:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
+        context: BrokerContext,
+        *,
         consumers: Consumers,
-        files: Files,
-        clock: Clock,
         look_up: LookUp,
     ) -> None:
         """Ask name servers for routes with `look_up`."""
+        settings = context.settings
         self._settings = settings
-        self._topics = topics
-        self._groups = groups
+        self._topics = context.topics
+        self._groups = context.groups
         self._consumers = consumers
-        self._clock = clock
+        self._clock = context.clock
         self._look_up_route = look_up
         self._modes: dict[str, dict[str, RequestMode]] = {}
         """By topic and group: the modes that were set."""
@@ -133,7 +127,7 @@ class Assignments:
         self._waiting: dict[str, list[Callable[[Queues | None], None]]] = {}
         """By topic: functions to call with the queues when a name server has answered."""
         self.document = Document(
-            files,
+            context.files,
             f"{settings.store.root}/config/messageRequestMode.json",
             lambda: tables.encode_request_modes_file(self._modes),
         )

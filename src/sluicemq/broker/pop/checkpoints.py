@@ -2,7 +2,7 @@
 
 A pop takes messages from a queue and makes them invisible until its deadline. `PopCheckpoints`
 stores what happens to them as records that RocketMQ understands (spec/delivery.md §7,
-docs/design/0020):
+design/0020):
 
     record_pop              appends a checkpoint: which messages a pop took. The next pop of the
                             group begins behind them
@@ -36,9 +36,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Progress, TimeSlice
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.documents import Document
-from sluicemq.broker.group_commit import GroupCommit
-from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.popped import (
     NEXT_OFFSET_PROPERTY,
     GroupQueue,
@@ -55,12 +54,9 @@ from sluicemq.broker.produce.intake import (
     Record,
     read_record,
 )
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import REVIVE_QUEUES, Topics
+from sluicemq.broker.topics import REVIVE_QUEUES
 from sluicemq.broker.waiting.delivery import DelayedDelivery
-from sluicemq.clock import SteadyClock
 from sluicemq.errors import ProtocolError, RequestError
-from sluicemq.files import Files
 from sluicemq.model.message import (
     FIRST_POP_TIME,
     RECONSUME_TIMES_MAX,
@@ -71,7 +67,6 @@ from sluicemq.model.message import (
 from sluicemq.model.system_names import REVIVE_GROUP, TIMER_TOPIC, revive_topic
 from sluicemq.model.topic import POP_NORMAL, pop_kind, pop_retry_topic
 from sluicemq.store.queues import BLANK_SIZE, UNIT
-from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.popping import CHECKPOINT, NO_OFFSET, Acknowledgement, Checkpoint, ReceiptHandle
 
@@ -106,25 +101,21 @@ class PopCheckpoints:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        offsets: Offsets,
-        store: Store,
+        context: BrokerContext,
+        *,
         intake: MessageIntake,
-        group_commit: GroupCommit,
         delayed: DelayedDelivery,
-        files: Files,
-        clock: SteadyClock,
     ) -> None:
-        """Register the checkpoints with `delayed`, and with `offsets` for its saves."""
+        """Register the checkpoints with `delayed`, and with the table of offsets for its saves."""
+        settings, offsets = context.settings, context.offsets
         self._settings = settings
-        self._topics = topics
+        self._topics = context.topics
         self._offsets = offsets
-        self._store = store
+        self._store = context.store
         self._intake = intake
-        self._group_commit = group_commit
+        self._group_commit = context.group_commit
         self._delayed = delayed
-        self._clock = clock
+        self._clock = context.steady_clock
         self.topic = revive_topic(settings.broker.cluster_name)
         """The revive topic."""
         self.open_checkpoints = OpenCheckpoints()
@@ -143,7 +134,7 @@ class PopCheckpoints:
         self._covering = (0, 0)
         """An edition of the table of offsets, and the `covered_end` once it is written."""
         path = f"{settings.store.root}/config/sluicePop.json"
-        self.document = Document(files, path, self._render)
+        self.document = Document(context.files, path, self._render)
         self.stored_record_counts: Counter[tuple[str, str, str]] = Counter()
         """The number of records stored since the start, by topic, group, and "CK" or "ACK"."""
         self.revived_counts: Counter[tuple[str, str]] = Counter()

@@ -1,7 +1,7 @@
 """Ordered pops: which messages of a queue are in flight and block the rest of it.
 
 Ordered pops have no checkpoints, as their messages become visible again in their own queue
-(docs/design/0020). For each topic, group and queue, `OrderedPops` knows the last pop: its offsets,
+(design/0020). For each topic, group and queue, `OrderedPops` knows the last pop: its offsets,
 which of them are acknowledged, and until when the others are invisible (spec/delivery.md §7). A
 queue is *free* when all messages of its last pop are acknowledged or visible again.
 
@@ -24,14 +24,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.documents import Document
-from sluicemq.broker.offsets import SEPARATOR, Offsets
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
-from sluicemq.clock import Clock
+from sluicemq.broker.offsets import SEPARATOR
 from sluicemq.errors import RequestError
-from sluicemq.files import Files
-from sluicemq.net.work.background import CallLater, TimerHandle
+from sluicemq.net.work.background import TimerHandle
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import (
     DEFAULT_BUCKETS,
@@ -62,25 +59,20 @@ class OrderedPops:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        files: Files,
-        clock: Clock,
+        context: BrokerContext,
         wake: Callable[[str, int], None],
-        call_later: CallLater | None = None,
     ) -> None:
         """Call `wake(topic, queue_id)` when a queue is free, in that millisecond.
 
-        Without `call_later`, the caller has to call `wake_free_queues` regularly.
+        Without the context's `call_later`, the caller must call `wake_free_queues` regularly.
         """
-        self._topics = topics
-        self._groups = groups
+        settings, offsets = context.settings, context.offsets
+        self._topics = context.topics
+        self._groups = context.groups
         self._offsets = offsets
-        self._clock = clock
+        self._clock = context.steady_clock
         self._wake = wake
-        self._call_later = call_later
+        self._call_later = context.call_later
         self.table: dict[str, dict[int, OrderInfo]] = {}
         """By `topic@group` and queue id: the last pop."""
         self.popped_by: dict[Key, str] = {}
@@ -92,7 +84,7 @@ class OrderedPops:
         self._timer: tuple[int, TimerHandle] | None = None
         """The time of the next call of `wake_free_queues` in ms since 1970, and its handle."""
         path = f"{settings.store.root}/config/consumerOrderInfo.json"
-        self.document = Document(files, path, self._render)
+        self.document = Document(context.files, path, self._render)
         offsets.on_reset.append(self.forget_queue)
         offsets.on_forget.append(self.forget_deleted)
 

@@ -25,7 +25,6 @@ property POP_CK.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -35,15 +34,13 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivery import DeliveryStates
 from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
+from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Durable, Parked, Postponed
-from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pop.checkpoints import PopCheckpoints
 from sluicemq.broker.pop.messages import with_handle, without_handles
 from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.pop.pending import PendingPop, PopResult, competition_key
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import FAQ, Groups, Topics, make_no_queue_error, make_no_topic_error
-from sluicemq.clock import SteadyClock
+from sluicemq.broker.topics import FAQ, make_no_queue_error, make_no_topic_error
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import (
@@ -55,10 +52,9 @@ from sluicemq.model.topic import (
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.work.background import Background, WorkItem
+from sluicemq.net.work.background import WorkItem
 from sluicemq.store.gather import PostponedError
 from sluicemq.store.read import ReadResult, ReadStatus
-from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_response
@@ -106,31 +102,40 @@ Its arguments are the group, the topic, the kind and expression of the filter, a
 """
 
 
-@dataclass(slots=True, eq=False)
-class PopHandlers:
-    """Handlers for requests of consumers that pop. `random` selects the first queue of a topic."""
+class PopHandlers(BrokerComponent):
+    """Handlers for requests of consumers that pop."""
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    checkpoints: PopCheckpoints
-    order: OrderedPops
-    polls: LongPolls
-    store: Store
-    clock: SteadyClock
-    background: Background
-    delivered: DeliveryStates
-    filters: RequestFilters
-    random: Random
-    consumers: Consumers
-    admit: Admit
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        checkpoints: PopCheckpoints,
+        order: OrderedPops,
+        polls: LongPolls,
+        delivered: DeliveryStates,
+        filters: RequestFilters,
+        random: Random,
+        consumers: Consumers,
+        admit: Admit,
+    ) -> None:
+        """`random` selects the first queue of a topic."""
+        super().__init__(context)
+        self.steady_clock = context.steady_clock
+        self.background = context.background
+        self.checkpoints = checkpoints
+        self.order = order
+        self.polls = polls
+        self.delivered = delivered
+        self.filters = filters
+        self.random = random
+        self.consumers = consumers
+        self.admit = admit
 
     # ------------------------------------------------------------------------------- requests
 
     def pop(self, header: PopMessageRequest, command: Command, peer: Peer) -> Any:
         """Answer POP_MESSAGE (200050). Called for each pop: keep it cheap."""
-        now_ms = self.clock.now_ms()
+        now_ms = self.steady_clock.now_ms()
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
         try:
             self._check_pop(header, peer, now_ms - deadline_ms)
@@ -177,7 +182,7 @@ class PopHandlers:
 
         The request is parked until that is the case.
         """
-        now_ms = self.clock.now_ms()
+        now_ms = self.steady_clock.now_ms()
         try:
             self._check_target(header, peer)
             message_filter = self._get_filter(header.expression_kind, header.expression)
@@ -344,7 +349,9 @@ class PopHandlers:
         Called for each pop: keep it cheap. Raises StoreError or RequestError if no checkpoint can
         be stored.
         """
-        result = PopResult(self.clock.now_ms(), self.clock.monotonic_s() + READ_TIME_MAX_S)
+        result = PopResult(
+            self.steady_clock.now_ms(), self.steady_clock.monotonic_s() + READ_TIME_MAX_S
+        )
         if popping.header.order:
             result.revive_queue = ORDERED
         for source in self._iter_sources(popping.header):
@@ -413,7 +420,7 @@ class PopHandlers:
         result.rest_count += left
         result.is_unfinished |= left > 0 and found.next_offset > offset
         if popping.filter is not None:
-            result.is_stopped |= self.clock.monotonic_s() >= result.read_until_s
+            result.is_stopped |= self.steady_clock.monotonic_s() >= result.read_until_s
 
     def _find_start_offset(self, popping: PendingPop, topic: str, queue_id: int) -> int:
         """Return the offset at which the pop begins in a queue.
@@ -552,7 +559,7 @@ class PopHandlers:
         evaluating the filter.
         """
         header, message_filter = popping.header, popping.filter
-        now_ms = self.clock.now_ms()
+        now_ms = self.steady_clock.now_ms()
         for topic, queue_id, _ in self._iter_sources(header):
             offset = self._find_start_offset(popping, topic, queue_id)
             end = self.store.queue_offsets(topic, queue_id)[1]
@@ -579,7 +586,7 @@ class PopHandlers:
         """
         if not born_time_ms:
             return now_ms + poll_ms
-        return min(born_time_ms + self.clock.lead_ms, now_ms) + poll_ms
+        return min(born_time_ms + self.steady_clock.lead_ms, now_ms) + poll_ms
 
     def _continue(self, popping: PendingPop, result: PopResult) -> WorkItem[Any]:
         """Do further steps of an unfinished pop until its deadline, and return its answer.
@@ -592,7 +599,7 @@ class PopHandlers:
                 work.store_result((yield work.run))
             else:
                 yield None
-                if self.clock.now_ms() >= popping.deadline_ms:
+                if self.steady_clock.now_ms() >= popping.deadline_ms:
                     break
             self._admit(popping.header, popping.peer)
             result = self._take_messages(popping)
@@ -618,7 +625,7 @@ class PopHandlers:
             return ResponseCode.POLLING_TIMEOUT
         if self.polls.parked_pops >= config.pop_polling_total_max:
             return ResponseCode.POLLING_FULL
-        if self.clock.now_ms() > popping.deadline_ms - ANSWER_EARLY_MS:
+        if self.steady_clock.now_ms() > popping.deadline_ms - ANSWER_EARLY_MS:
             return ResponseCode.POLLING_TIMEOUT
         waiting = self.polls.count_waiting_pops(
             header.topic, max(header.queue_id, ANY_QUEUE), popping.competition_key
@@ -632,7 +639,9 @@ class PopHandlers:
     ) -> Parked:
         """Return the request as one that is parked for its queue and the retry topics."""
         header = popping.header
-        wait_ms = min(popping.deadline_ms - ANSWER_EARLY_MS - self.clock.now_ms(), WAIT_MS_MAX)
+        wait_ms = min(
+            popping.deadline_ms - ANSWER_EARLY_MS - self.steady_clock.now_ms(), WAIT_MS_MAX
+        )
         kinds = () if header.order else self._retry_kinds
         queues = [(header.topic, max(header.queue_id, ANY_QUEUE))]
         queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in kinds]
@@ -640,7 +649,7 @@ class PopHandlers:
             command=popping.command,
             queues=tuple(queues),
             scan_offset=-1,
-            deadline_s=self.clock.monotonic_s() + wait_ms / 1000,
+            deadline_s=self.steady_clock.monotonic_s() + wait_ms / 1000,
             try_answer=partial(try_answer, popping),
             competition_key=popping.competition_key,
         )
@@ -699,7 +708,7 @@ class PopHandlers:
 
     def _is_not_parked(self, parked: Parked) -> bool:
         """Return whether the last attempt is before the deadline, as no request may be parked."""
-        return self.clock.monotonic_s() < parked.deadline_s
+        return self.steady_clock.monotonic_s() < parked.deadline_s
 
     def _encode_answer(
         self, popping: PendingPop, result: PopResult, code: ResponseCode = ResponseCode.SUCCESS

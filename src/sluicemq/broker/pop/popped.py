@@ -9,7 +9,7 @@ retry topic. `OpenCheckpoints` contains the open checkpoints of all groups:
 - by revive queue, if the timer has delivered their record there. RocketMQ looks for their
   acknowledgements in the revive queue.
 
-`PopRecovery` fills the table when a broker starts (docs/design/0020). It reads the log, and the
+`PopRecovery` fills the table when a broker starts (design/0020). It reads the log, and the
 file `config/sluicePop.json`, which describes a moment at which everything was on disk:
 
     open      the oldest open checkpoints, so that the timer queue need not be read from there

@@ -231,7 +231,9 @@ def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Comma
     delayed message or a transaction.
     """
     properties = record.decode_properties()
-    kept = {name: value for name, value in properties.items() if name not in _REMOVED_PROPERTIES}
+    remaining = {
+        name: value for name, value in properties.items() if name not in _REMOVED_PROPERTIES
+    }
     header = SendMessageRequestV2(
         group=properties.get(PRODUCER_GROUP) or INNER_PRODUCER_GROUP,
         topic=topic,
@@ -241,7 +243,7 @@ def make_send_request(topic: str, record: Record, target: EscapeTarget) -> Comma
         sys_flag=record.sys_flag & ~(TRANSACTION_MASK | BORN_HOST_IPV6 | STORE_HOST_IPV6),
         born_time_ms=record.born_time_ms,
         flag=record.flag,
-        properties=format_property_text(kept),
+        properties=format_property_text(remaining),
         reconsume_times=record.reconsume_times,
         unit_mode=False,
         batch=False,

@@ -1,4 +1,4 @@
-"""What each replica has of the log, and from that: what is confirmed, and who is in sync.
+"""What each replica has of the log, and from that: what is confirmed, and which are in sync.
 
 `InSyncReplicas` is the replication gate of `group_commit.py`. Each connection of a slave
 (`log_sender.py`) reports the position up to which the slave has the log. From these positions
@@ -465,8 +465,3 @@ class InSyncReplicas:
         index = bisect_right([end for _, end in samples], slave.acked_end)
         since_s = max(samples[index][0], slave.joined_s)
         return round((self.clock.monotonic_s() - since_s) * 1000)
-
-    @property
-    def is_fully_confirmed(self) -> bool:
-        """Whether the whole log is confirmed. A new master accepts requests once it is."""
-        return self.confirmed >= self.local_end()

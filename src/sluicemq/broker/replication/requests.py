@@ -98,10 +98,10 @@ class ReplicaRequests:
     def change_min_broker_id(
         self, header: MinBrokerIdChangedRequest, command: Command, peer: Peer
     ) -> Command:
-        """Answer NOTIFY_MIN_BROKER_ID_CHANGE (905), by which a name server reports who is alive.
+        """Answer NOTIFY_MIN_BROKER_ID_CHANGE (905) of a name server.
 
-        If the master is alive, a slave notes its addresses. An acting master checks soon whether it
-        has to start or stop.
+        The lowest id of the live replicas has changed. If it is 0, the master is alive, and a slave
+        notes its addresses. An acting master checks soon whether it has to start or stop.
         """
         if isinstance(self._side, SlaveSide):
             if header.broker_id == 0:

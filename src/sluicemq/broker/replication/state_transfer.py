@@ -5,8 +5,8 @@ answers immediately if there are any, and otherwise parks the request until ther
 STATE_WAIT_MS at most.
 
 An operation must wait until the slave's commit log is long enough. Meanwhile the slave sends
-requests with `wantsNone`, which are answered with no operations. The requests also say who the
-slave is and how far its state is. A master counts only slaves that have said so
+requests with `wantsNone`, which are answered with no operations. Each request also identifies the
+slave and reports how far its state is. A master counts only slaves that have sent such a report
 (`InSyncReplicas.record_state_report`).
 
 A master that does not know the request is a Java broker. Then its tables are requested one by one

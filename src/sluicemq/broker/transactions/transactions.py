@@ -11,8 +11,8 @@ would let a finished transaction be checked, and committed, again. If a group co
 of it is stored, so the changes of the table that it was to cause are undone.
 
 A second end of a transaction has no effect, whichever of its prepared messages it names, so that a
-transaction is never committed twice. docs/transactions.md lists the exceptions. `requests.py`
-handles the requests.
+transaction is never committed twice. The documentation of transactions lists the exceptions.
+`requests.py` handles the requests.
 
 The offsets up to which the two queues are done are saved as committed offsets of CID_RMQ_SYS_TRANS,
 as in RocketMQ, and only as far as the log is on disk. A start reads from there.
@@ -39,11 +39,8 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Progress, TimeSlice
 from sluicemq.broker.consume.clients import Member, Producers
-from sluicemq.broker.group_commit import GroupCommit
-from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.context import BrokerContext
 from sluicemq.broker.produce.intake import MessageIntake, MessageToStore, Record
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
     COPY_BYTES_MAX,
@@ -59,7 +56,6 @@ from sluicemq.broker.transactions.prepared import (
     original_properties,
     transaction_identity,
 )
-from sluicemq.clock import Clock, SteadyClock
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import (
@@ -75,7 +71,6 @@ from sluicemq.model.system_names import CHECK_MAX_TOPIC, HALF_TOPIC, OP_TOPIC, T
 from sluicemq.net.dispatch import Peer
 from sluicemq.numbers import natural
 from sluicemq.record.codec import encode_record, format_property_text
-from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -250,30 +245,26 @@ class Transactions:
 
     def __init__(
         self,
-        settings: Settings,
-        topics: Topics,
-        offsets: Offsets,
-        store: Store,
+        context: BrokerContext,
+        *,
         intake: MessageIntake,
-        group_commit: GroupCommit,
-        clock: Clock,
-        steady: SteadyClock,
         checker: TransactionChecker,
     ) -> None:
         """Create an empty table, and let `intake` move messages of transactions to the half topic.
 
         The caller must call `load` before the first request.
         """
+        settings = context.settings
         self._settings = settings
-        self._topics = topics
-        self._offsets = offsets
-        self._store = store
+        self._topics = context.topics
+        self._offsets = context.offsets
+        self._store = context.store
         self._intake = intake
-        self._group_commit = group_commit
-        self._clock = clock
-        self._steady = steady
+        self._group_commit = context.group_commit
+        self._clock = context.clock
+        self._steady = context.steady_clock
         self.checker = checker
-        self.reader = PreparedReader(store)
+        self.reader = PreparedReader(context.store)
         self.table = OpenTransactions(0, 0)
         self._progress = {HALF_TOPIC: Progress(0), OP_TOPIC: Progress(0)}
         """By topic: the offset before which all messages of the queue are done."""

@@ -216,16 +216,16 @@ class DelayHandlers:
             handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
         wall_due_ms = waiting.due_ms - self.clock.lead_ms
         return bodies.WaitingMessage(
-            topic,
-            record.get_number(REAL_QUEUE) or 0,
-            unique_id,
-            record.get_text(KEYS),
-            record.get_text(TAGS),
-            waiting.level,
-            wall_due_ms,
-            record.store_time_ms,
-            len(record.body),
-            handle,
+            topic=topic,
+            queue_id=record.get_number(REAL_QUEUE) or 0,
+            unique_id=unique_id,
+            keys=record.get_text(KEYS),
+            tag=record.get_text(TAGS),
+            level=waiting.level,
+            due_ms=wall_due_ms,
+            stored_ms=record.store_time_ms,
+            body_bytes=len(record.body),
+            handle=handle,
         )
 
     # --- copies for slaves

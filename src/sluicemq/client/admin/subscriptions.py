@@ -73,8 +73,10 @@ class GroupSubscriptions:
     def all_of(self, topic: str) -> list[Subscription]:
         """Return every known subscription of a topic, each expression once, in a fixed order."""
         known = [
-            self.brokers.get(topic), self.remembered.get(topic), *self.by_member(topic).values()
-        ]  # fmt: skip
+            self.brokers.get(topic),
+            self.remembered.get(topic),
+            *self.by_member(topic).values(),
+        ]
         found = {(one.kind, one.expression): one for one in known if one is not None}
         return [found[key] for key in sorted(found)]
 

@@ -93,9 +93,10 @@ class MessageStream:
         - RouteNotFoundError if the topic does not exist, and GroupNotFoundError if the group does
           not exist and brokers do not create it.
         - SubscriptionConflictError if another client of this process reads the topic for this group
-          with a different filter.
-        - FilterSyntaxError if a broker does not accept the filter.
-        - PermissionDeniedError if access control refuses the topic or the group.
+          with a different filter, and the brokers do not support lanes.
+        - FilterSyntaxError if a broker does not accept the SQL92 filter.
+        - PermissionDeniedError if access control refuses the topic or the group, or if the group is
+          strict and requires another filter.
         - ConfigurationError if the group is used by another kind of consumer of this client, or the
           broker does not support SQL92 filters.
         - NameServerUnreachableError and ConnectionLostError if no name server, or no broker of the
@@ -121,8 +122,8 @@ class MessageStream:
 
         Raises what `start` raises if the stream was not started, ClosedError if the stream is
         closed meanwhile, UndecodableBodyError with `on_undecodable="raise"`, and the error that
-        ended the subscription: GroupNotFoundError, PermissionDeniedError, FilterSyntaxError or
-        ProtocolError.
+        ended the subscription: GroupNotFoundError, PermissionDeniedError, another RequestError if
+        the broker cannot parse the filter, or ProtocolError.
         """
         self._memberships.check_loop()
         if self._buffer is None:

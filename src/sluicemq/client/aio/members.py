@@ -165,8 +165,8 @@ class Member:
         - RouteNotFoundError if the topic does not exist, NameServerUnreachableError.
         - GroupNotFoundError if the group does not exist and is not created automatically.
         - FilterSyntaxError or ConfigurationError if a broker cannot evaluate the filter.
-        - RequestError if the group is strict and its contract has another filter.
-        - PermissionDeniedError if access control refuses the topic or the group.
+        - PermissionDeniedError if access control refuses the topic or the group, or if the group is
+          strict and its contract has another filter.
         - ConnectionLostError if no broker of the topic can be reached.
         - ConfigurationError and StoreDamagedError for the offsets file of a broadcasting group.
         """

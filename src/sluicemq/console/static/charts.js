@@ -1,4 +1,4 @@
-// Draws each figure.chart with uPlot from its data-points: all there is of our own.
+// Draw each figure.chart with uPlot from its data-points. The other scripts are vendored.
 (function () {
   "use strict";
   const drawn = new Map();

@@ -501,9 +501,9 @@ class _Rows(NamedTuple):
 class RangeScan:
     """A read of ranges of one queue.
 
-    `unit_count` is the number of units that were read, and `log_bytes` the total size of the
-    records that were found. `missing_count` and `damaged_count` are the numbers of messages that
-    were skipped because they no longer exist or are damaged.
+    `log_bytes` is the total size of the records that were found. `missing_count` and
+    `damaged_count` are the numbers of messages that were skipped because they no longer exist or
+    are damaged.
     """
 
     def __init__(
@@ -532,7 +532,7 @@ class RangeScan:
         self._columns = columns
         self._skips = skips
         self._check_bodies = check_bodies
-        self.missing_count = self.damaged_count = self.unit_count = self.log_bytes = 0
+        self.missing_count = self.damaged_count = self.log_bytes = 0
 
     def iter_places(self, start: int, end: int) -> Iterator[RecordPlaces]:
         """Yield the positions of the matches among the queue offsets [start, end), in order.
@@ -555,7 +555,6 @@ class RangeScan:
                 per_file = self._queue.segments.file_bytes // UNIT_BYTES
                 count = min(stop, position - position % per_file + per_file) - position
                 self._count_missing(count, position, stop)
-            self.unit_count += count
             yield from self._places_of_units(units, position)
             position += count
 

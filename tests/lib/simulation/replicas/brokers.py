@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simulation.cluster.processes import Process
 from simulation.replicas.node import ReplicaNode, watch
-from sluicemq.broker.failover.broker_replica import BrokerRoleControl, start_replica
+from sluicemq.broker.failover.broker_replica import BrokerRoleExecutor, start_replica
 from sluicemq.broker.failover.replica import BrokerClosedError, Replica
 from sluicemq.broker.replication.sides import SlaveSide
 from sluicemq.broker.server import SWEEP_S, Broker
@@ -28,8 +28,8 @@ RESTART_S: Final = 1.0
 FLUSH: Final = {"timerFlushIntervalMs": "1000", "recallMessageEnable": "true"}
 
 
-class SimulatedRoleControl(BrokerRoleControl):
-    """A role control that leaves the priority of the test's own thread alone."""
+class SimulatedRoleExecutor(BrokerRoleExecutor):
+    """A role executor that leaves the priority of the test's own thread alone."""
 
     def opening(self, dispatcher: Dispatcher) -> None:
         super().on_opening(dispatcher)
@@ -51,7 +51,7 @@ class BrokerReplica(ReplicaNode):
             return f"{self.id}-{rng.getrandbits(32):08x}"
 
         replica, broker = await start_replica(
-            config, store, self.consensus, control=SimulatedRoleControl(), files=self.files,
+            config, store, self.consensus, role_executor=SimulatedRoleExecutor(), files=self.files,
             network=self.network.of(process), boot=str(self.boot), make_run_id=make_run_id,
             clock=self.clock, executor=InlineExecutor(), stretch_pause=stretch,
         )  # fmt: skip

@@ -58,7 +58,7 @@ SYNC_S: Final = (0.0005, 0.02)
 
 
 class ReplicatedStore:
-    """A broker as far as replication goes. It is a `RoleControl`."""
+    """A broker as far as replication goes. It is a `RoleExecutor`."""
 
     def __init__(self, node: "ReplicaNode", process: Process, rng: random.Random) -> None:
         config, store, _ = load_broker_config("", overrides=node.settings, environment={})
@@ -80,7 +80,7 @@ class ReplicatedStore:
         self._has_failed = False
         self._sync_timer: asyncio.TimerHandle | None = None
 
-    # --- RoleControl
+    # --- RoleExecutor
 
     @property
     def log_end(self) -> LogEnd:

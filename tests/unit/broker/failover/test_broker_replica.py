@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from sluicemq.broker.failover.broker_replica import BrokerRoleControl
+from sluicemq.broker.failover.broker_replica import BrokerRoleExecutor
 from sluicemq.broker.failover.election import INCOMPLETE
 from sluicemq.broker.failover.replica import BrokerClosedError, LogEnd
 from sluicemq.broker.replication.in_sync import Term
@@ -54,8 +54,8 @@ class FakeBroker:
         self.askers: list[object] = []
         self.error: Exception | None = None
         self.handled: list[int] = []
-        self.control = BrokerRoleControl()
-        self.control.broker = cast(Any, self)
+        self.role_executor = BrokerRoleExecutor()
+        self.role_executor.broker = cast(Any, self)
 
     async def change_role(self, term: Term | None) -> None:
         if self.error is not None:
@@ -69,13 +69,13 @@ class FakeBroker:
         self.in_sync = FakeInSync() if term is not None and term.master_id == 1 else None
         codes = Code.SEND_MESSAGE_V2, Code.PULL_MESSAGE, Code.SLUICE_REPLICA_STATUS
         self.dispatcher = Dispatcher(dict.fromkeys(map(int, codes), handle))
-        self.control.on_opening(self.dispatcher)
+        self.role_executor.on_opening(self.dispatcher)
 
 
 class Stage:
     def __init__(self) -> None:
         self.broker = FakeBroker()
-        self.control = self.broker.control
+        self.role_executor = self.broker.role_executor
         self.carrier = Carrier()
         self.peer = Peer(self.carrier, Host("10.0.0.9", 9), Host("10.0.0.1", 1))
         self.opaque = 0
@@ -92,7 +92,7 @@ class Stage:
 
 async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> None:
     stage = Stage()
-    await stage.control.change_role(Term(2, 1), "another life")
+    await stage.role_executor.change_role(Term(2, 1), "another life")
     assert stage.broker.identity == ReplicaIdentity(1, "disk", "another life")
     stage.ask(Code.PULL_MESSAGE)
     stage.ask(Code.SEND_MESSAGE_V2)
@@ -106,36 +106,36 @@ async def test_a_new_master_gives_nothing_away_before_its_log_is_confirmed() -> 
 
 async def test_what_rested_is_handled_in_the_name_of_who_asked() -> None:
     stage = Stage()
-    await stage.control.change_role(Term(2, 2), "life")
-    stage.control.pause_requests(True)
+    await stage.role_executor.change_role(Term(2, 2), "life")
+    stage.role_executor.pause_requests(True)
     for name in ("alice", "bob", None):
         stage.broker.core.guard.account = name
         stage.ask(Code.SEND_MESSAGE_V2)
-    stage.control.pause_requests(False)
+    stage.role_executor.pause_requests(False)
     assert stage.broker.askers == ["alice", "bob", None]
 
 
 async def test_what_rests_ends_with_the_role() -> None:
     stage = Stage()
-    await stage.control.change_role(Term(2, 1), "life")
+    await stage.role_executor.change_role(Term(2, 1), "life")
     stage.ask(Code.PULL_MESSAGE)
     assert stage.broker.in_sync is not None
     stage.broker.in_sync.waiting[0](StoreError("deposed."))
     assert not stage.broker.handled, "it goes on resting until the next role"
-    await stage.control.change_role(Term(3, 2), "life")
+    await stage.role_executor.change_role(Term(3, 2), "life")
     assert stage.ask(Code.PULL_MESSAGE) == [2]
     assert stage.broker.handled == [2]
 
 
 async def test_a_switch_holds_what_needs_a_master() -> None:
     stage = Stage()
-    await stage.control.change_role(Term(2, 2), "life")
+    await stage.role_executor.change_role(Term(2, 2), "life")
     assert stage.ask(Code.SEND_MESSAGE_V2) == [1]
-    stage.control.pause_requests(True)
-    stage.control.pause_requests(True)
+    stage.role_executor.pause_requests(True)
+    stage.role_executor.pause_requests(True)
     assert stage.ask(Code.SEND_MESSAGE_V2) == [1]
-    stage.control.pause_requests(False)
-    stage.control.pause_requests(False)
+    stage.role_executor.pause_requests(False)
+    stage.role_executor.pause_requests(False)
     assert stage.ask(Code.SEND_MESSAGE_V2) == [1, 2, 3]
 
 
@@ -143,12 +143,12 @@ async def test_a_role_that_cannot_be_taken_ends_the_replica() -> None:
     stage = Stage()
     stage.broker.error = StoreError("no space left.")
     with pytest.raises(BrokerClosedError, match="no space left"):
-        await stage.control.change_role(Term(2, 1), "life")
+        await stage.role_executor.change_role(Term(2, 1), "life")
 
 
 def test_the_record_says_where_the_log_ends_unless_the_disk_has_failed() -> None:
     stage = Stage()
-    assert stage.control.log_end == LogEnd(0, 100)
+    assert stage.role_executor.log_end == LogEnd(0, 100)
     stage.broker.store.failure = OSError()
-    assert stage.control.has_failed_disk
-    assert stage.control.log_end == LogEnd(0, INCOMPLETE)
+    assert stage.role_executor.has_failed_disk
+    assert stage.role_executor.log_end == LogEnd(0, INCOMPLETE)

@@ -51,7 +51,7 @@ class FakeInSync:
 
 
 class FakeBroker:
-    """A `RoleControl` that notes what it is told."""
+    """A `RoleExecutor` that notes what it is told."""
 
     def __init__(self, number: int, led: list[Term]) -> None:
         self.number = number
