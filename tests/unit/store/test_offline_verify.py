@@ -168,7 +168,7 @@ def test_repair_finds_damage_where_verify_does(root: Path, sent: Places, seed: i
         change(root, start, rng.choice([bytes(size), b"\xff" * size, rng.randbytes(size)]))
     verified = check(root).findings
     log_kinds = ("damage", "body-crc", "torn-record")
-    places = {f.place for f in verified.kept if f.kind in log_kinds and f.severity == "error"}
+    places = {f.place for f in verified.listed if f.kind in log_kinds and f.severity == "error"}
     repaired = repair(str(root))
     assert {f"commitlog {damaged.start}" for damaged in repaired.damaged} <= places
     assert bool(repaired.damaged) is bool(places)

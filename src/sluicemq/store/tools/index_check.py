@@ -115,7 +115,8 @@ class IndexFile:
     def find_problems(self) -> list[str]:
         """Return descriptions of what is inconsistent in the file itself.
 
-        That are the order of the entries, the chains of entries with the same slot, and the header.
+        The order of the entries, the chains of entries with the same slot, and the header are
+        checked.
         """
         if not len(self.positions):
             has_slots = self.slots.any() and not self.is_cut
@@ -199,10 +200,15 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
 
 
 def find_slot_count(file: File, header: IndexHeader) -> int | None:
-    """Return the number of slots of an index file, or None if no number fits its entries."""
+    """Return the number of slots of an index file.
+
+    That is the number for which the first and the last entry are where `header` says. If there is
+    no such number, return the one of a file of this size with RocketMQ's default proportion of
+    entries to slots, or None if the size does not fit that proportion.
+    """
     room = file.size() - HEADER.size
-    usual_count, odd_bytes = divmod(room, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.itemsize)
-    if not odd_bytes and (header.entry_limit <= 1 or _fits_entries(file, header, usual_count)):
+    usual_count, remainder = divmod(room, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.itemsize)
+    if not remainder and (header.entry_limit <= 1 or _fits_entries(file, header, usual_count)):
         return usual_count
     if room <= _SEARCHED_BYTES_MAX and header.entry_limit > 1:
         # Find the position of the last entry in the file, and derive the number of slots from it.
@@ -211,17 +217,20 @@ def find_slot_count(file: File, header: IndexHeader) -> int | None:
         last_entry_offset = (header.entry_limit - 1) * ENTRY.itemsize + 4
         at = data.find(wanted, HEADER.size)
         while at >= 0:
-            count, odd_slot_bytes = divmod(at - last_entry_offset - HEADER.size, SLOT_BYTES)
+            count, slot_remainder = divmod(at - last_entry_offset - HEADER.size, SLOT_BYTES)
             entry_room = room - SLOT_BYTES * count
-            is_whole = not odd_slot_bytes and count > 0 and entry_room % ENTRY.itemsize == 0
+            is_whole = not slot_remainder and count > 0 and entry_room % ENTRY.itemsize == 0
             if is_whole and _fits_entries(file, header, count):
                 return count
             at = data.find(wanted, at + 1)
-    return None if odd_bytes else usual_count
+    return None if remainder else usual_count
 
 
 def _fits_entries(file: File, header: IndexHeader, slot_count: int) -> bool:
-    """Return whether the first and the last entry are where they are with `slot_count` slots."""
+    """Return whether the first and the last entry of the file have the positions of `header`.
+
+    Their places in the file are computed for `slot_count` slots.
+    """
     entries_start = HEADER.size + SLOT_BYTES * slot_count
     ends = ((1, header.begin_position), (header.entry_limit - 1, header.end_position))
     for number, position in ends:
@@ -243,10 +252,10 @@ class IndexCheck:
     ) -> None:
         self._layout = layout
         self._findings = findings
-        self._interrupted = layout.was_interrupted
+        self._was_interrupted = layout.was_interrupted
         self._checkpoint = checkpoint
         self._paths = paths = list(layout.indexes)
-        if self._interrupted and checkpoint is not None:
+        if self._was_interrupted and checkpoint is not None:
             # Files that a broker was building do not count.
             self._paths = [path for path in paths if _file_number(path) <= checkpoint.index_file]
             for path in paths[len(self._paths) :]:
@@ -257,7 +266,9 @@ class IndexCheck:
                     "the file was being built when the store was interrupted: the next start"
                     " builds it again",
                 )
-        self._unsettled_path = layout.indexes[-1] if self._interrupted and layout.indexes else ""
+        self._unsettled_path = (
+            layout.indexes[-1] if self._was_interrupted and layout.indexes else ""
+        )
         self._loaded: list[IndexFile] = []
         self._has_index = bool(self._paths)
         self.entry_count = 0
@@ -368,7 +379,7 @@ class IndexCheck:
         """Load an index file, and add what is inconsistent in it to the findings."""
         checkpoint, entry_limit = self._checkpoint, None
         if (
-            self._interrupted
+            self._was_interrupted
             and checkpoint is not None
             and _file_number(path) == checkpoint.index_file
         ):
@@ -427,7 +438,7 @@ class IndexCheck:
             return
         self._missing_count += len(positions)
         # A start of a broker adds the keys of records from here on.
-        late_from = self._indexed_end if self._interrupted else 1 << 62
+        late_from = self._indexed_end if self._was_interrupted else 1 << 62
         if self._checkpoint is not None:
             late_from = self._checkpoint.index_offset
         self._missing_late_count += int((positions >= late_from).sum())
@@ -459,7 +470,7 @@ class IndexCheck:
             return
         # If RocketMQ has added records a second time, the checkpoint of SluiceMQ counts fewer of
         # them, but a broker still continues at the last one.
-        is_behind = self._interrupted and self._missing_first >= self._indexed_end
+        is_behind = self._was_interrupted and self._missing_first >= self._indexed_end
         is_late = is_behind or self._missing_late_count == self._missing_count
         text = (
             f"{self._missing_count} keys of records from {self._missing_first} to"
@@ -476,7 +487,7 @@ class IndexCheck:
             outside = (file.positions >= log_end) | (file.positions < 0)
             for row in np.flatnonzero(outside).tolist():
                 self._findings.add(
-                    WARNING if self._interrupted else ERROR,
+                    WARNING if self._was_interrupted else ERROR,
                     "index",
                     f"{self._layout.shorten_path(file.path)} entry {row + 1}",
                     f"the entry is for position {file.positions[row]}, but the log ends at"

@@ -103,10 +103,10 @@ class _Verification:
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
         self._layout = layout
         self._findings = findings
-        self._interrupted = layout.was_interrupted
+        self._was_interrupted = layout.was_interrupted
         checkpoint = read_checkpoint(layout.files, layout.checkpoint_path).latest
         self._durable_end = (
-            1 << 63 if checkpoint is None or not self._interrupted else checkpoint.log_offset
+            1 << 63 if checkpoint is None or not self._was_interrupted else checkpoint.log_offset
         )
         self._queues = QueueCheck(layout, findings, read_topic_names(layout))
         self._index = IndexCheck(layout, findings, checkpoint)
@@ -218,7 +218,9 @@ class _Verification:
         self._check_checksums(record)
         head = parse_head(record.raw.data)
         kind = "torn-record" if is_body_intact(record.raw.data, head) else "body-crc"
-        is_tail = self._interrupted and (invalid.end == log_end or self._may_be_lost_write(invalid))
+        is_tail = self._was_interrupted and (
+            invalid.end == log_end or self._may_be_lost_write(invalid)
+        )
         topic = record.topics[0][0].decode(errors="replace")
         text = (
             f"the record there ({invalid.end - invalid.start} bytes, {topic}/{head.queue_id} offset"
@@ -236,7 +238,7 @@ class _Verification:
             return
         start, last_position = tail[0].start, self._queues.last_position
         severity, consequence = WARNING, "the next start removes them"
-        if not self._interrupted and last_position >= start:
+        if not self._was_interrupted and last_position >= start:
             severity, consequence = ERROR, f"a queue has a unit for a record at {last_position}"
         self._findings.add(
             severity,
@@ -316,7 +318,7 @@ class QueueCheck:
         self._layout = layout
         self._findings = findings
         self._topics = topics
-        self._interrupted = layout.was_interrupted
+        self._was_interrupted = layout.was_interrupted
         self._pending_ends: dict[QueueKey, int] = {}
         self.queues = {
             key: CheckedQueue(UnitReader(sequence)) for key, sequence in layout.queues.items()
@@ -497,7 +499,7 @@ class QueueCheck:
                 f"{subject} is in no queue: the unit at its offset leads to {record.unit_position}"
             )
         is_behind_end = queue is None or record.offset >= queue.units.end_offset
-        if severity == ERROR and self._interrupted and is_behind_end:
+        if severity == ERROR and self._was_interrupted and is_behind_end:
             severity, kind = NOTE, "not-queued-yet"
             pending_end = self._pending_ends.get(record.key, 0)
             self._pending_ends[record.key] = max(pending_end, record.offset + 1)
@@ -523,10 +525,12 @@ class QueueCheck:
             first = offset - queue.units.first_offset
             is_confirmed = queue.is_confirmed[first : first + len(units)]
             if is_front:
-                is_odd, is_front = self._find_odd_front_units(units, is_confirmed, log_start)
+                is_unexplained, is_front = self._find_unexplained_front_units(
+                    units, is_confirmed, log_start
+                )
             else:
-                is_odd = ~is_confirmed
-            for row in np.flatnonzero(is_odd).tolist():
+                is_unexplained = ~is_confirmed
+            for row in np.flatnonzero(is_unexplained).tolist():
                 place = f"{name} offset {offset + row}"
                 self._explain_unit(place, units[row], log_end, damaged_ranges)
             rows = np.flatnonzero(is_confirmed)
@@ -550,13 +554,14 @@ class QueueCheck:
                 f" ({queue.units.end_offset - 1}), at byte {stale_position} of the queue",
             )
 
-    def _find_odd_front_units(
+    def _find_unexplained_front_units(
         self, units: UnitArray, is_confirmed: Mask, log_start: int
     ) -> tuple[Mask, bool]:
-        """Return (mask, goes_on): which units need an explanation, at the front of a queue.
+        """Return (mask, goes_on): which of `units`, at the front of a queue, need an explanation.
 
-        The front are the units whose records lie before `log_start`, and the blank ones among them.
-        `goes_on` says that all of `units` belong to the front.
+        The front is the part of a queue before the first unit whose record should still be in the
+        log. Units of the front need none if they are blank, or if their record has expired: its
+        position is before `log_start`. `goes_on` says that all of `units` belong to the front.
         """
         is_used = used_mask(units)
         is_live = is_used & ~blank_mask(units)
@@ -564,10 +569,10 @@ class QueueCheck:
         later_rows = np.flatnonzero(is_live & ~is_expired)
         front = int(later_rows[0]) if len(later_rows) else len(units)
         is_expired[front:] = False
-        is_odd = ~is_confirmed & ~is_expired
-        is_odd[:front] &= is_live[:front]
-        is_odd[:front] |= ~is_used[:front]
-        return is_odd, front == len(units)
+        is_unexplained = ~is_confirmed & ~is_expired
+        is_unexplained[:front] &= is_live[:front]
+        is_unexplained[:front] |= ~is_used[:front]
+        return is_unexplained, front == len(units)
 
     def _explain_unit(
         self, place: str, unit: Any, log_end: int, damaged_ranges: list[InvalidRange]
@@ -581,7 +586,7 @@ class QueueCheck:
             text = "the unit is blank: the message of this offset is not known"
             self._findings.add(WARNING, "blank-unit", place, text)
         elif position + size > log_end:
-            severity = WARNING if self._interrupted else ERROR
+            severity = WARNING if self._was_interrupted else ERROR
             text = (
                 f"its record [{position}, {position + size}) lies behind the end of the log,"
                 f" {log_end}"
