@@ -188,7 +188,8 @@ class Replica:
         `role_executor` changes the broker's role, and `consensus` keeps the records. `incarnation`
         is that of the broker's store. `forwarder` forwards requests of clients to the master; None
         means that no client connects, as in tests. `serves_reads` says whether the broker answers
-        pulls as a slave (slaveReadEnable). `lease_s` is explained at LEASE_S. `make_run_id` returns a new unique id at each call.
+        pulls as a slave (slaveReadEnable). `lease_s` is explained at LEASE_S. `make_run_id` returns
+        a new unique id at each call.
         """
         self.run_id = make_run_id()
         """The id of this run of the process. It changes when the replica stops being master."""
@@ -231,10 +232,10 @@ class Replica:
     async def run(self) -> None:
         """Execute the steps that the records demand, until cancelled.
 
-        Before each step, publish this replica's record if that is due. A step is executed at the latest when the pause that the last one returned is over, and
-        earlier when a record changes or the lease is lost. Errors are logged, each text once in a
-        row, and the step is tried again after RECHECK_S or RETRY_S. Only BrokerClosedError is
-        raised.
+        Before each step, publish this replica's record if that is due. A step is executed at the
+        latest when the pause that the last one returned is over, and earlier when a record changes
+        or the lease is lost. Errors are logged, each text once in a row, and the step is tried
+        again after RECHECK_S or RETRY_S. Only BrokerClosedError is raised.
         """
         end_watch = self._consensus.watch(self._prefix, self._on_entries)
         logged = ""
