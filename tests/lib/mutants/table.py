@@ -375,7 +375,7 @@ TIMERS: Final = (
         "a broker that is killed and starts with an earlier clock holds messages for too long",
         "sluicemq.broker.waiting.timers",
         "Timers.load",
-        "        self._clock.raise_to(self._find_newest_store_ms())\n",
+        "        self._clock.raise_to(find_newest_store_ms(self._store, self.placing))\n",
         "",
         "tests/unit/broker/test_clock_jumps.py::"
         "test_a_message_waits_no_longer_when_a_killed_broker_starts_with_an_earlier_clock",

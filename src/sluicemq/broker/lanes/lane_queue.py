@@ -144,8 +144,8 @@ class LaneQueue:
         sliced = []
         for span_first, span_end, clause in self.spans:
             start = max(span_first, first)
-            ends = [one for one in (span_end, end) if one is not None]
-            stop = min(ends, default=None)
+            # The lower one of the two ends, of which None is the highest.
+            stop = span_end if end is None else end if span_end is None else min(span_end, end)
             if stop is None or start < stop:
                 sliced.append(Span(start, stop, clause))
         return sliced

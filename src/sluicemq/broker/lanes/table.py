@@ -85,8 +85,8 @@ class LaneMember(NamedTuple):
     def start_pull(self, queue: QueueKey, offset: int) -> PullDecision:
         """Return what a new pull from `offset` must do: READ, WAIT or REDIRECT.
 
-        The member becomes the reader of the queue for its lane, unless it must wait. The commit
-        that came with the pull must have been applied before.
+        The pull is recorded for the lane (`_check_pull`). The commit that came with it must have
+        been applied before.
         """
         lanes, client_id, key = self
         redirect = lanes.get_redirect(key, client_id, queue, offset)

@@ -27,7 +27,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
@@ -135,7 +135,9 @@ class PopHandlers(BrokerComponent):
 
     # ------------------------------------------------------------------------------- requests
 
-    def pop(self, header: PopMessageRequest, command: Command, peer: Peer) -> Any:
+    def pop(
+        self, header: PopMessageRequest, command: Command, peer: Peer
+    ) -> bytes | Durable | Parked | Postponed | Command:
         """Take messages for a group: answer POP_MESSAGE (200050). Keep it cheap.
 
         Return the encoded response, `Durable` if it contains messages. Return `Parked` if none were
@@ -163,7 +165,7 @@ class PopHandlers(BrokerComponent):
             return Postponed(self._continue_unfinished(popping, result))
         return self._answer_or_park(popping, result)
 
-    def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Any:
+    def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Command:
         """Answer PEEK_MESSAGE (200052) with the messages that a pop would take.
 
         Nothing is taken, and no offset of the group changes. A peek has no filter and never waits.
@@ -190,7 +192,9 @@ class PopHandlers(BrokerComponent):
             remark="FOUND" if result.count else "NO_MESSAGE_IN_QUEUE",
         )
 
-    def notify(self, header: NotificationRequest, command: Command, peer: Peer) -> Any:
+    def notify(
+        self, header: NotificationRequest, command: Command, peer: Peer
+    ) -> bytes | Parked | Postponed | Command:
         """Answer NOTIFICATION (200054): whether a pop would find messages.
 
         Return the encoded response if it would, or if the request may not wait. Otherwise return
@@ -585,7 +589,9 @@ class PopHandlers(BrokerComponent):
             return now_ms + poll_ms
         return min(born_time_ms + self.steady_clock.lead_ms, now_ms) + poll_ms
 
-    def _continue_unfinished(self, popping: PendingPop, result: PopResult) -> WorkItem[Any]:
+    def _continue_unfinished(
+        self, popping: PendingPop, result: PopResult
+    ) -> WorkItem[bytes | Durable | Parked]:
         """Take messages in further steps until some are found or the deadline has passed.
 
         `result` is that of the first step, which was unfinished. Before each further step, it

@@ -58,15 +58,17 @@ class DueMessageSource(Protocol):
         """When its next known message is due, in ms since 1970; None without one."""
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages until the slice is over.
+        """Append due messages until the slice is over. They are committed by the caller.
 
-        Raises StoreError if the store accepts no messages.
+        Each message is counted as a step of `work`. Raises StoreError if the store accepts no
+        messages at the moment.
         """
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Note whether the messages that `deliver` appended are stored.
+        """Learn whether the messages that `deliver` appended since the last call are stored.
 
-        If they are not, the next `deliver` must append them again.
+        If they are not, the next `deliver` must append them again. Called after each slice, also if
+        it appended nothing.
         """
 
 
@@ -86,11 +88,12 @@ class DelayedDelivery:
         call_later: CallLater | None = None,
         jobs: Supervisor,
     ) -> None:
-        """Register with `intake` and `group_commit`.
+        """Create the delay levels and timers of a broker, and register with its other parts.
 
+        `intake` rewrites messages that must wait from now on, and `group_commit` reports new ones.
         `call_soon` and `call_later` are those of the event loop. Without `call_later`, messages are
         delivered only when the broker calls `run_slice`. `jobs` supervises the sources: one that
-        fails does not keep the others from delivering.
+        fails does not keep the others from delivering. Nothing is delivered before `load`.
         """
         self._jobs = jobs
         self._settings = settings
@@ -159,7 +162,12 @@ class DelayedDelivery:
         return min((time for time in times if time is not None), default=None)
 
     def schedule_run(self) -> None:
-        """Schedule the next slice: at once if there is work, else when the next message is due."""
+        """Schedule the next slice: at once if there is work, else when the next message is due.
+
+        After a failure, it is scheduled for the end of the pause. A source that has failed counts
+        only from the time at which its supervisor resumes it. Do nothing before `load` and after
+        `stop`.
+        """
         if not self._worker.is_enabled:
             return
         now_s = self._clock.monotonic_s()
@@ -182,7 +190,11 @@ class DelayedDelivery:
             self._run_at(first_s, now_s)
 
     def _run_at(self, time_s: float, now_s: float) -> None:
-        """Set the timer to the monotonic time `time_s`, unless it is set to an earlier one."""
+        """Let the timer call `run_slice` at the monotonic time `time_s`.
+
+        `now_s` is the present monotonic time. Do nothing if the timer is set to an earlier time, or
+        if there is no `call_later`.
+        """
         if self.call_later is None:
             return
         if self._timer is not None:
@@ -214,7 +226,8 @@ class DelayedDelivery:
     def _deliver(self) -> None:
         """Deliver due messages of all sources for one slice, and commit them.
 
-        After a failure, pause the worker.
+        Then each source learns whether they are stored. If the store refuses messages or the commit
+        fails, the following sources are left out, and the worker pauses.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         store_error: StoreError | None = None
@@ -226,12 +239,13 @@ class DelayedDelivery:
             except StoreError as error:
                 store_error = error
 
-        have_run = True
+        have_all_run = True  # a source that failed may have appended messages
         for source in self.sources:
             if store_error is None:
-                have_run &= self._jobs.run_unless_pausing(source.name, partial(deliver, source))
-        has_nothing = work.remaining == SLICE_MESSAGES and store_error is None and have_run
-        is_stored = has_nothing or self.redelivery.commit()
+                have_all_run &= self._jobs.run_unless_pausing(source.name, partial(deliver, source))
+        was_nothing_delivered = work.remaining == SLICE_MESSAGES
+        needs_no_commit = was_nothing_delivered and store_error is None and have_all_run
+        is_stored = needs_no_commit or self.redelivery.commit()
         if store_error is not None or not is_stored:
             reason = store_error or "the group commit failed"
             self._worker.pause_after_failure(f"delayed messages are delivered later: {reason}")
@@ -242,14 +256,17 @@ class DelayedDelivery:
             self._jobs.run_now(f"{source.name}, settling", confirm)
 
     def _prepare(self) -> None:
-        """Index and load timed messages for one slice."""
+        """Index and load timed messages for one slice, and pause the worker if that fails."""
         try:
             self.timers.prepare(TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES))
         except OSError as error:
             self._worker.pause_after_failure(f"cannot write the timer log: {error}")
 
     def stop(self) -> None:
-        """Deliver no more messages. The saved clock is written with the documents."""
+        """Deliver no more messages, and cancel the timer.
+
+        The file of the saved clock is marked as changed, so that it is written with the documents.
+        """
         self.saved_clock.document.changed = True
         self._worker.is_enabled = False
         if self._timer is not None:
@@ -257,9 +274,10 @@ class DelayedDelivery:
             self._timer = None
 
     def save(self) -> None:
-        """Save timer wheel, timer log and checkpoint. Blocking. Raises OSError or StoreError.
+        """Save timer wheel, timer log and checkpoint if they have changed. Blocking.
 
-        After `stop`, the files are sealed: the next start trusts them.
+        After `stop`, the files are sealed: the next start trusts them. Raises OSError or
+        StoreError.
         """
         with closing(self.timers.save(is_last=True)) as steps:
             for step in steps:

@@ -19,7 +19,9 @@ class DueTable:
 
     def __init__(self) -> None:
         self._times: list[int] = []
+        """A heap of the milliseconds in which a message is due."""
         self._positions: dict[int, array[int]] = {}
+        """By millisecond: the positions of its messages, including those that were taken."""
         self._taken_counts: dict[int, int] = {}
         """For milliseconds of which some messages were taken: how many, from the first on."""
         self.count = 0
@@ -40,9 +42,10 @@ class DueTable:
         return self._times[0] if self._times else None
 
     def take_due(self, now_ms: int, count_max: int) -> list[DueMessage]:
-        """Remove and return at most `count_max` of the messages that are due first.
+        """Remove and return the messages that are due first, at most `count_max`.
 
-        All of them are due in the same millisecond. Return [] if no message is due at `now_ms`.
+        All of them are due in the same millisecond, which is not after `now_ms`. Return [] if no
+        message is due by then.
         """
         if not self._times or self._times[0] > now_ms:
             return []
@@ -61,6 +64,9 @@ class DueTable:
         return [(due_ms, position) for position in taken]
 
     def put_back(self, taken: list[DueMessage]) -> None:
-        """Add messages again that were taken but not delivered."""
+        """Add messages again that were taken but not delivered.
+
+        They are delivered after the other messages of their millisecond.
+        """
         for due_ms, position in taken:
             self.add(due_ms, position)

@@ -87,7 +87,10 @@ class DelayLevels:
         clock: SteadyClock,
         jobs: Supervisor,
     ) -> None:
-        """Deliver due messages with `redelivery`. `jobs` supervises the levels one by one."""
+        """Create the table without any level; `load` adds those that have a queue.
+
+        Due messages are appended with `redelivery`. `jobs` supervises the levels one by one.
+        """
         self._jobs = jobs
         self._settings = settings
         self._store = store
@@ -122,7 +125,9 @@ class DelayLevels:
     def load(self) -> None:
         """Load the files, and find where each level continues. Blocking.
 
-        Raises StoreDamagedError if a file cannot be parsed.
+        A level may continue before the saved offset, if the log ends before it was reached, or
+        behind it, if the log shows deliveries. A doubtful file is logged. The steady clock may be
+        set forward. Raises StoreDamagedError if a file cannot be parsed.
         """
         config = self._settings.store
         self._is_default = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
@@ -157,7 +162,11 @@ class DelayLevels:
             self._raise_clock(level)
 
     def _load_cancelled(self) -> None:
-        """Load the offsets of cancelled messages. Blocking. Raises StoreDamagedError."""
+        """Load the offsets of cancelled messages. Blocking.
+
+        A file that this broker did not write last is ignored with a warning. Raises
+        StoreDamagedError if the file cannot be parsed.
+        """
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
             return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
@@ -177,13 +186,15 @@ class DelayLevels:
     def _skip_delivered(self, levels: list[DelayLevel]) -> None:
         """Let each level continue behind the messages that are delivered according to the log.
 
-        A broker that was killed has delivered more than its file says.
+        A broker that was killed has delivered more than its file says. The offset of such a level
+        is saved only when the log is synced up to the deliveries.
         """
         deliveries = LoggedDeliveries(self._store, self._clock.lead_ms)
         for level in levels:
             offset = level.next_offset
-            if next(self._iter_due_at_end(level, offset), None) is not None:
-                # The deliveries of the messages before must not count for those behind.
+            may_have_delivered_more = next(self._iter_due_at_end(level, offset), None) is not None
+            if may_have_delivered_more:
+                # The deliveries of the messages before `offset` must not count for those behind.
                 low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
                 start = max(low, offset - CHUNK_MESSAGES)
                 delivered = islice(self._iter_due_at_end(level, start), offset - start)
@@ -210,7 +221,8 @@ class DelayLevels:
     def _iter_due_at_end(self, level: DelayLevel, offset: int) -> Iterator[DueLevelMessage]:
         """Yield the messages of a level, from `offset` on, that were due before the log ended.
 
-        That is before the last record of the log was stored.
+        That is before the last record of the log was stored. The iteration ends at the first
+        message that was due later. Cancelled and missing messages are yielded without a record.
         """
         stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         while len(
@@ -258,7 +270,12 @@ class DelayLevels:
             self._update_due_ms(level)
 
     def _raise_clock(self, level: DelayLevel) -> None:
-        """Set the steady clock to the store time of the level's newest message, if it is behind."""
+        """Set the steady clock to the store time of the level's newest message, if it is behind.
+
+        Otherwise messages would wait for longer after the wall clock was set back. Do nothing if no
+        message waits, or if the delays are not the default ones: then the unit does not say when
+        the message was stored.
+        """
         end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
         if level.next_offset >= end or not self._is_default:
             return
@@ -270,7 +287,10 @@ class DelayLevels:
                 self._update_due_ms(level)
 
     def _get_level(self, queue_id: int, offset: int = 0) -> DelayLevel:
-        """Return the level of a queue. A new one begins at `offset`."""
+        """Return the level of a queue, which is created if necessary.
+
+        A new level begins at `offset`, or at the nearest offset of the queue.
+        """
         level = self._levels.get(queue_id)
         if level is None:
             delays_ms = self._settings.store.delay_levels_ms
@@ -283,7 +303,11 @@ class DelayLevels:
         return level
 
     def _render(self) -> str:
-        """Return the text of delayOffset.json with the offsets that are durable."""
+        """Return the text of delayOffset.json with the offsets that are durable.
+
+        If an offset is not durable yet, the document stays marked as changed. Cancellations of
+        messages before the offsets of the last save are removed.
+        """
         self._save_count += 1
         if self._save_count % _SAVES_PER_VERSION == 0:
             self._version["counter"] += 1
@@ -312,7 +336,10 @@ class DelayLevels:
     # --- due times
 
     def note_new_messages(self, queue_id: int) -> None:
-        """Note that the queue of a level has new messages that are visible."""
+        """Set the due time of a level without waiting messages, because its queue has new ones.
+
+        Called when messages become visible. The level is created if necessary.
+        """
         level = self._get_level(queue_id)
         if level.due_ms is None:
             self._update_due_ms(level)
@@ -326,9 +353,9 @@ class DelayLevels:
         )
 
     def _update_due_ms(self, level: DelayLevel) -> None:
-        """Set `due_ms` of a level from the unit of its next message.
+        """Set `due_ms` of a level from the unit of its next message, None without one.
 
-        Messages that retention has removed are logged and skipped.
+        If retention has removed the next messages, that is logged, and the level skips them.
         """
         offset = level.next_offset
         units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
@@ -367,10 +394,10 @@ class DelayLevels:
     # --- delivering
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages to their topics until the slice is over.
+        """Append due messages to their topics until the slice is over, level by level.
 
-        A level whose delivery fails is tried again after LEVEL_PAUSE_MS, and the others continue.
-        Raises StoreError if the store accepts no messages.
+        A level whose delivery raises an unexpected error is tried again after LEVEL_PAUSE_MS, and
+        the others continue. Raises StoreError if the store accepts no messages.
         """
         store_error: StoreError | None = None
 
@@ -391,7 +418,11 @@ class DelayLevels:
                 raise store_error
 
     def _deliver_chunk(self, level: DelayLevel, work: TimeSlice) -> None:
-        """Append due messages of one level, at most _CHUNK_UNITS. Raises StoreError."""
+        """Append due messages of one level, at most _CHUNK_UNITS, and set its next due time.
+
+        Cancelled messages are skipped, as are missing ones, which are logged. Raises StoreError if
+        the store accepts no messages; `next_offset` is that of the message then.
+        """
         units = self._store.reader.valid_units(
             SCHEDULE_TOPIC, level.queue_id, level.next_offset, min(work.remaining, _CHUNK_UNITS)
         )
@@ -417,9 +448,10 @@ class DelayLevels:
         self._update_due_ms(level)
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Note whether the messages that `deliver` appended are stored.
+        """Record whether the messages that `deliver` appended are stored.
 
-        If they are not, they are appended again by the next `deliver`.
+        If they are, the progress of the levels moves on, to be saved once the log is synced. If
+        they are not, the levels go back, and the next `deliver` appends the messages again.
         """
         end = self._store.written_offset
         for level in self._levels.values():
@@ -435,7 +467,10 @@ class DelayLevels:
     # --- lists and cancellations
 
     def iter_waiting(self, queue_id: int, offset: int) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message of a level that waits, from `offset` on."""
+        """Yield an entry for each message of a level that waits, from `offset` on.
+
+        The entry of a cancelled or missing message has no record. An unknown level has no entries.
+        """
         level = self._levels.get(queue_id)
         if level is None:
             return

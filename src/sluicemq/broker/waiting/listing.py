@@ -57,7 +57,8 @@ class TimerListing:
     def iter_queue(self, offset: int, indexed_end: int) -> Iterator[WaitingEntry]:
         """Yield an entry for each message that was only in the timer queue when the list began.
 
-        `offset` is the offset at which an earlier page ended, 0 for the first one. There may be
+        `offset` is the queue offset at which an earlier page ended, 0 for the first page. The entry
+        of a recall marker, or of a message that cannot be delivered, has no record. There may be
         many such messages on a new master, for example, which has to fill its wheel first.
         """
         now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
@@ -76,7 +77,10 @@ class TimerListing:
 
         Slots are in ascending order, and the messages of a slot from the newest to the oldest.
         `slot_ms` and `unit` are the slot and the position of the unit at which an earlier page
-        ended; 0 and NEWEST_UNIT for the first one.
+        ended, 0 and NEWEST_UNIT for the first page. Messages from `indexed_end` of the timer queue
+        on have no record in their entry, because `iter_queue` yields them. After each
+        _SLOTS_PER_STEP slots, yield an entry without a message, so that the caller can limit the
+        time of a page.
         """
         precision_ms, read_ms = self._placing.precision_ms, self._timers.read_ms
         wheel = self._timers.files.wheel
@@ -88,21 +92,22 @@ class TimerListing:
         step_ms = _SLOTS_PER_STEP * precision_ms
         end_ms = read_ms + SLOTS // 2 * precision_ms
         for begin_ms in range(start_ms, end_ms, step_ms):
-            for found_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
-                slot = wheel.get(found_ms)
+            for occupied_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
+                slot = wheel.get(occupied_ms)
                 if slot is not None:
                     recalled = set()
-                    self._recalled_keys = {found_ms: recalled}
-                    yield from self._iter_slot(found_ms, slot.last_unit, indexed_end, recalled)
+                    self._recalled_keys = {occupied_ms: recalled}
+                    yield from self._iter_slot(occupied_ms, slot.last_unit, indexed_end, recalled)
             yield WaitingEntry(None, 0, f"T:{begin_ms + step_ms}:{NEWEST_UNIT}:{indexed_end}")
 
     def _iter_slot(
         self, slot_ms: int, position: int, indexed_end: int, recalled: set[bytes]
     ) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message of a slot, from the unit at `position` on.
+        """Yield an entry for each unit of a slot, from the unit at `position` to the oldest.
 
-        A recall marker is newer than the message to recall, so it is found first. Its key is added
-        to `recalled`.
+        A recall marker is newer than the message to recall, so it is read first. Its key is added
+        to `recalled`. Its own entry, those of recalled and missing messages, and those of messages
+        from `indexed_end` on have no record. The iteration ends at a damaged unit.
         """
         for _, unit in self._timers.files.iter_chain(slot_ms, position):
             if unit is None:

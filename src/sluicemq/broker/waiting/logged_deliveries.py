@@ -78,43 +78,60 @@ class LoggedDeliveries:
         self._records_left = RECORDS_MAX
 
     def count_delivered(self, messages: Sequence[DueLevelMessage]) -> int:
-        """Return the number of messages up to the last delivered one.
+        """Return how many of the messages, from the first on, are delivered according to the log.
 
-        `messages` are consecutive messages of a level. The search ends at the first message that
-        has a record but no delivery. Messages without a record in between have nothing to deliver.
-        Each delivery that is found is used up: it is not matched with another message.
+        `messages` are consecutive messages of a level. The count ends at the first message that has
+        a record but no delivery. Messages without a record have nothing to deliver: they count if a
+        delivered one follows. Each delivery that is found is used up: it is not matched with
+        another message.
         """
-        found, delivered = self._find_all(messages), 0
+        deliveries = self._find_deliveries(messages)
+        delivered_count = 0
         for number, message in enumerate(messages, 1):
             if message.record is not None:
-                if not self._use_first(message, found):
+                if not self._use_first(message, deliveries):
                     break
-                delivered = number
-        return delivered
+                delivered_count = number
+        return delivered_count
 
     def use_up(self, messages: Sequence[DueLevelMessage]) -> None:
-        """Use up the deliveries of messages that are known to be delivered."""
-        found = self._find_all(messages)
+        """Use up the deliveries of messages that are known to be delivered.
+
+        So `count_delivered` does not match these deliveries with messages that are alike.
+        """
+        deliveries = self._find_deliveries(messages)
         for message in messages:
             if message.record is not None:
-                self._use_first(message, found)
+                self._use_first(message, deliveries)
 
-    def _find_all(self, messages: Sequence[DueLevelMessage]) -> dict[QueueKey, FoundDeliveries]:
-        """Return the possible deliveries of the messages, by queue."""
-        wanted: dict[QueueKey, list[DueLevelMessage]] = {}
+    def _find_deliveries(
+        self, messages: Sequence[DueLevelMessage]
+    ) -> dict[QueueKey, FoundDeliveries]:
+        """Return, by queue, the records that may be deliveries of the messages.
+
+        Each queue to which a message is delivered has an entry.
+        """
+        messages_by_queue: dict[QueueKey, list[DueLevelMessage]] = {}
         for message in messages:
             if message.queue is not None:
-                wanted.setdefault(message.queue, []).append(message)
-        return {queue: self._find(queue, waiting) for queue, waiting in wanted.items()}
+                messages_by_queue.setdefault(message.queue, []).append(message)
+        return {
+            queue: self._find_in_queue(queue, queue_messages)
+            for queue, queue_messages in messages_by_queue.items()
+        }
 
     def _use_first(
-        self, message: DueLevelMessage, found: Mapping[QueueKey, FoundDeliveries]
+        self, message: DueLevelMessage, deliveries_by_queue: Mapping[QueueKey, FoundDeliveries]
     ) -> bool:
-        """Use up the first delivery behind the message. Return False if there is none."""
+        """Remove the first delivery of a message from `deliveries_by_queue`, and mark it as used.
+
+        It must be behind the message in the log, and stored when the message was due or later.
+        Return False if there is none. The message must have a record.
+        """
         record = message.record
         assert record is not None
         assert message.queue is not None
-        deliveries = found[message.queue].get(_delivery_key(record), [])
+        deliveries = deliveries_by_queue[message.queue].get(_delivery_key(record), [])
         for delivery in deliveries:
             position, stored_ms = delivery
             if position > record.physical_offset and stored_ms >= message.due_ms:
@@ -123,8 +140,12 @@ class LoggedDeliveries:
                 return True
         return False
 
-    def _find(self, queue: QueueKey, messages: list[DueLevelMessage]) -> FoundDeliveries:
-        """Return the records in one queue that may be deliveries of the messages."""
+    def _find_in_queue(self, queue: QueueKey, messages: list[DueLevelMessage]) -> FoundDeliveries:
+        """Return the records in one queue that may be deliveries of the messages.
+
+        Only records behind the first of the messages, and stored since the first of them was due,
+        are read. Records that are used up are left out. The search ends when `_records_left` is 0.
+        """
         store, found = self._store, FoundDeliveries()
         records = [message.record for message in messages if message.record is not None]
         keys = {_delivery_key(record) for record in records}

@@ -69,8 +69,10 @@ class DelayHandlers:
     def recall(self, header: RecallMessageRequest, command: Command, peer: Peer) -> Durable:
         """Answer RECALL_MESSAGE (370): recall the timed message that a handle names.
 
-        As in RocketMQ, this succeeds whether the message exists or not. Raises RequestError if
-        recalls are disabled, the handle is invalid, or it is too late.
+        A recall marker is stored, and the response is sent when it is on disk. As in RocketMQ, this
+        succeeds whether the message exists or not. Raises RequestError if recalls are disabled, the
+        broker accepts no messages, the topic does not exist, the handle is invalid or for another
+        topic or broker, or the message is due already.
         """
         config = self.settings.broker
         if not config.recall_enable:
@@ -94,18 +96,20 @@ class DelayHandlers:
         return self._store_recall_marker(handle, command, peer)
 
     def _store_recall_marker(self, handle: RecallHandle, command: Command, peer: Peer) -> Durable:
-        """Append the recall marker for a timed message. Return the answer, with its message id.
+        """Append the recall marker for the timed message of a handle.
 
-        Raises RequestError if the handle is not for this broker, or if it is too late.
+        Return the response, which contains the id of that message and is sent when the marker is on
+        disk. Raises RequestError if the handle is for another broker, the message is due already,
+        or its time is later than a message may be due.
         """
         broker = self.settings.broker.broker_name
         if handle.broker != broker:
             raise _illegal(f"The handle is for broker {handle.broker}, but this is {broker}.")
-        left_ms = handle.time_ms - self.clock.now_ms()
-        if not 0 < left_ms < self.settings.store.timer_delay_max_s * 1000:
+        remaining_ms = handle.time_ms - self.clock.now_ms()
+        if not 0 < remaining_ms < self.settings.store.timer_delay_max_s * 1000:
             raise _illegal(
                 "Too late: the message has been delivered, or is about to be."
-                if left_ms <= 0
+                if remaining_ms <= 0
                 else "The time in the handle is later than any message may be due "
                 "(timerMaxDelaySec)."
             )
@@ -134,9 +138,11 @@ class DelayHandlers:
     ) -> Announced | Durable:
         """Answer SLUICE_CANCEL_DELAYED (900102): never deliver the message of a handle.
 
-        `header` contains the handle that a list has returned. The response is sent when the
-        replicas know it, too. Raises RequestError if the handle is not for this broker, or if the
-        message is due.
+        `header` contains a handle that `list_waiting` has returned. A timed message is recalled; of
+        a message of a delay level, the offset is saved as cancelled. The response is sent when that
+        is on disk, and on the replicas. Raises RequestError if the handle is invalid or not for
+        this broker, or if the message is delivered, cancelled or due. Raises OSError if the
+        cancellation cannot be saved.
         """
         timed = parse_recall_handle(header.handle)
         if timed is not None:
@@ -163,12 +169,14 @@ class DelayHandlers:
     def list_waiting(self, header: ListDelayedRequest, command: Command, peer: Peer) -> Command:
         """Answer SLUICE_LIST_DELAYED (900101) with a page of the messages that wait.
 
-        `header` may select a topic, and a key or message id. The response has the cursor of the
-        next page, or none if this is the last one. Raises RequestError for an invalid cursor.
+        `header` may select a topic, and a key or message id, and limit the number of messages. A
+        page ends at this limit, at PAGE_MESSAGES_MAX, or after _PAGE_S, so that it may have no
+        messages. The response has the cursor of the next page, or none if this is the last one.
+        Raises RequestError for an invalid cursor.
         """
         count_max = min(max(header.count_max or PAGE_MESSAGES_MAX, 1), PAGE_MESSAGES_MAX)
         work = TimeSlice(self.clock, _PAGE_S, 10 * PAGE_MESSAGES_MAX)
-        found: list[bodies.WaitingMessage] = []
+        listed: list[bodies.WaitingMessage] = []
         cursor: str | None = None
         for waiting in self._iter_waiting(header.cursor or "L:0:0"):
             work.count_done()
@@ -178,12 +186,12 @@ class DelayHandlers:
                 and header.topic in (None, "", message.topic)
                 and header.key in (None, "", message.unique_id, *message.keys.split())
             ):
-                found.append(message)
-            if work.is_over or len(found) == count_max:
+                listed.append(message)
+            if work.is_over or len(listed) == count_max:
                 cursor = waiting.cursor
                 break
         fields = encode_header(ListDelayedResponse(cursor=cursor))
-        return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
+        return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(listed))
 
     def _iter_waiting(self, cursor: str) -> Iterator[WaitingEntry]:
         """Yield the entries from a cursor on.
@@ -204,7 +212,11 @@ class DelayHandlers:
         yield from listing.iter_wheel(first, second, indexed_end)
 
     def _describe(self, waiting: WaitingEntry) -> bodies.WaitingMessage | None:
-        """Return the description of an entry for a list; None if its message does not wait."""
+        """Return the description of an entry for a list, with the handle that `cancel` accepts.
+
+        Return None if the entry has no message, or if its message is due already. The due time in
+        the result is one of the wall clock.
+        """
         record = waiting.record
         if record is None or waiting.due_ms <= self.clock.now_ms():
             return None
@@ -246,9 +258,12 @@ class DelayHandlers:
 def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
     """Return the parts of a cursor. Raises RequestError if it is invalid.
 
-    They are the kind L (delay levels), Q (timer queue) or T (timer wheel), two numbers whose
-    meaning depends on the kind, and the offset of the timer queue up to which messages were in the
-    wheel when the list began.
+        L:QUEUE_ID:OFFSET            (delay levels)
+        Q:OFFSET:0:INDEXED_END       (timer queue)
+        T:SLOT_MS:UNIT:INDEXED_END   (timer wheel)
+
+    The result is the letter and three numbers. INDEXED_END is the offset of the timer queue up to
+    which messages were in the wheel when the list began; it is 0 for a cursor with L.
     """
     kind, *texts = cursor.split(":")
     numbers = [natural(text.removeprefix("-")) for text in texts]

@@ -48,7 +48,11 @@ class DelayRewriter:
     def __init__(
         self, settings: Settings, clock: SteadyClock, slot_count: Callable[[int], int]
     ) -> None:
-        """Limit the messages of a slot by `slot_count(slot_ms)`, which returns their number."""
+        """Create a rewriter for the delay levels and timers in `settings`.
+
+        `slot_count(slot_ms)` returns the number of messages in a slot of the timer wheel. It is
+        called to limit them.
+        """
         self._settings = settings
         self._clock = clock
         self._slot_count = slot_count
@@ -57,9 +61,13 @@ class DelayRewriter:
         self._precision_ms = settings.store.timer_precision_ms
 
     def rewrite(self, draft: MessageToStore) -> None:
-        """Change topic, queue and properties of a message that must wait.
+        """Change topic, queue and properties of `draft` in place if it must wait.
 
-        Raises RequestError if its delay is invalid, or if timed messages are not enabled.
+        For a delay level, its delay is also set. For a time, the recall handle is added to the
+        fields of the response. Messages without a delay, prepared messages, and those of topics in
+        _UNCHANGED_TOPICS are left as they are.
+
+        Raises RequestError if the delay is invalid, or if timed messages are not enabled.
         """
         properties = draft.properties
         kind = draft.sys_flag & TRANSACTION_MASK
@@ -88,7 +96,11 @@ class DelayRewriter:
             )
 
     def _rewrite_timed(self, draft: MessageToStore) -> None:
-        """Let a message with a time wait in the timer queue, unless its time has come."""
+        """Let a message with a time wait in the timer queue, unless its time has come.
+
+        Raises RequestError if timed messages are disabled, the time is invalid, too many messages
+        are due in the same slot, or the message recalls one of another topic.
+        """
         config = self._settings.store
         if not config.timer_enable:
             raise RequestError(
@@ -121,10 +133,10 @@ class DelayRewriter:
         draft.topic, draft.queue_id = TIMER_TOPIC, 0
 
     def _find_slot_ms(self, properties: Mapping[str, str]) -> int | None:
-        """Return the slot of the time in the properties; None if the time has come.
+        """Return the slot for the time in the properties, in ms since 1970.
 
-        Raises RequestError for a time that is too late, and for a recall marker whose time has
-        come.
+        Return None if the time has come. Raises RequestError for a time that is too late or not a
+        number, and for a recall marker whose time has come.
         """
         delay_max_s, now_ms = self._settings.store.timer_delay_max_s, self._clock.now_ms()
         if _SECONDS in properties:

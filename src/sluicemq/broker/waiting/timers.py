@@ -42,12 +42,12 @@ from sluicemq.broker.produce.intake import (
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.waiting.due_table import DueMessage, DueTable
+from sluicemq.broker.waiting.timed_records import find_newest_store_ms, make_rolled_copy
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
 from sluicemq.model.system_names import TIMER_TOPIC
-from sluicemq.numbers import natural
-from sluicemq.record.codec import find_property, parse_property_text
+from sluicemq.record.codec import find_property
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
 from sluicemq.store.timers.overdue import DeliveryLookup, OverdueMessage
@@ -93,10 +93,12 @@ class Timers:
         add_count: Callable[[str, int], None],
         clear_counts: Callable[[], None] = lambda: None,
     ) -> None:
-        """Deliver messages with `redelivery`, and store rolling ones with `intake`.
+        """Create timers whose files are not loaded.
 
-        `add_count(topic, count)` adds to the number of a topic's messages that wait. `clear_counts`
-        is called before all messages are counted again.
+        Due messages are appended with `redelivery`, and rolling ones with `intake`.
+        `add_count(topic, count)` is called to add `count`, which may be negative, to the number of
+        a topic's messages that wait. `clear_counts()` is called before all of them are counted
+        again.
         """
         config = settings.store
         self._store = store
@@ -158,14 +160,18 @@ class Timers:
     # --- the start
 
     def load(self) -> None:
-        """Load the files, and find where delivery continues. Blocking. Raises OSError."""
+        """Load the files, and find where delivery continues. Blocking.
+
+        Files that cannot be trusted are emptied, and `prepare` rebuilds them from the queue. The
+        steady clock is set forward if the wall clock was set back. Raises OSError.
+        """
         start = self.files.load()
         checkpoint = self.files.checkpoint
         # If the wall clock has been set back, messages would wait for a time that has passed, and
         # slots that are delivered would be read again.
         if start.is_exact:
             self._clock.raise_to(max(self._slot_start(checkpoint.read_ms), checkpoint.done_ms))
-        self._clock.raise_to(self._find_newest_store_ms())
+        self._clock.raise_to(find_newest_store_ms(self._store, self.placing))
         now_ms = self._slot_start(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
         self.read_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else now_ms
@@ -186,19 +192,6 @@ class Timers:
         if start.is_settled:
             self._overdue = None
 
-    def _find_newest_store_ms(self) -> int:
-        """Return when the newest timed message was stored, by the steady clock; 0 without one."""
-        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
-        if low == high:
-            return 0
-        entry = next(iter_queue(self._store, TIMER_TOPIC, 0, high - 1), None)
-        if entry is None or entry.record is None:
-            return 0
-        out_ms = entry.record.get_number("TIMER_OUT_MS")
-        if out_ms is None:
-            return entry.record.store_time_ms
-        return self.placing.stored_at_ms(entry.record, self._slot_start(out_ms))
-
     def _begin_doubt(self) -> None:
         """Treat all messages that are stored and due now as maybe delivered already.
 
@@ -214,9 +207,10 @@ class Timers:
         self._delivered_until_ms = self._doubt_until_ms
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
-        """Begin to fill empty files from the queue.
+        """Prepare to fill empty files from the queue; `prepare` indexes the messages again.
 
-        Messages before `replay_offset` are delivered if their slot is before `read_ms`.
+        Messages before queue offset `replay_offset` count as delivered if their slot is before
+        `read_ms`. The counts of waiting messages are cleared.
         """
         self._late_slots.clear()
         self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
@@ -224,12 +218,15 @@ class Timers:
         self._clear_counts()
 
     def _note_damage(self, reason: str, due_ms: int) -> None:
-        """Let `prepare` rebuild the files, which lack a message due at `due_ms` or later."""
+        """Let the next `prepare` rebuild the files, which lack a message due at `due_ms` or later.
+
+        `reason` is logged then. Of several reports, the one with the earliest `due_ms` counts.
+        """
         if not self._damage_reason or due_ms < self._damage_due_ms:
             self._damage_reason, self._damage_due_ms = reason, due_ms
 
     def _rebuild_now(self) -> None:
-        """Rebuild wheel and log while the broker runs, as a start would. Raises OSError."""
+        """Empty tables, wheel and log, and rebuild them as a start would. Raises OSError."""
         done_ms, replay_offset = self._find_done_ms(self._clock.now_ms()), self._replay_offset
         reason, self._damage_reason = self._damage_reason, ""
         self.files.start_rebuild(reason)
@@ -249,7 +246,13 @@ class Timers:
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
     def _index(self, entry: QueueEntry, write_ms: int) -> None:
-        """Add a message of the queue to the wheel, and to a table if its slot is loaded."""
+        """Add a message of the queue to the wheel, and to a table if its slot is loaded.
+
+        `write_ms` is the present slot, which is stored in the unit. A message whose slot is over
+        gets the first slot that has not been delivered completely. No unit is added for a message
+        that was delivered before a rebuild, or that waits for `_check_overdue`. A message that
+        cannot be delivered is logged and skipped.
+        """
         record, offset = entry.record, self.files.queue_offset
         assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
         if record is None or assigned is None:
@@ -287,7 +290,10 @@ class Timers:
         )
 
     def _note_late(self, slot_ms: int, offset: int) -> None:
-        """Note that `slot_ms` contains the message at `offset`, which came too late for its own."""
+        """Record that slot `slot_ms` contains a message that came too late for its own slot.
+
+        `offset` is the offset of the message in the timer queue. See `_replay_offset`.
+        """
         late = self._late_slots
         if not late or late[-1][0] != slot_ms or late[-1][1] > offset:
             late.append((slot_ms, offset))
@@ -331,10 +337,11 @@ class Timers:
     # --- messages that may be delivered already
 
     def _defer_overdue(self, record: Record, message: OverdueMessage, floor: int) -> bool:
-        """Let a message wait if it may be delivered already. Return whether it waits.
+        """Let a message wait if it may have been delivered before the start.
 
-        Its delivery would be in the log behind `floor`. A message of a topic with a gate does not
-        wait, because the gate knows what is delivered.
+        Return whether it waits, until `_check_overdue` has searched the log for its delivery, from
+        position `floor` on. A message of a topic with a gate does not wait, because the gate knows
+        what is delivered.
         """
         overdue = self._overdue
         if (
@@ -368,7 +375,7 @@ class Timers:
 
     @property
     def _is_doubtful(self) -> bool:
-        """Whether some messages may be delivered or not, or a rebuild has not read the queue."""
+        """Whether it is unknown what is delivered, or a rebuild has not read the whole queue."""
         return self._has_overdue or self.files.queue_offset < self._rebuild_target
 
     @property
@@ -401,7 +408,11 @@ class Timers:
         return is_complete or overdue.is_full
 
     def _check_overdue(self, work: TimeSlice) -> None:
-        """Search the log for deliveries of overdue messages. The undelivered ones are due now."""
+        """Search the log for the deliveries of overdue messages, until the slice is over.
+
+        When the search ends, the undelivered messages are added to the tables, due at once. Do
+        nothing while the search cannot begin (`_can_check_overdue`).
+        """
         overdue = self._overdue
         if overdue is None:
             return
@@ -449,7 +460,7 @@ class Timers:
     # --- loading
 
     def _load(self, work: TimeSlice) -> None:
-        """Load the slots of the near future until the slice is over."""
+        """Load slots of the near future until the slice is over or enough messages are loaded."""
         if self._loading is None:
             until_ms = self._slot_start(work.now_ms + LOAD_AHEAD_MS) + self._precision_ms
             if until_ms <= self._loaded_end_ms or self.due_table.count > LOADED_MESSAGES_MAX:
@@ -462,7 +473,7 @@ class Timers:
         self._loading = None
 
     def _load_until(self, until_ms: int) -> Iterator[None]:
-        """Load the slots before `until_ms`. Yields after each step."""
+        """Load the slots before `until_ms`, or up to a damaged one. Yields None after each step."""
         begin_ms, self._loaded_end_ms = self._loaded_end_ms, until_ms
         end = self.files.log.end  # the messages of later units are added to the tables at once
         for slot_ms in self.files.wheel.iter_occupied_ms(begin_ms, until_ms):
@@ -473,9 +484,11 @@ class Timers:
         self._load_done_ms = until_ms
 
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
-        """Add the messages of a slot to the tables, recall markers first. Yields after each step.
+        """Add the messages of a slot to the tables, recall markers first.
 
-        Units at or behind position `end` of the timer log are ignored.
+        Yields None after each step. Units at or behind position `end` of the timer log are ignored,
+        because `_index` adds their messages to the tables. If the timer log is damaged, nothing is
+        added, and the damage is reported to `prepare`.
         """
         positions, magics = array("q"), array("b")
         slot = self.files.wheel.get(slot_ms)
@@ -514,21 +527,21 @@ class Timers:
     # --- delivering
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages to their topics until the slice is over. Raises StoreError."""
+        """Append rolling and due messages until the slice is over. Raises StoreError."""
         added = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
         for table, append, until_ms in (
             (self._roll_table, self._append_rolled, work.now_ms),
             (self.due_table, self._append_due, self._find_deliverable_ms(work.now_ms)),
         ):
             while not work.is_over and (chunk := table.take_due(until_ms, _CHUNK)):
-                done = 0
+                appended_count = 0
                 try:
                     for due_ms, position in chunk:
                         append(due_ms, position, added)
-                        done += 1
+                        appended_count += 1
                 finally:
-                    self._unconfirmed.append((table, chunk[:done]))
-                    table.put_back(chunk[done:])
+                    self._unconfirmed.append((table, chunk[:appended_count]))
+                    table.put_back(chunk[appended_count:])
                 work.count_done(len(chunk))
 
     def _find_deliverable_ms(self, now_ms: int) -> int:
@@ -555,9 +568,11 @@ class Timers:
         return next_ms if self.unindexed_count else None
 
     def _append_due(self, due_ms: int, position: int, added: bytes) -> None:
-        """Append a message to its topic, unless it is recalled. `added` are encoded properties.
+        """Append the message at a position of the commit log to its topic, unless it is recalled.
 
-        Raises StoreError.
+        `added` are encoded properties that are added to those of the message. A missing record is
+        handled by `_read_timed_message`. Called for each due message. Raises StoreError if the
+        store accepts no messages.
         """
         record = self._read_timed_message(position, due_ms)
         if record is None:
@@ -596,25 +611,24 @@ class Timers:
         return None
 
     def _append_rolled(self, due_ms: int, position: int, added: bytes) -> None:
-        """Store a message in the timer queue again, now that it is nearer. Raises StoreError."""
+        """Store a message in the timer queue again, because its due time is nearer now.
+
+        Its due time does not change. `added` are encoded properties that are added to those of the
+        message. Raises StoreError if the store accepts no messages.
+        """
         record = self._read_timed_message(position, due_ms)
         if record is None:
             return
-        properties = record.decode_properties()
-        if TIMER_DELETES not in properties:
-            self._unconfirmed_topics.append(properties.get("REAL_TOPIC", ""))
-        times = natural(properties.get("TIMER_ROLL_TIMES", "0")) or 0
-        wall_due_ms = self.placing.compute_due_ms(record) - self._clock.lead_ms
-        properties["TIMER_DELIVER_MS"] = str(wall_due_ms)
-        properties["TIMER_ROLL_TIMES"] = str(times + 1)
-        properties["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
-        properties |= parse_property_text(added.decode())
-        self._intake.append(record.copy_to(TIMER_TOPIC, 0, properties))
+        rolled = make_rolled_copy(record, self.placing, self._clock.lead_ms, added)
+        if TIMER_DELETES not in rolled.properties:
+            self._unconfirmed_topics.append(rolled.properties.get("REAL_TOPIC", ""))
+        self._intake.append(rolled)
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Note whether the messages that `deliver` appended are stored.
+        """Record whether the messages that `deliver` appended are stored.
 
-        If they are not, they are in the tables again.
+        If they are, they are counted, and no longer count as waiting. If they are not, they are put
+        back into the tables.
         """
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         topics, self._unconfirmed_topics = self._unconfirmed_topics, []
@@ -635,8 +649,12 @@ class Timers:
     def prepare(self, work: TimeSlice) -> None:
         """Load and index messages until the slice is over, and advance `read_ms`.
 
-        A slot is read when it is over, and none of its messages is in the tables. Raises OSError if
-        the timer log cannot be written.
+        `read_ms` moves past a slot when the slot is over and none of its messages is in the tables.
+        It does not move while it is unknown which messages are delivered. If damage was reported,
+        the files are rebuilt. The log is searched for deliveries of overdue messages, and the timer
+        log is written. Messages that retention has removed before they were indexed are logged.
+
+        Raises OSError if the timer log cannot be written.
         """
         now_ms, next_ms = self._slot_start(work.now_ms), self.next_due_ms
         if self._damage_reason:
@@ -708,7 +726,7 @@ class Timers:
         return min((offset for _, offset in self._late_slots), default=self.files.queue_offset)
 
     def _find_done_ms(self, now_ms: int) -> int:
-        """Return the latest time by which all messages that were due are delivered."""
+        """Return the latest time by which all messages that were due then are delivered, in ms."""
         next_ms = self.next_due_ms
         # What the last start knew to be delivered remains so, whether it is loaded or not.
         done_ms = max(min(now_ms, self._load_done_ms), self._checkpoint_done_ms)
@@ -726,8 +744,10 @@ class Timers:
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
         """Save wheel, log and checkpoint if they have changed; see `TimerFiles.save`.
 
-        Yield a function that does the blocking part. `is_last` says that the broker stops: then a
-        checkpoint with the present time is written, if there is one. Raises OSError.
+        Yield functions, which the caller must call in order, on any thread: they do the blocking
+        parts. `is_last` says that the broker stops: then a checkpoint with the present time is
+        written, if there is one. Nothing is yielded while it is unknown which messages are
+        delivered, or while the files are damaged. Raises OSError.
         """
         if self._is_doubtful or self._damage_reason:
             return  # the old checkpoint, the queue and the log contain all that is known
@@ -770,7 +790,8 @@ class Timers:
     def seal(self) -> None:
         """Mark the files as trustworthy for the next start. Blocking. Raises OSError.
 
-        It is called after the last save of an orderly shutdown.
+        Called after the last save of an orderly shutdown. Does nothing in the cases in which `save`
+        does nothing.
         """
         if not self._is_doubtful and not self._damage_reason:
             self.files.seal()
