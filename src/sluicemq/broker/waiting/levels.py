@@ -169,18 +169,20 @@ class DelayLevels:
         """
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
-            return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
+            return {
+                int(queue): {*map(int, offsets)} for queue, offsets in fastjson.loads(text).items()
+            }
 
-        known = self.cancellations.load(parse_cancelled) or {}
+        cancelled_by_queue = self.cancellations.load(parse_cancelled) or {}
         if self.cancellations.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another"
                 " store). It is ignored, and cancelled messages are delivered. Cancel them again.",
                 self.cancellations.path,
             )
-            known = {}
+            cancelled_by_queue = {}
             self.cancellations.changed = True
-        for queue_id, cancelled in known.items():
+        for queue_id, cancelled in cancelled_by_queue.items():
             self._get_level(queue_id).cancelled_offsets |= cancelled
 
     def _skip_delivered(self, levels: list[DelayLevel]) -> None:
