@@ -266,8 +266,8 @@ class SavedPops(NamedTuple):
     def encode(self) -> str:
         """Return the text of the file: a JSON object whose keys the module's docstring lists.
 
-        `open` is a list of checkpoints as RocketMQ writes them (`Checkpoint.to_json`), each with its
-        revive queue as "rq". `revive` is an object: offset by queue id, as text.
+        `open` is a list of checkpoints as RocketMQ writes them (`Checkpoint.to_json`), each with
+        its revive queue as "rq". `revive` is an object: offset by queue id, as text.
         """
         opened = [one.to_json() | {"rq": one.revive_queue} for one in self.open_checkpoints]
         revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive_starts.items())}
