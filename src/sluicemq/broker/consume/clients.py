@@ -407,6 +407,7 @@ class Consumers:
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         group.members[member.peer] = known
+        # Compared at the end, to find out whether the heartbeat has changed the member.
         before_update = (
             known.client_id,
             known.subscription_key,
@@ -429,6 +430,7 @@ class Consumers:
                 ],
             )
 
+        # In a group with lanes each member has a fingerprint of its own.
         old_fingerprint, group.fingerprint = group.fingerprint, fingerprint
         has_lanes = group.name in self.lanes.table
         if has_lanes:
@@ -489,7 +491,10 @@ class Consumers:
         return MemberSnapshot(group, group.change_count, config, member, filters)
 
     def other_subscription_keys(self, group_name: str, client_id: str) -> dict[str, str]:
-        """Return the subscription keys of the other clients and absent members, by client id."""
+        """Return the subscription keys of the other clients and absent members, by client id.
+
+        Clients without a key, which assign queues themselves, are left out.
+        """
         group = self.groups.get(group_name)
         members = group.members.values() if group is not None else ()
         keys = {
@@ -673,7 +678,10 @@ class Consumers:
                 yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
-        """Remove members whose last heartbeat is older than `age_ms`. Return their connections."""
+        """Remove members whose last heartbeat is older than `age_ms`. Return their connections.
+
+        Each removal is logged. A connection is listed once for each of its groups.
+        """
         limit_s = self.clock.monotonic_s() - age_ms / 1000
         expired = [
             (group.name, member)

@@ -372,7 +372,10 @@ def bloom_shape(groups: int, error_percent: int) -> BloomShape:
 
 
 def murmur3_64(data: bytes) -> int:
-    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0."""
+    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0.
+
+    It is a number of 64 bits without sign.
+    """
     first = second = 0
     for start in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
         is_whole_block = start + 16 <= len(data)

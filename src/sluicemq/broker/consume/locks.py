@@ -40,7 +40,10 @@ class QueueLocks:
         self._next_cleanup_s = 0.0
 
     def load(self) -> None:
-        """Read the file and grant each lease in it again, for LEASE_S. Raises StoreDamagedError."""
+        """Read the file and grant each lease in it again, for LEASE_S from now on.
+
+        Raises StoreDamagedError if the content of the file is invalid.
+        """
 
         def parse(text: str) -> dict[str, dict[str, list[tuple[str, str, int]]]]:
             """Return group -> client id -> [(topic, broker, queue id)]. See `_render`."""

@@ -84,18 +84,21 @@ class StoredProperties:
     def iter_range(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (offset, properties) of each existing message in [`start`, `end`)."""
+        """Yield (offset, properties) of each existing message in [`start`, `end`).
+
+        Offsets without a record are skipped. Stop at the first offset without a unit.
+        """
         while start < end:
             units = self._store.reader.units(
                 topic, queue_id, start, min(end - start, RECORDS_PER_STEP)
             )
             if not len(units):
                 return
-            for position, size, _ in UNIT.iter_unpack(units):
+            for offset, (position, size, _) in enumerate(UNIT.iter_unpack(units), start):
                 properties = self._read_unit(position, size)
                 if properties is not None:
-                    yield start, properties
-                start += 1
+                    yield offset, properties
+            start += len(units) // UNIT_BYTES
 
     def iter_tags(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
         """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag."""
@@ -394,7 +397,7 @@ class MatchCounter:
     def _count_verdicts(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the matches row by row, with records where columns cannot decide."""
+        """Count the matches row by row, with records where columns cannot decide. Work item."""
         total = 0
         for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
             if callable(step):  # a job for another thread

@@ -219,7 +219,7 @@ class LogReceiver:
         return self._master_confirmed is not None and self._log.end >= self._master_confirmed
 
     def status(self) -> ReceiverStatus:
-        """Return the state of the connection and of the log."""
+        """Return the state of the connection and of the log, with the rate of the last second."""
         self._rate.add(0, self._clock.monotonic_s())
         end = self._log.end
         return ReceiverStatus(

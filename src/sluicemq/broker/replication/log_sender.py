@@ -369,6 +369,7 @@ class LogSender:
         self._is_reading, position = True, self.sent_end
 
         def on_read(result: bytes | Exception) -> None:
+            """Keep the bytes that were read from `position` on, or handle the error."""
             self._is_reading = False
             if isinstance(result, bytes):
                 if position == self.sent_end:  # otherwise the sender went on without these bytes

@@ -421,7 +421,11 @@ class SlaveSide:
     def background_jobs(
         self, network: Network, pool: ChannelPool
     ) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the background jobs of a slave by name; each runs until it is cancelled."""
+        """Return the background jobs of a slave by name; each runs until it is cancelled.
+
+        They copy the log over `network` and the state over `pool`. A third one acts for an
+        unreachable master, if that is configured.
+        """
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "following the log": lambda: keep_connected(
                 network, self.log_receiver, lambda: self.ha_master

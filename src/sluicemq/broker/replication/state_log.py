@@ -108,7 +108,10 @@ def encode_operations(operations: Iterable[Operation]) -> bytes:
 
 
 def decode_operations(data: bytes) -> list[Operation]:
-    """Decode what `encode_operations` returns. Raises ProtocolError."""
+    """Return the operations in `data`, which `encode_operations` has encoded.
+
+    Raises ProtocolError if an operation is invalid or `data` ends within one.
+    """
     operations, position = [], 0
     try:
         while position < len(data):
@@ -514,6 +517,7 @@ class _RecordingFile:
     """A replicated file of a master. Its changes are recorded."""
 
     def __init__(self, below: File, name: str, state_log: StateLog) -> None:
+        """Wrap the open file `below`, whose replicated name is `name`."""
         self._below, self._name, self._state_log = below, name, state_log
         self.pread, self.sync = below.pread, below.sync
         self.size, self.close = below.size, below.close
