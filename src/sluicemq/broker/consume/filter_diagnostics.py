@@ -571,7 +571,11 @@ class FilterHandlers(BrokerComponent):
         """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
 
         If the ranges have more messages than the request allows, the newest part of each is taken.
-        `compared` is the subscription with which the expression is compared, if any.
+        `compared` is the subscription with which the expression is compared, if any. The body of
+        the answer is JSON with the keys `report`, `stored` (the number of messages in the ranges)
+        and `messages` (queue, offset and properties of each sample in the report). Work item.
+
+        Raises RequestError if the expression does not compile.
         """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation_jobs(header.expression, header.kind or TAG)
@@ -586,10 +590,10 @@ class FilterHandlers(BrokerComponent):
         if compared is not None:
             weight += len(compared.expression)
         for queue_id, start, end in ranges:
-            first = start
+            trial_start = start
             if stored > rows_max:
-                first = end - max((end - start) * rows_max // stored, 1)
-            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, first, end)
+                trial_start = end - max((end - start) * rows_max // stored, 1)
+            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, trial_start, end)
 
         report = yield trial.report
         read_at = self.match_counter.properties.read_at

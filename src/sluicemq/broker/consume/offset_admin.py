@@ -21,6 +21,7 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
+from sluicemq.broker.topics import Topic
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
@@ -67,11 +68,6 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Command | Announced:
         """Reset the offsets of a group on a topic: answer INVOKE_BROKER_TO_RESET_OFFSET (222).
 
-        The new offset of a queue is the one in the request, if that names a queue and an offset
-        (only if the broker resets offsets itself). Otherwise it is the offset of the time in the
-        request, or the end of the queue if the time is negative. Without a queue in the request,
-        all queues are reset.
-
         If the broker resets offsets itself, the answer contains the new offset of each queue, and
         leaves once they are on disk. Otherwise the connected members are asked to reset theirs.
 
@@ -81,9 +77,33 @@ class GroupOffsetHandlers(BrokerComponent):
         topic = self.topics.require(header.topic)
         self.groups.check_exists(header.group)
         is_server_side = self.settings.broker.server_side_reset
+        offsets = self._choose_offsets(header, topic, is_server_side=is_server_side)
+        log.info(
+            "%s resets group %s of topic %s: %s",
+            peer.remote,
+            header.group,
+            topic.name,
+            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
+        )
+        if is_server_side:
+            self._apply_reset(header.group, offsets)
+            body = bodies.encode_queue_offsets(offsets)
+            return Announced(Command(ResponseCode.SUCCESS, body=body))
+        return self._ask_consumers_to_reset(header, offsets, command.language)
+
+    def _choose_offsets(
+        self, header: ResetOffsetRequest, topic: Topic, *, is_server_side: bool
+    ) -> dict[MessageQueue, int]:
+        """Return the queues that a request resets, each with its new offset.
+
+        If the broker resets offsets itself (`is_server_side`), the request may name one queue, and
+        also the offset. Otherwise all queues are reset. Without an offset (None or -1), the new one
+        is that of the time in the request, or the end of the queue if the time is negative.
+
+        Raises RequestError if the queue does not exist, or if the offset is not in the queue.
+        """
         name, queue_id, offset = topic.name, header.queue_id, header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
-        offsets: dict[MessageQueue, int] = {}
         if is_server_side and queue_id >= 0:
             if queue_id not in queue_ids:
                 raise RequestError(
@@ -100,25 +120,11 @@ class GroupOffsetHandlers(BrokerComponent):
                         f"Offset {offset} is outside queue {queue_id} of topic {name}, which "
                         f"holds {low} to {high}.",
                     )
-                offsets = {self._message_queue(name, queue_id): offset}
-        if not offsets:
-            offsets = {
-                self._message_queue(name, queue_id): self._offset_at(name, queue_id, header.time_ms)
-                for queue_id in queue_ids
-            }
-
-        log.info(
-            "%s resets group %s of topic %s: %s",
-            peer.remote,
-            header.group,
-            topic.name,
-            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
-        )
-        if is_server_side:
-            self._apply_reset(header.group, offsets)
-            body = bodies.encode_queue_offsets(offsets)
-            return Announced(Command(ResponseCode.SUCCESS, body=body))
-        return self._ask_consumers_to_reset(header, offsets, command.language)
+                return {self._message_queue(name, queue_id): offset}
+        return {
+            self._message_queue(name, queue_id): self._offset_at(name, queue_id, header.time_ms)
+            for queue_id in queue_ids
+        }
 
     def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
         """Return the offset of a queue at a store time; the end of the queue if it is negative."""
