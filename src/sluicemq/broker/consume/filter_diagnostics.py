@@ -415,10 +415,11 @@ class FilterHandlers(BrokerComponent):
     # --- surveys
 
     def survey_if_due(self) -> None:
-        """Start a survey of all filters in the background, every SURVEY_PERIOD_S.
+        """Start a survey of all filters in the background, at most every SURVEY_PERIOD_S.
 
-        Do nothing if the last survey was started later than that, or is still running. If there is
-        nothing to survey, only clear `survey_results`.
+        A survey finds failed evaluations (`failures`), and counts the lag of each group that has a
+        filter or lanes (`survey_results`). Do nothing if the last survey was started later than
+        that, or is still running. If there is nothing to survey, only clear `survey_results`.
         """
         now_s = self.clock.monotonic_s()
         if now_s < self._next_survey_s or self._is_surveying:
@@ -501,9 +502,9 @@ class FilterHandlers(BrokerComponent):
 
         def steps() -> WorkItem[Command]:
             """Check and count one topic after the other, and return the answer."""
-            names = self.topics_of_group(group) | self.offsets.topics_of(group)
+            all_topics = self.topics_of_group(group) | self.offsets.topics_of(group)
             matchings = []
-            for topic in [header.topic] if header.topic else sorted(names):
+            for topic in [header.topic] if header.topic else sorted(all_topics):
                 if topic not in self.topics:
                     continue
                 subscription = self.find_subscription(group, topic)

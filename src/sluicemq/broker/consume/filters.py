@@ -152,15 +152,17 @@ class CompiledSubscription:
 
 
 class ConsumerFilters:
-    """The SQL92 expressions of all groups: group -> topic -> expression.
-
-    `on_sql92_topic(topic)` is called for each topic that connected members filter by SQL92.
-    """
+    """The SQL92 expressions of all groups: group -> topic -> expression."""
 
     def __init__(
         self, settings: Settings, files: Files, clock: Clock, on_sql92_topic: Callable[[str], None]
     ) -> None:
-        """Create an empty table for the file in the store. `load` reads the file."""
+        """Create an empty table for the file in the store. `load` reads the file.
+
+        `settings` has the shape of Bloom filters and the time for which dead expressions are kept.
+        `on_sql92_topic(topic)` is called when an expression for the topic is added or becomes
+        alive.
+        """
         config = settings.broker
         self._clock = clock
         self._on_sql92_topic = on_sql92_topic

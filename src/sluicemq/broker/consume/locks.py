@@ -32,7 +32,7 @@ class QueueLocks:
     __slots__ = ("_clock", "_groups", "_next_cleanup_s", "_size", "document")
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
-        """Prepare the file of leases in the store at `root`; `load` reads it."""
+        """Create the table without leases, for the file in the store at `root`; `load` reads it."""
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}

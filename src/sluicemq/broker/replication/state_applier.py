@@ -113,7 +113,7 @@ class StateApplier:
         paths: ReplicatedPaths,
         put_unit: Callable[[str, int, int, bytes], object] = lambda *_: None,
     ) -> None:
-        """Create an applier that changes `files`.
+        """Create an applier that changes `files`, where `paths` says.
 
         `put_unit(topic, queue_id, offset, unit)` is called for the UNIT operations of a snapshot.
         """

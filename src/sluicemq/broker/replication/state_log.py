@@ -187,19 +187,28 @@ class ReplicatedPaths:
 
         Only the roots whose names begin with `start` are searched; "" means all roots.
         """
-        for name, root in self.roots.items():
-            if not name.startswith(start):
+        for root_name, root in self.roots.items():
+            if not root_name.startswith(start):
                 continue
-            parent, _, last = root.rpartition("/")
-            siblings = [each for each in files.names(parent) if each.startswith(last + ".")]
-            for path in [root, *(f"{parent}/{each}" for each in siblings)]:
-                for found in _files_below(files, path):
-                    if self.name_of(found) == name + found[len(root) :]:
-                        yield name + found[len(root) :], found
+            parent, _, base_name = root.rpartition("/")
+            # Files such as backups, which continue the path of the root with a dot, belong to it.
+            siblings = [
+                f"{parent}/{sibling}"
+                for sibling in files.names(parent)
+                if sibling.startswith(base_name + ".")
+            ]
+            for searched_path in [root, *siblings]:
+                for path in _files_below(files, searched_path):
+                    name = root_name + path[len(root) :]
+                    if self.name_of(path) == name:  # else it is not replicated, or of another root
+                        yield name, path
 
 
 def _files_below(files: Files, path: str) -> Iterator[str]:
-    """Yield `path` if it is a file, or the paths of all files below it if it is a directory."""
+    """Yield `path` if it is a file, or the paths of all files below it if it is a directory.
+
+    Yield nothing if there is neither, or if the directory is empty.
+    """
     if inner := files.names(path):
         for name in inner:
             yield from _files_below(files, f"{path}/{name}")
@@ -242,9 +251,10 @@ class StateLog:
         run_id: str,
         call_soon: Callable[[Callable[[], None]], object] = lambda call: call(),
     ) -> None:
-        """Create an empty state log for the run `run_id`.
+        """Create an empty state log for the run `run_id` of a master.
 
-        `call_soon` calls a function in the event loop. It must be callable on any thread.
+        `paths` says which files are replicated. `call_soon` calls a function in the event loop. It
+        must be callable on any thread.
         """
         self.paths, self.run_id = paths, run_id
         self.last_number = 0
