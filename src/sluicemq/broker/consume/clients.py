@@ -459,7 +459,7 @@ class Consumers:
                 absent.subscription_key
                 for absent in self.contracts.absent_members(group_name).values()
             }
-            live_keys, _ = lanes.get_ordered_keys()
+            live_keys, _ = lanes.get_live_and_idle_keys()
             used_keys = [k for k in live_keys if lanes.lanes[k].members or k in absent_keys]
             others = {other: k for other, k in others.items() if k in used_keys[:1]}
         try:

@@ -340,11 +340,9 @@ class FilterHandlers(BrokerComponent):
         for queue_id in range(queue_count):
             now_s = self.clock.monotonic_s()
             group_lanes.ensure_queue((topic, queue_id))
-            ordered_lanes = [
-                group_lanes.lanes[key] for keys in group_lanes.get_ordered_keys() for key in keys
-            ]
+            live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
             lanes: list[tuple[Lane, Tally]] = []
-            for lane in ordered_lanes:
+            for lane in [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]:
                 lane_queue = lane.queues.get((topic, queue_id))
                 if lane_queue is not None:
                     tally = yield from self.match_counter.count_lane_lag(
