@@ -152,15 +152,17 @@ class CompiledSubscription:
 
 
 class ConsumerFilters:
-    """The SQL92 expressions of all groups: group -> topic -> expression.
-
-    `on_sql92_topic(topic)` is called for each topic that connected members filter by SQL92.
-    """
+    """The SQL92 expressions of all groups: group -> topic -> expression."""
 
     def __init__(
         self, settings: Settings, files: Files, clock: Clock, on_sql92_topic: Callable[[str], None]
     ) -> None:
-        """Create an empty table for the file in the store. `load` reads the file."""
+        """Create an empty table for the file in the store. `load` reads the file.
+
+        `settings` has the shape of Bloom filters and the time for which dead expressions are kept.
+        `on_sql92_topic(topic)` is called when an expression for the topic is added or becomes
+        alive.
+        """
         config = settings.broker
         self._clock = clock
         self._on_sql92_topic = on_sql92_topic
@@ -372,7 +374,10 @@ def bloom_shape(groups: int, error_percent: int) -> BloomShape:
 
 
 def murmur3_64(data: bytes) -> int:
-    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0."""
+    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0.
+
+    It is a number of 64 bits without sign.
+    """
     first = second = 0
     for start in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
         is_whole_block = start + 16 <= len(data)
