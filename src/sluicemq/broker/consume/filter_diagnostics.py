@@ -43,7 +43,7 @@ from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import parse_subscription, preparation_jobs
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
@@ -596,7 +596,7 @@ def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
 def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
     """Return the subscription to a topic. Raises RequestError if it does not compile."""
     try:
-        return subscribe(topic, expression, kind or None)
+        return parse_subscription(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
 
