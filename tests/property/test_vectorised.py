@@ -20,7 +20,7 @@ from blocks import block_of
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
 from sluicemq.filter.nodes import And, Node, Or
-from sluicemq.filter.plan import NEEDS_RECORD, TRUE, verdict_tables, evaluate_verdict
+from sluicemq.filter.plan import NEEDS_RECORD, TRUE, evaluate_verdict, verdict_tables
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
