@@ -44,7 +44,7 @@ from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import parse_subscription, preparation_jobs
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
@@ -692,7 +692,7 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
     Raises RequestError if the expression does not compile.
     """
     try:
-        return subscribe(topic, expression, kind or None)
+        return parse_subscription(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
 

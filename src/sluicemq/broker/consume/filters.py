@@ -36,7 +36,12 @@ from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.files import Files
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import (
+    is_tag_kind,
+    make_filter,
+    parse_subscription,
+    preparation_jobs,
+)
 from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
 from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.wire.codes import ResponseCode
@@ -74,7 +79,7 @@ class RequestFilters:
         """Create an empty cache, limited to FILTERS_BYTES_MAX."""
 
         def filter_of(kind: str, expression: str) -> MessageFilter | None:
-            return make_filter(subscribe("", expression, kind))
+            return make_filter(parse_subscription("", expression, kind))
 
         self._cache = ByteCache(filter_of, estimate_filter_bytes, FILTERS_BYTES_MAX)
 
@@ -121,7 +126,7 @@ class CompiledSubscription:
         try:
             if self.is_tag_type and not subscription.codes:
                 # Some clients do not send the tag codes; the broker computes them.
-                parsed = subscribe(
+                parsed = parse_subscription(
                     subscription.topic, subscription.expression, version=subscription.version
                 )
                 self.subscription = subscription = parsed
