@@ -1,17 +1,25 @@
-"""Records of timed messages: when the newest one was stored, and the copy of one that rolls."""
+"""Functions on the records of timed messages, and the slots of messages that came too late."""
 
-from sluicemq.broker.produce.intake import MessageToStore, Record, iter_queue
+from collections import deque
+
+from sluicemq.broker.produce.intake import Record, decode_topic_name, iter_queue
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.numbers import natural
-from sluicemq.record.codec import parse_property_text
+from sluicemq.record.codec import find_property
 from sluicemq.store.store import Store
-from sluicemq.store.timers.placing import SlotRules
+from sluicemq.store.timers.placing import REAL_TOPIC_KEY, SlotRules
+
+
+def target_topic(record: Record) -> str:
+    """Return the topic to which a timed message is delivered, "" if the record names none."""
+    return decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
 
 
 def find_newest_store_ms(store: Store, placing: SlotRules) -> int:
     """Return when the newest message of the timer queue was stored, by the steady clock.
 
-    The time is in ms since 1970. Return 0 if the queue is empty, or if its last record is missing.
+    The result is in ms since 1970; 0 if the queue is empty or the record is missing. The time is
+    computed from the message's slot. Without a slot, it is the wall-clock time in the record.
     """
     low, high = store.queue_offsets(TIMER_TOPIC, 0)
     if low == high:
@@ -25,18 +33,52 @@ def find_newest_store_ms(store: Store, placing: SlotRules) -> int:
     return placing.stored_at_ms(entry.record, placing.slot_start(out_ms))
 
 
-def make_rolled_copy(
-    record: Record, placing: SlotRules, lead_ms: int, added_properties: bytes
-) -> MessageToStore:
-    """Return a message for the timer queue that waits for the same time as `record`.
+def build_rolled_properties(record: Record, placing: SlotRules, lead_ms: int) -> dict[str, str]:
+    """Return the properties with which a timed message is stored in the timer queue again.
 
-    `lead_ms` is by how much the steady clock, of which the due time is a time, is ahead of the wall
-    clock. The copy has one more roll in its count, and the encoded `added_properties`.
+    TIMER_DELIVER_MS is set to the due time by the wall clock, which the steady clock is `lead_ms`
+    ahead of. TIMER_ROLL_TIMES is one higher than in the record, and TIMER_ENQUEUE_MS is the slot in
+    which the record was stored.
     """
     properties = record.decode_properties()
     roll_count = natural(properties.get("TIMER_ROLL_TIMES", "0")) or 0
     properties["TIMER_DELIVER_MS"] = str(placing.compute_due_ms(record) - lead_ms)
     properties["TIMER_ROLL_TIMES"] = str(roll_count + 1)
     properties["TIMER_ENQUEUE_MS"] = str(placing.slot_start(record.store_time_ms))
-    properties |= parse_property_text(added_properties.decode())
-    return record.copy_to(TIMER_TOPIC, 0, properties)
+    return properties
+
+
+class LateSlots:
+    """The slots with messages that came too late for their own slot.
+
+    Each slot is kept with the offset in the timer queue of the first such message. Slots are added
+    in ascending order.
+    """
+
+    def __init__(self) -> None:
+        self._slots: deque[tuple[int, int]] = deque()
+        """The start of a slot in ms since 1970, and an offset of the timer queue."""
+
+    def add(self, slot_ms: int, offset: int) -> None:
+        """Record that the slot contains the late message at `offset` of the timer queue.
+
+        Do nothing if an earlier late message of the same slot is known.
+        """
+        if self._slots:
+            last_slot_ms, last_offset = self._slots[-1]
+            if last_slot_ms == slot_ms and last_offset <= offset:
+                return
+        self._slots.append((slot_ms, offset))
+
+    def remove_before(self, slot_ms: int) -> None:
+        """Remove the slots before `slot_ms`, whose messages are all delivered."""
+        while self._slots and self._slots[0][0] < slot_ms:
+            self._slots.popleft()
+
+    def find_first_offset(self, default: int) -> int:
+        """Return the lowest offset of a late message, or `default` if no slot is known."""
+        return min((offset for _, offset in self._slots), default=default)
+
+    def clear(self) -> None:
+        """Remove all slots."""
+        self._slots.clear()
