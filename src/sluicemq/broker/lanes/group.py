@@ -280,10 +280,11 @@ class GroupLanes(GroupLaneTable):
         )
 
     def _skip_unwanted(self, lane: Lane) -> None:
-        """Commit the offset of the next message of an idle lane in each of its queues.
+        """Commit the offset of the next message of an idle lane, in each of its queues.
 
-        So the lane skips the messages before it, which are not its own. The offset of the group
-        follows. At most SCANS_PER_TICK reads are made in a queue; the next call continues there.
+        So the lane skips the messages before that offset, which are not its own. Without a next
+        message, it skips all messages that were examined. The offset of the group follows. At most
+        SCANS_PER_TICK reads are made in a queue; the next call continues there.
         """
         for queue, lane_queue in lane.queues.items():
             for _ in range(SCANS_PER_TICK):
@@ -351,7 +352,8 @@ class GroupLanes(GroupLaneTable):
         taker_queue = taker.queues[queue]
         read_offset = max(taker_queue.read_end or 0, taker_queue.current_offset)
         if read_offset > giver_offset > taker_queue.current_offset:
-            taker_queue.commit(giver_offset)  # all of that was read, and nothing of it is in flight
+            # All messages before it were read, and none is in flight (`can_go_back_to`).
+            taker_queue.commit(giver_offset)
         taker_queue.add_spans(gained)
         self.storage.mark_changed()
         if read_offset > giver_offset:
@@ -443,7 +445,8 @@ class GroupLanes(GroupLaneTable):
 
         In each queue, the merged lane continues at the lower one of the two current offsets. That
         offset counts as committed if either lane had committed one; otherwise the committed offset
-        stays -1. No queue of the merged lane is abandoned. The rules are saved.
+        stays -1. In a queue that only one of the lanes has, its state is kept. No queue of the
+        merged lane is abandoned. The rules are saved.
         """
         self._detach_lane(first)
         self._detach_lane(second)
