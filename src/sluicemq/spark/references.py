@@ -63,11 +63,12 @@ def load_where(
 ) -> "DataFrame":
     """Return the messages for which `condition`, Spark SQL on the columns, is true.
 
-    The broker evaluates the parts of the condition that it can evaluate exactly. `format` and
-    `options` are the source's options.
+    The broker evaluates the parts of the condition that it can evaluate exactly, and Spark
+    evaluates the whole condition again on what is read. `format` and `options` are the source's
+    options.
 
-    A session of Spark Connect does not show how Spark reads the condition. There Spark evaluates
-    all of it, and a warning says that every message is read.
+    In a session of Spark Connect, the client cannot see how Spark parses the condition. There the
+    broker evaluates nothing, every message is read, and a warning says so.
     """
     reader = spark.read.format(format).options(**options)
     frame = reader.load()
@@ -109,27 +110,29 @@ class PlaceholderTable:
 
 
 def extract_predicates(query: "DataFrame", tables: Sequence[PlaceholderTable]) -> list[str]:
-    """Return the option `predicates` for the load of each table of a query.
+    """Return the value of the option `predicates` for the load of each of `tables`, in this order.
 
-    The option is "" if all rows of the table are needed.
+    `query` is a DataFrame over the placeholder tables. A table may be scanned in several places of
+    the query's plan; its option contains only the predicates that every scan of the table shares.
+    The value is "" if there are none, and then all rows of the table are needed.
     """
     translate = make_translator(query.sparkSession)
-    by_rdd: dict[int, list[dict[str, Any]]] = {}
+    shared_by_rdd: dict[int, list[dict[str, Any]]] = {}
     for node, conditions in iterate_nodes(get_query_execution(query).optimizedPlan()):
         if class_name(node) == _PLACEHOLDER_NODE:
-            here = [one for one in map(translate, conditions) if one is not None]
-            known = by_rdd.setdefault(node.rdd().id(), here)
-            known[:] = [one for one in known if one in here]
-    return [
-        json.dumps(by_rdd[table.rdd_id]) if by_rdd.get(table.rdd_id) else "" for table in tables
-    ]
+            of_scan = [one for one in map(translate, conditions) if one is not None]
+            shared = shared_by_rdd.get(node.rdd().id(), of_scan)
+            shared_by_rdd[node.rdd().id()] = [one for one in shared if one in of_scan]
+    shared_by_table = [shared_by_rdd.get(table.rdd_id, []) for table in tables]
+    return [json.dumps(shared) if shared else "" for shared in shared_by_table]
 
 
 def iterate_nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """Yield (node, conditions) for each node of a plan of the JVM and of its subqueries.
+    """Yield (node, conditions) for each node of a plan and of its subqueries, parents first.
 
-    The conditions are the conjuncts of the filter directly above the node. The argument
-    `conditions` belong to the plan's root.
+    `plan` is a plan of the JVM. The conditions are the conjuncts of the filter directly above the
+    node; they are empty if the parent is not a filter. The argument `conditions` are those of the
+    root.
     """
     yield plan, conditions
     for subquery in scala_elements(plan.subqueries()):
@@ -152,16 +155,17 @@ def scala_elements(sequence: Any) -> list[Any]:
 
 
 def class_name(value: Any) -> str:
-    """Return the simple name of a Java object's class."""
+    """Return the simple name of a Java object's class, such as "Filter"."""
     return str(value.getClass().getSimpleName())
 
 
 def make_translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
     """Return a function that translates an expression of the JVM into a predicate.
 
-    The function returns an item of the option `predicates`, or None if there is none for the
-    expression. It uses Spark's own translation for data sources, so types and collations have
-    Spark's meaning.
+    The function returns an item of the option `predicates`, such as {"is": "EqualTo", "column":
+    "tags", "value": "UA"}. It returns None if the option has no item for the expression; then Spark
+    alone evaluates it. Spark's own translation for data sources comes first, so types and
+    collations have Spark's meaning.
     """
     package = get_jvm(spark).org.apache.spark.sql.execution.datasources
     strategy = getattr(getattr(package, "DataSourceStrategy$"), "MODULE$")
@@ -174,7 +178,11 @@ def make_translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | N
 
 
 def _to_predicate(source_filter: Any) -> dict[str, Any] | None:
-    """Return the item of the option `predicates` for a data source filter of the JVM, or None."""
+    """Return the item of the option `predicates` for a data source filter of the JVM.
+
+    Return None for a filter of another class than `COMPARISONS`, `NULL_CHECKS` and one Not around
+    these, and for a value that is not a string, number, boolean or time.
+    """
     kind = class_name(source_filter)
     if kind == "Not":
         inner = _to_predicate(source_filter.child())
@@ -209,10 +217,10 @@ def replace_unknown_tables(
 ) -> tuple[str, "DataFrame"]:
     """Replace each reference to a table that Spark does not know by a view, and plan the query.
 
-    `make_view(name)` makes a view for a table name, and returns the name of the view. It is called
-    once for each reference, so two references to one table get two views. Return the changed text
-    and its DataFrame. Raises Spark's errors for other mistakes in the query, and ConfigurationError
-    for more than `REFERENCES_MAX` references.
+    `make_view(name)` is called with the table's name; it creates a view and returns the view's
+    name. It is called once for each reference, so two references to one table get two views. Return
+    the changed text and its DataFrame. Raises Spark's errors for other mistakes in the query, and
+    ConfigurationError for more than `REFERENCES_MAX` references.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
@@ -221,6 +229,7 @@ def replace_unknown_tables(
     # must be created by PySparkLogger: a logger that `logging` creates fails on its arguments.
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     was_disabled = logger.disabled
+    # Spark reports one unknown table at a time, so the query is planned once for each reference.
     for _ in range(REFERENCES_MAX + 1):
         logger.disabled = True
         try:
@@ -282,10 +291,11 @@ _PLACEHOLDER_NODE: Final = "LogicalRDD"
 
 @dataclass(frozen=True, slots=True)
 class UsedColumns:
-    """The columns that a query uses of its sources.
+    """The columns that a query uses of its placeholder tables.
 
-    `map_keys` are the keys that it uses of the map column, if it uses only single values of it; the
-    map is not in `names` then.
+    `names` are columns that are used as a whole. `map_keys` are keys of the map column, if the
+    query uses only single values of the map; then the map column is not in `names`. If the map
+    column is in `names`, `map_keys` is empty.
     """
 
     names: frozenset[str]
@@ -300,7 +310,8 @@ def find_used_columns(frame: Any, map_name: str) -> UsedColumns | None:
     """
     nodes = json.loads(get_query_execution(frame).optimizedPlan().toJSON())
     kinds = {_class_of(node) for sequence in _iterate_lists(nodes) for node in sequence}
-    # Plans inside expressions are somewhere else in the JSON, or missing.
+    # Plans inside expressions (subqueries) are somewhere else in the JSON, or missing. What they
+    # use of the tables cannot be found then.
     hiding_kinds = {"Exists", "InMemoryRelation"} | {
         kind for kind in kinds if "Subquery" in kind or "CTE" in kind
     }
@@ -335,10 +346,10 @@ def find_used_columns(frame: Any, map_name: str) -> UsedColumns | None:
 
 
 def _find_uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str | None]]:
-    """Yield (attribute, key) for each attribute in an expression, given as a list of nodes.
+    """Yield (attribute, key) for each attribute in an expression, a list of nodes in pre-order.
 
-    The key is KEY for `attribute['KEY']`, "" for `attribute IS NOT NULL`, and None for any other
-    use.
+    The attribute is (name, expression id). The key is KEY for `attribute['KEY']`, "" for `attribute
+    IS NOT NULL`, and None for any other use.
     """
     nodes_to_skip = 0
     for index, node in enumerate(sequence):
@@ -360,11 +371,12 @@ def _find_uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str |
 def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
     """Return whether the plan names the columns that it takes of every placeholder table.
 
-    Going up from each placeholder, the first node that does not pass all columns on must be one
-    that selects columns. `nodes` is a plan as a list in pre-order, in which each node has the
-    number of its children.
+    That is so if a node that selects columns (`_SELECTING_NODES`) is above each placeholder, with
+    only `_PASSING_NODES` between them. `nodes` is a plan as a list in pre-order, in which each node
+    has the number of its children.
     """
-    path: list[tuple[str, int]] = []  # kind, and number of children that are still to come
+    path: list[tuple[str, int]] = []
+    """The ancestors of the current node: class name, and number of children that still follow."""
     for node in nodes:
         while path and path[-1][1] == 0:
             path.pop()
@@ -379,9 +391,10 @@ def _are_all_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
 
 
 def _iterate_lists(value: Any) -> Iterator[list[Any]]:
-    """Yield all lists within a value of a plan's JSON.
+    """Yield all lists within a value of a plan's JSON, outer lists first.
 
-    An expression is a list of nodes in pre-order. A single node is yielded as a list of one.
+    An expression is a list of nodes in pre-order. A single node is yielded as a list of one. A
+    value that is neither a list nor a node yields nothing.
     """
     listed = [value] if isinstance(value, dict) else value
     if isinstance(listed, list):

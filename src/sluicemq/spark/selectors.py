@@ -95,9 +95,9 @@ class Inexpressible(Exception):  # noqa: N818 - no error: Python evaluates the s
 class SparkSelector:
     """A selector as Spark columns.
 
-    `match` is a boolean column that is never null. `verdict` is a string column with one of
-    `VERDICTS`. `python` is the reason why Python workers evaluate the selector, or None if Spark
-    SQL does.
+    `text` is the selector's SQL92 text. `match` is a boolean column that is never null. `verdict`
+    is a string column with one of `VERDICTS`. `python` is None if Spark SQL evaluates the selector;
+    otherwise it is the reason why Python workers do.
     """
 
     text: str
@@ -111,10 +111,11 @@ def column(
 ) -> SparkColumn:
     """Return a boolean column that is true for the rows that a broker would deliver.
 
-    It is false for all others, and never null. `properties` is the map of properties: a column
-    name, or any SQL expression. `columns` is the value of the source's option `columns`: None means
-    its default schema, and "" means that there is only the map. Raises FilterSyntaxError, and
-    ConfigurationError if no column contains a property.
+    The column is false for all other rows, and never null. `properties` is the map of properties: a
+    column name, or any SQL expression. `columns` is the value of the source's option `columns`:
+    None means its default schema, and "" means that there is only the map. Raises FilterSyntaxError
+    if the selector does not compile, and ConfigurationError if no column contains one of its
+    properties.
     """
     return compiled(selector, properties, columns=columns).match
 
@@ -132,10 +133,11 @@ def verdict(
 def compiled(
     selector: str | Selector, properties: str = "properties", *, columns: str | None = None
 ) -> SparkSelector:
-    """Return the columns of `column` and `verdict`, and whether they need Python.
+    """Return the columns of `column` and `verdict`, and the reason if they need Python workers.
 
-    Arguments and errors are the same as for `column`. An expression with which a consumer has
-    subscribed is passed as a `Selector`, because RocketMQ ignores some text that may follow it.
+    If they do, the reason is logged too. Arguments and errors are the same as for `column`. An
+    expression with which a consumer has subscribed is passed as a `Selector`, because RocketMQ
+    ignores some text that may follow the expression, and a string with such text is an error here.
     """
     fields = PropertyExpressions.from_columns_option(properties, columns)
     parsed = compile_complete(selector) if isinstance(selector, str) else selector
@@ -183,7 +185,11 @@ class PropertyExpressions:
 
     @classmethod
     def from_columns_option(cls, properties: str, columns: str | None) -> "PropertyExpressions":
-        """Return the expressions for the arguments `properties` and `columns` of `column`."""
+        """Return the expressions for the arguments `properties` and `columns` of `column`.
+
+        The map is read only if the option lists the column `properties`, if `columns` is "", or if
+        `properties` is not the column of that name.
+        """
         text_columns, number_columns = {}, {}
         has_map = columns == "" or properties != "properties"
         for one in parse_columns(columns) if columns != "" else ():
@@ -216,13 +222,15 @@ class PropertyExpressions:
 def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> SparkColumn:
     """Return a column of verdict codes that Python workers compute with the scalar engine.
 
-    The selector is compiled in the worker. Equal rows of a batch are evaluated once.
+    The selector is compiled once for each batch, in the worker. Equal rows of a batch are evaluated
+    once.
     """
     import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely needed
 
     text, names = selector.text, sorted(selector.property_names)
 
     def evaluate_batch(*columns: pa.Array) -> pa.Array:
+        """Return the verdict code of each row. Each column is a property, in the order of names."""
         evaluate = compile_sql92(text).evaluate
         code_by_row: dict[tuple[str | None, ...], int] = {}
         codes = []
@@ -243,7 +251,11 @@ def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> Spar
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition as Spark SQL text in up to three forms, which the module's docstring explains."""
+    """A condition as Spark SQL text in up to three forms, which the module's docstring explains.
+
+    `nullable_boolean` is None if the condition can fail: then no Spark boolean has all its
+    outcomes.
+    """
 
     verdict_code: str
     match: str
@@ -253,7 +265,8 @@ class Condition:
 def translate(tree: Node, fields: PropertyExpressions) -> Condition:
     """Return the condition for the tree of a selector.
 
-    Raises Inexpressible, and ConfigurationError if no column contains a property.
+    Raises Inexpressible if the tree is too deep, has too many conditions, or contains something
+    that Spark SQL cannot express. Raises ConfigurationError if no column contains a property.
     """
     nodes_by_level = levels(tree)
     if not property_names(tree):
@@ -282,7 +295,7 @@ def string_literal(text: str) -> str:
 
 
 def number_literal(value: float, java: JavaClass) -> str:
-    """Return a Spark literal for a number of the Java class."""
+    """Return a Spark literal for a number of the Java class, such as `60`, `60L` or `(-1.5D)`."""
     suffix = {JavaClass.INTEGER: "", JavaClass.LONG: "L", JavaClass.DOUBLE: "D"}[java]
     text = f"{value!r}{suffix}"
     return f"({text})" if value < 0 else text
@@ -321,9 +334,10 @@ def number_expression(text: str, java: JavaClass) -> str:
 
 
 def _compare_doubles(left: str, operator: str, right: str) -> str:
-    """Return the expression that compares two doubles in the order of Java's Double.compareTo.
+    """Return the boolean expression that compares two doubles as Double.compareTo orders them.
 
-    It differs from Spark's order in one case: -0.0 is less than 0.0.
+    `left` and `right` are expressions of doubles; the result is null if one of them is null. Java's
+    order differs from Spark's in one case: -0.0 is less than 0.0.
     """
     if operator in ("<", "<="):
         return _compare_doubles(right, {"<": ">", "<=": ">="}[operator], left)
@@ -343,13 +357,20 @@ _SWAPPED_OPERATORS: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=
 
 
 class _Translator:
-    """Translates the nodes of one tree. Its methods raise Inexpressible and ConfigurationError."""
+    """Translates the nodes of one tree into conditions.
+
+    `fields` are the expressions for the properties. Every method may raise Inexpressible if Spark
+    SQL cannot express a node, and ConfigurationError if no column contains a property.
+    """
 
     def __init__(self, fields: PropertyExpressions) -> None:
         self._fields = fields
 
     def translate(self, node: Node) -> Condition:
-        """Return the condition for a node. A node without properties is a constant."""
+        """Return the condition for a node and everything below it.
+
+        A node without properties has the same verdict in every row, so its condition is a constant.
+        """
         if not property_names(node):
             return _constant_condition(evaluate_verdict(compile_node(node), {}))
         match node:
@@ -369,32 +390,38 @@ class _Translator:
                 return self._translate_string_condition(node)
 
     def _translate_string_condition(self, node: Node) -> Condition:
-        """Return the condition for IN, CONTAINS and its relatives, IS NULL, or a lone property."""
+        """Return the condition for IN, IS NULL, CONTAINS, STARTSWITH, ENDSWITH or a property alone.
+
+        Every node of another class, and these with an operand that is not a property, go to
+        `_translate_by_table`.
+        """
         match node:
             case In(operand=operand, values=values, negated=negated):
                 listed = ", ".join(map(string_literal, values))
                 operator = "NOT IN" if negated else "IN"
-                text = self._string(operand)
+                text = self._string_expression(operand)
                 return _nullable_condition(f"{text} {operator} ({listed})", text)
             case Match(operator=operator, operand=Property() as operand, search=search):
                 if not search:
                     return _constant_condition(FALSE)
-                call = f"{operator.lower()}({self._string(operand)}, {string_literal(search)})"
-                return _non_null_condition(
-                    f"coalesce({'NOT ' if node.negated else ''}{call}, FALSE)"
-                )
+                function, text = operator.lower(), self._string_expression(operand)
+                negation = "NOT " if node.negated else ""
+                call = f"{function}({text}, {string_literal(search)})"
+                return _non_null_condition(f"coalesce({negation}{call}, FALSE)")
             case IsNull(operand=Property() as operand, negated=negated):
                 operator = "IS NOT NULL" if negated else "IS NULL"
-                return _non_null_condition(f"{self._string(operand)} {operator}")
+                return _non_null_condition(f"{self._string_expression(operand)} {operator}")
             case BareProperty(operand=Property() as operand):
-                return _nullable_condition(
-                    f"CASE WHEN {self._string(operand)} IS NOT NULL THEN FALSE END"
-                )
+                text = self._string_expression(operand)
+                return _nullable_condition(f"CASE WHEN {text} IS NOT NULL THEN FALSE END")
             case _:
                 return self._translate_by_table(node)
 
-    def _string(self, node: Node) -> str:
-        """Return the expression for a property or a string literal."""
+    def _string_expression(self, node: Node) -> str:
+        """Return the Spark SQL expression for the string value of a property or a string literal.
+
+        It is null in rows without the property. Any other node is an AssertionError.
+        """
         if isinstance(node, Property):
             return self._fields.text_expression(node.name)
         assert isinstance(node, Literal)
@@ -402,10 +429,15 @@ class _Translator:
         return string_literal(node.value)
 
     def _translate_equal(self, node: Equal) -> Condition:
-        """Return the condition for = or <>."""
+        """Return the condition for = or <>.
+
+        Two strings are compared as strings, and a property is compared with a number as a number. A
+        comparison with a condition, TRUE, FALSE or NULL is looked up in a table.
+        """
         classes = {java_class(node.left), java_class(node.right)}
         if classes == {JavaClass.STRING}:
-            left, right = self._string(node.left), self._string(node.right)
+            left = self._string_expression(node.left)
+            right = self._string_expression(node.right)
             # RocketMQ's outcome is TRUE if both sides are null, null if only the left one is, and
             # FALSE if only the right one is.
             if isinstance(node.right, Literal):
@@ -423,18 +455,22 @@ class _Translator:
             return self._compare_number(node.left, "<>" if node.negated else "=", node.right)
         else:
             assert isinstance(node.right, Property)
-            condition = self._compare_number(node.right, "=", node.left, absent=FALSE)
+            condition = self._compare_number(node.right, "=", node.left, absent_verdict_code=FALSE)
         return _negate(condition) if node.negated else condition
 
     def _translate_order(self, node: Order) -> Condition:
-        """Return the condition for <, <=, > or >=."""
+        """Return the condition for <, <=, > or >=.
+
+        A property and a constant number are compared in the number's class, two strings as doubles.
+        All other operands are looked up in a table.
+        """
         left, right = node.left, node.right
         if isinstance(left, Property) and constant_number(right) is not None:
             return self._compare_number(left, node.operator, right)
         if isinstance(right, Property) and constant_number(left) is not None:
             return self._compare_number(right, _SWAPPED_OPERATORS[node.operator], left)
         if java_class(left) is java_class(right) is JavaClass.STRING:
-            texts = [self._string(left), self._string(right)]
+            texts = [self._string_expression(left), self._string_expression(right)]
             numbers = [number_expression(text, JavaClass.DOUBLE) for text in texts]
             test = _compare_doubles(numbers[0], node.operator, numbers[1])
             return _fallible_condition(test, f"{texts[0]} IS NULL OR {texts[1]} IS NULL", NULL)
@@ -443,12 +479,13 @@ class _Translator:
     def _translate_between(self, node: Between) -> Condition:
         """Return the condition for [NOT] BETWEEN.
 
-        Unless a property is compared with two constants of one class, the condition is translated
-        as two comparisons.
+        If a property is compared with two constants of one number class, that is Spark's BETWEEN.
+        In all other cases the condition is translated as two comparisons that AND (for NOT: OR)
+        joins.
         """
-        wanted = java_class(node.low)
+        number_class = java_class(node.low)
         low, high = constant_number(node.low), constant_number(node.high)
-        is_simple = wanted is java_class(node.high) and isinstance(node.value, Property)
+        is_simple = number_class is java_class(node.high) and isinstance(node.value, Property)
         if not is_simple or low is None or high is None:
             if node.negated:
                 parts = Order("<", node.value, node.low), Order(">", node.value, node.high)
@@ -456,29 +493,39 @@ class _Translator:
             parts = Order(">=", node.value, node.low), Order("<=", node.value, node.high)
             return self.translate(And(parts))
         operator = "NOT BETWEEN" if node.negated else "BETWEEN"
-        bounds = f"{number_literal(low, wanted)} AND {number_literal(high, wanted)}"
+        bounds = f"{number_literal(low, number_class)} AND {number_literal(high, number_class)}"
         assert isinstance(node.value, Property)
-        return self._test_number(node.value.name, wanted, f"{operator} {bounds}", NULL)
+        return self._test_number(node.value.name, number_class, f"{operator} {bounds}", NULL)
 
     def _compare_number(
-        self, subject: Property, operator: str, bound: Node, absent: int = NULL
+        self, subject: Property, operator: str, bound: Node, absent_verdict_code: int = NULL
     ) -> Condition:
-        """Return the condition that compares a property with a constant number.
+        """Return the condition that compares the property `subject` with the constant `bound`.
 
-        `absent` is the verdict code if the message does not have the property.
+        `operator` is Spark's, with the property on its left. `absent_verdict_code` is the verdict
+        code of a message without the property.
         """
-        constant, wanted = constant_number(bound), java_class(bound)
+        constant, number_class = constant_number(bound), java_class(bound)
         assert constant is not None
-        test = f"{operator} {number_literal(constant, wanted)}"
-        return self._test_number(subject.name, wanted, test, absent)
+        test = f"{operator} {number_literal(constant, number_class)}"
+        return self._test_number(subject.name, number_class, test, absent_verdict_code)
 
-    def _test_number(self, name: str, wanted: JavaClass, test: str, absent: int) -> Condition:
-        """Return the condition that applies `test` to a property as a number of a Java class.
+    def _test_number(
+        self, name: str, number_class: JavaClass, test: str, absent_verdict_code: int
+    ) -> Condition:
+        """Return the condition that applies `test` to the property `name`, read as a number.
 
-        `test` is an operator with its right operand. A promoted number column cannot distinguish an
-        error from an absent property, so it is used for `match` only.
+        `number_class` is the Java class as which the string is read. `test` is an operator with its
+        right operand, such as `> 60`. `absent_verdict_code` is the verdict code of a message
+        without the property.
+
+        If the number has a column of its own, that column decides `match`, but not the verdict: the
+        column is null both for an absent property and for one that is not a number. The verdict
+        needs the text of the property; if no column contains the text, the verdict's expression
+        raises an error in Spark when it is evaluated. Raises ConfigurationError if neither the
+        number nor the text is in a column.
         """
-        number_column = self._fields.number_columns.get((name, wanted))
+        number_column = self._fields.number_columns.get((name, number_class))
         match = None
         if number_column is not None:
             match = f"({number_column} IS NOT NULL AND {number_column} {test})"
@@ -488,14 +535,17 @@ class _Translator:
             if match is None:
                 raise
             return Condition(f"raise_error('the text of {name} is in no column')", match)
-        number = number_expression(text, wanted)
-        condition = _fallible_condition(f"{number} {test}", f"{text} IS NULL", absent)
+        number = number_expression(text, number_class)
+        condition = _fallible_condition(f"{number} {test}", f"{text} IS NULL", absent_verdict_code)
         return condition if match is None else Condition(condition.verdict_code, match)
 
     def _translate_by_table(self, node: Node) -> Condition:
-        """Return the condition for a node whose operands are conditions, or properties beside them.
+        """Return the condition for a node that has a condition as an operand, such as `(a = 1) = b`.
 
-        Each operand has few possible values. The scalar engine evaluates all combinations.
+        TRUE, FALSE and NULL count as conditions here. Each operand has at most four possible
+        values, so the result is looked up in a table of all combinations of operand values. The
+        scalar engine fills the table. Raises Inexpressible for a node that is not Equal, Order,
+        Match, IsNull or BareProperty.
         """
         operands: list[_TableOperand] = []
         match node:
@@ -512,9 +562,12 @@ class _Translator:
         return _lookup_condition(node, operands)
 
     def _to_stub(self, node: Node, operands: list["_TableOperand"]) -> Node:
-        """Return a stub property in place of an operand, and append the operand to `operands`.
+        """Return the node that stands for an operand when the scalar engine fills the table.
 
-        An operand without properties is returned unchanged.
+        It is a stub property, or a condition on a stub property, named `stub0`, `stub1` and so on.
+        The operand itself is appended to `operands`; its index there is the number of the stub. An
+        operand without properties is a constant: it is returned unchanged, and nothing is appended.
+        Under a minus only the inner operand is replaced.
         """
         if not property_names(node):
             return node
@@ -522,7 +575,8 @@ class _Translator:
             return Negate(self._to_stub(node.operand, operands))
         name = f"stub{len(operands)}"
         if isinstance(node, Property):
-            text = self._string(node)
+            text = self._string_expression(node)
+            # A property beside a condition is read by Boolean.valueOf, so it has three values.
             code = f"CASE WHEN {text} IS NULL THEN 2 WHEN lower({text}) = 'true' THEN 1 ELSE 0 END"
             operands.append(_TableOperand(code, {FALSE: "x", TRUE: "true"}))
             return Property(name)
@@ -534,8 +588,9 @@ class _Translator:
 class _TableOperand:
     """An operand of a look-up in a table.
 
-    `code` is the SQL expression of the operand's code. `stub_values` is the value that the stub
-    property has for each code; for a code without a value, the property is absent.
+    `code` is the SQL expression whose value, 0 to 3, is the verdict code of the operand in a row.
+    `stub_values` is the value that the stub property has for each code while the table is filled.
+    For a code that is not in it, the stub property is absent.
     """
 
     code: str
@@ -558,8 +613,10 @@ def _constant_condition(code: int) -> Condition:
 def _nullable_condition(boolean: str, subject: str | None = None) -> Condition:
     """Return the condition for a boolean expression that may be null and cannot fail.
 
-    `subject` is an expression that is null exactly where the boolean is. If it is a column, `match`
-    is expressed by it in a form that Spark pushes down to sources and files.
+    `subject` is an expression that is null in exactly those rows in which the boolean is null. If
+    it is a plain column, `match` is `subject IS NOT NULL AND boolean`, a form that Spark pushes
+    down to sources and files. None, or an element of the map (`properties['x']`), leaves
+    `coalesce`.
     """
     match = f"coalesce({boolean}, FALSE)"
     if subject is not None and "[" not in subject:
@@ -572,18 +629,24 @@ def _non_null_condition(boolean: str) -> Condition:
     return Condition(f"CAST(({boolean}) AS INT)", f"({boolean})", f"({boolean})")
 
 
-def _fallible_condition(test: str, is_absent: str, absent: int) -> Condition:
+def _fallible_condition(test: str, is_absent: str, absent_verdict_code: int) -> Condition:
     """Return the condition for a test on numbers, which fails for a string that is not a number.
 
-    `test` is null both for such a string and if the property is absent; the boolean expression
-    `is_absent` distinguishes them. `absent` is the verdict code if it is absent.
+    `test` is a boolean expression that is null in two cases: the string is not a number, or the
+    property is absent. `is_absent` is a boolean expression that is true in the second case only.
+    `absent_verdict_code` is the verdict code in that case; it is ERROR in the first.
     """
-    code = f"coalesce(CAST(({test}) AS INT), CASE WHEN {is_absent} THEN {absent} ELSE {ERROR} END)"
+    if_null = f"CASE WHEN {is_absent} THEN {absent_verdict_code} ELSE {ERROR} END"
+    code = f"coalesce(CAST(({test}) AS INT), {if_null})"
     return Condition(code, f"coalesce({test}, FALSE)")
 
 
 def _negate(inner: Condition) -> Condition:
-    """Return NOT of a condition."""
+    """Return NOT of a condition.
+
+    A condition that cannot fail is negated by Spark. Otherwise the verdict is looked up in a table,
+    because NOT of an error is an error.
+    """
     if inner.nullable_boolean is not None:
         return _nullable_condition(f"NOT {inner.nullable_boolean}")
     return _lookup_condition(
@@ -592,7 +655,11 @@ def _negate(inner: Condition) -> Condition:
 
 
 def _join(word: str, parts: Sequence[Condition]) -> Condition:
-    """Return AND or OR of conditions; `word` is "AND" or "OR"."""
+    """Return AND or OR of conditions; `word` is "AND" or "OR".
+
+    The result has a `nullable_boolean` only if all parts have one. Then no part can fail, and
+    Spark's own AND and OR are exact.
+    """
     boolean: str | None = None
     if all(part.nullable_boolean is not None for part in parts):
         boolean = f"({f' {word} '.join(str(part.nullable_boolean) for part in parts)})"
@@ -613,10 +680,11 @@ def _join(word: str, parts: Sequence[Condition]) -> Condition:
 
 
 def _fold_codes(parts: Sequence[Condition], join: Node) -> str:
-    """Return the verdict code of many parts that a binary `join` combines.
+    """Return the expression for the verdict code of `parts`, joined by AND or OR.
 
-    The parts are joined in halves, so that a long chain does not become a deep expression. AND and
-    OR are associative, so the grouping does not change the result.
+    `join` is the AND or OR of `stub_condition(0)` and `stub_condition(1)`. The two halves of
+    `parts` are folded first and then joined, so that a long chain does not become a deep
+    expression. AND and OR are associative, so the grouping does not change the result.
     """
     if len(parts) == 1:
         return parts[0].verdict_code
@@ -629,8 +697,11 @@ def _fold_codes(parts: Sequence[Condition], join: Node) -> str:
 def _lookup_condition(node: Node, operands: Sequence[_TableOperand]) -> Condition:
     """Return the condition that looks the verdict of `node` up in a table.
 
-    The table is a number with two bits for each combination of the operands' codes.
+    `node` contains one stub for each of `operands`. The table is a number with two bits for each
+    combination of the operands' codes. If all combinations have the same verdict, the result is a
+    constant.
     """
+    # Tuples instead of mappings, because the arguments of a cached function must be hashable.
     values = tuple(tuple(operand.stub_values.items()) for operand in operands)
     codes = _evaluate_combinations(node, values)
     if len(set(codes)) == 1:
@@ -647,18 +718,20 @@ def _evaluate_combinations(
 ) -> list[int]:
     """Return the verdict code of `node` for every combination of its operands' codes.
 
-    `values` are the items of each operand's stub values. In the order of the result, the code of
-    the first operand changes fastest.
+    `values` has, for each operand, the pairs (code, stub value); a code without a pair means that
+    the stub property is absent. The result has 4 ** len(values) items. The code of the first
+    operand changes fastest: item 0 is for the codes (0, 0), item 1 for (1, 0), item 4 for (0, 1).
     """
     evaluate: Callable[[Mapping[str, str]], bool | None] = compile_node(node)
     stub_values = [dict(items) for items in values]
     verdict_codes = []
     for codes in product(range(4), repeat=len(values)):
-        code_of_operand = zip(codes[::-1], stub_values, strict=True)
+        # `product` changes its last item fastest, the table its first.
+        code_of_operand = zip(reversed(codes), stub_values, strict=True)
         properties = {
-            f"stub{index}": known[code]
-            for index, (code, known) in enumerate(code_of_operand)
-            if code in known
+            f"stub{index}": value_by_code[code]
+            for index, (code, value_by_code) in enumerate(code_of_operand)
+            if code in value_by_code
         }
         verdict_codes.append(evaluate_verdict(evaluate, properties))
     return verdict_codes

@@ -254,19 +254,22 @@ class StoreSource(DataSource):  # type: ignore[misc]
 class BatchReader(DataSourceReader):  # type: ignore[misc]
     """Reads a fixed range of offsets of each queue from brokers.
 
-    Of the predicates of the option `predicates`, `offered_predicates` may be evaluated by the
-    broker; `pushed` says which conditions it evaluates, and `remaining_predicates` are those that
-    it does not decide. Spark applies all of them again.
+    `offered_predicates` are the predicates of the option `predicates`, or none with
+    `pushFilters=false`. `pushed` are the conditions that the broker evaluates for them.
+    `remaining_predicates` are the offered predicates that these conditions do not decide. Spark
+    applies all predicates again, whichever side has evaluated them.
     """
 
     evaluator: ClassVar = "the broker"
     """The subject of the log line about pushed predicates."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """Settle everything but the ranges, which `partitions` finds.
+        """Parse the options, push the predicates and build the subscription; log what was pushed.
 
-        Ask the brokers whether they evaluate SQL92 if a predicate may become a selector. Spark
-        pickles the reader afterwards and calls `partitions` in another process.
+        The ranges of offsets are found later, by `partitions`: Spark pickles the reader and calls
+        that method in another process. The brokers are asked whether they evaluate SQL92 if a
+        predicate may become a selector. Raises ConfigurationError for wrong options or a schema
+        that does not fit, FilterSyntaxError for a wrong filter, and the client's errors.
         """
         self.options = options
         self.topics = parse_topics(options)
@@ -296,14 +299,15 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             self.plan = replace(self.plan, subscription=subscription, exact_tags=exact_tags)
 
     def make_plan(self, schema: StructType) -> ReadPlan:
-        """Return how executors read, without a subscription. Raises ConfigurationError."""
+        """Return how executors read, without a subscription yet. Raises ConfigurationError."""
         return make_read_plan(self.options, schema)
 
     def can_push_selectors(self, predicates: list[Any]) -> bool:
         """Return whether predicates may be pushed as SQL92 selectors.
 
-        The brokers are asked only if one of `predicates` is about `keys` or a promoted property.
-        Raises SluiceError.
+        Return False without a request if none of `predicates` is about `keys` or a promoted
+        property: no other predicate becomes a selector. Otherwise ask the brokers whether they
+        evaluate SQL92. Raises SluiceError if the topics cannot be resolved.
         """
         used = {path[0] for predicate in predicates if (path := column_path(predicate))}
         selectable = {"keys"} | {
@@ -315,14 +319,25 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             return can_evaluate_selectors(admin, self.topics.resolve(admin), self.plan.group)
 
     def partitions(self) -> list[InputPartition]:
-        """Return the partitions to read; one without messages if nothing can match."""
+        """Return the partitions to read.
+
+        If the filter and the pushed predicates exclude each other, no broker is asked, and the
+        result is one partition without messages.
+        """
         with errors_without_traceback():
             return make_empty_partitions() if self.matches_nothing else self.plan_partitions()
 
     def plan_partitions(self) -> list[InputPartition]:
         """Return partitions for the offsets that the options and pushed predicates select.
 
-        Raises SluiceError.
+        There is at least one partition; it is empty if no offsets are selected. Each partition gets
+        an anchor, a message by which its task recognises the queue. The findings about `filter.sql`
+        are logged.
+
+        Raises RouteNotFoundError for a topic that does not exist (with failOnDataLoss, or if none
+        exists), RequestError if a broker does not accept the selector, ConfigurationError or
+        OffsetOutOfRangeError if the options ask for offsets that do not exist, and the client's
+        errors during an outage.
         """
         with open_admin(self.options) as admin:
             fail_on_data_loss = self.options["failOnDataLoss"]
@@ -373,7 +388,10 @@ class StoreBatchReader(BatchReader):
     def plan_partitions(self) -> list[InputPartition]:
         """Return partitions for the offsets that the options and pushed predicates select.
 
-        Raises ConfigurationError, StoreError.
+        There is at least one partition; it is empty if no offsets are selected. The findings about
+        `filter.sql` are logged. Raises StoreDamagedError if messages are missing from the files
+        (with failOnDataLoss), ConfigurationError or OffsetOutOfRangeError if the options ask for a
+        topic or for offsets that do not exist, and StoreError if the directory is not a store.
         """
         from sluicemq.spark.sources.reader import open_snapshot  # noqa: PLC0415 - heavy
 
@@ -435,11 +453,12 @@ PROBE_QUERY_ID: Final = "probe"
 
 @dataclass(frozen=True)
 class SinkCommitMessage(WriterCommitMessage):  # type: ignore[misc]
-    """The result of one task of a write.
+    """The result of one task of a write, which Spark passes to `commit` on the driver.
 
     `messages` counts the messages that the task stored or staged, and `bad` its bad rows. The other
-    fields are set by a task that staged rows: its query id and epoch, the topics of the rows, and
-    the ranges of the staging topic that contain them.
+    fields have values only if the task staged rows for exactly-once delivery: `query` and `epoch`
+    are its query id and epoch, `topics` are the topics of the rows, and `ranges` are the ranges of
+    the staging topic that contain the rows. `ranges` is empty if the rows were sent directly.
     """
 
     messages: int
@@ -451,17 +470,22 @@ class SinkCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
-    """Return the roles that the columns of a DataFrame have: a mapping from role to column name.
+    """Return which column of a DataFrame has which role: a mapping from role to column name.
 
-    Columns of the source that a message does not take over are left out. Raises ConfigurationError
-    for a column that is unknown, has a wrong type or repeats a role, and if the body or the topic
-    is missing.
+    Columns that only reading produces, such as `queue_offset`, have no role: they are ignored, so
+    that a DataFrame that was read can be written. Names are compared without case, and `value` and
+    `tag` are other names of `body` and `tags`. The topic may come from the option `topic` instead
+    of a column.
+
+    Raises ConfigurationError for an unknown column, a column of a wrong type, two columns of one
+    role, no column for the body, and neither a column nor the option for the topic.
     """
     roles: dict[str, str] = {}
     for field in schema.fields:
         name, type_name = field.name.lower(), field.dataType.simpleString()
         role = _ROLE_BY_COLUMN.get(name)
-        if role is None and name in BASE_TYPES | EXTRA_TYPES:
+        is_read_only = role is None and name in BASE_TYPES | EXTRA_TYPES
+        if is_read_only:
             continue
         if role is None:
             raise ConfigurationError(
@@ -498,9 +522,10 @@ class _Sink:
     """
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
-        """Check options and schema, and the topics at the name server.
+        """Check the options, the schema and (with `check_topics`) the topics.
 
-        Raises ConfigurationError, and the client's errors.
+        `overwrite` is Spark's save mode; it is always an error, because a topic cannot be
+        overwritten. Raises ConfigurationError, and the client's errors.
         """
         if overwrite:
             raise ConfigurationError("a topic cannot be overwritten.", fix='Use mode("append").')
@@ -513,10 +538,13 @@ class _Sink:
         self.check_topics()
 
     def check_topics(self) -> None:
-        """Check on the driver that the name servers know the topics, which may create them.
+        """Check on the driver that the option `topic` and the topic for bad rows can be written to.
 
-        For exactly-once delivery, also find the brokers that can stage. Without this check, each
-        task would fail by itself. Raises ConfigurationError, and the client's errors.
+        The name servers are asked for each topic; if the brokers allow it, a missing topic is
+        created at the first send. For exactly-once delivery, also find the brokers that can stage
+        and keep them in `brokers`. Without this check, each task would fail by itself. Does nothing
+        for at-least-once delivery without these two options. Raises ConfigurationError if both
+        topics are the same, and the client's errors.
         """
         bad_rows_topic = self.options["badRows"].partition(":")[2] or None
         if bad_rows_topic is not None and bad_rows_topic == self.options["topic"]:
@@ -537,15 +565,16 @@ class _Sink:
     def write(self, iterator: Iterator[Any]) -> SinkCommitMessage:
         """Send or stage the rows of one task, given as an iterator of Arrow batches.
 
-        Spark calls this in an executor. Every row is acknowledged when it returns. Raises RowError
-        for a bad row under badRows=fail, and the client's errors.
+        Spark calls this in an executor, and passes the result to `commit` on the driver. When this
+        method returns, every row is acknowledged, or was a bad row. Raises RowError for a bad row
+        under badRows=fail, and the client's errors.
         """
         from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
 
         options, batch_messages = self.options, self.options["batchMessages"]
 
         def send_rows(sender: senders.Sender) -> int:
-            """Send all rows of the task, and return the number of bad rows."""
+            """Send all rows of the task with `sender`, and return the number of bad rows."""
             handler = bad_rows.BadRowHandler(
                 self.roles, options["topic"], options["badRows"], sender
             )
@@ -573,10 +602,11 @@ class _Sink:
             )
 
     def _commit(self, messages: list[SinkCommitMessage | None], label: str) -> int:
-        """Commit the epoch if rows were staged, and log and return the number of messages.
+        """Commit the epoch if tasks staged rows, and return how many messages all tasks wrote.
 
-        `messages` are the results of the tasks; Spark passes None for a task without a result.
-        `label` begins the log line.
+        `messages` are the results of the tasks; Spark passes None for a task without a result. The
+        numbers of messages and of bad rows are logged; `label` is the beginning of these log lines.
+        Raises the client's errors if the epoch cannot be committed.
         """
         results = [message for message in messages if message is not None]
         staged = [result for result in results if result.ranges]
@@ -603,7 +633,11 @@ class _Sink:
         return total
 
     def _abort(self, messages: list[SinkCommitMessage | None], label: str) -> None:
-        """Log what becomes of the messages of a write that failed."""
+        """Log that a write failed, and what becomes of the messages that its tasks have sent.
+
+        Nothing else is done: directly sent messages stay stored, and staged messages expire.
+        `label` is the beginning of the log line.
+        """
         total = sum(message.messages for message in messages if message is not None)
         if self.brokers:
             outcome = "staged messages expire without becoming visible"
@@ -624,7 +658,11 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
         self.query_id = validate_query_id(options["queryId"]) or f"batch-{uuid.uuid4()}"
 
     def commit(self, messages: list[SinkCommitMessage | None]) -> None:
-        """Commit the write, and wait up to 5 seconds until the name servers know its topic."""
+        """Commit the write, and wait up to 5 seconds until the name servers know its topic.
+
+        The wait is left out if no message was written or the topic is a column. If it ends without
+        success, that is only logged: the messages are stored.
+        """
         with errors_without_traceback():
             topic = self.options["topic"]
             if not self._commit(messages, f"{self.query_id} written") or topic is None:
@@ -658,10 +696,10 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
             )
 
     def check_topics(self) -> None:
-        """Check the topics as `_Sink.check_topics`, and retry during an outage.
+        """Check the topics as `_Sink.check_topics` does, and retry during an outage.
 
-        Spark creates a sink for each micro-batch, so the brokers have usually been reachable
-        before, and an outage should not end the query.
+        Spark creates a sink for each micro-batch. The brokers have usually been reachable before,
+        so an outage of up to timeoutMs should not end the query.
         """
         retry_during_outage(super().check_topics, self.options["timeoutMs"] / 1000)
 
@@ -694,11 +732,11 @@ def validate_query_id(query_id: str | None) -> str | None:
 
 
 def find_staging_brokers(admin: Admin) -> tuple[str, ...]:
-    """Return the names of all masters if each of them supports epochs, else an empty tuple.
+    """Return the sorted names of all masters if each of them supports epochs, else an empty tuple.
 
-    Each master is sent COMMIT_EPOCH for epoch 0 of a probe query; this creates its staging topic.
-    If a master does not know the request, log that rows are written at least once. Raises
-    RouteNotFoundError if no broker is registered, and the client's errors.
+    Each master is sent COMMIT_EPOCH for epoch 0 of a probe query. This also creates its staging
+    topic. If a master does not know the request, a warning says that rows are written at least
+    once. Raises RouteNotFoundError if no broker is registered, and the client's errors.
     """
     masters = admin.masters()
     if not masters:
@@ -723,10 +761,12 @@ def find_staging_brokers(admin: Admin) -> tuple[str, ...]:
 
 
 def _make_master_call(admin: Admin) -> Callable[[str, Command], Command]:
-    """Return a function (broker name, request) -> response that calls the broker's master.
+    """Return a function that sends a request to a broker's master, by the broker's name.
 
-    It looks the address up again after an error, because the master may return at another address.
-    It raises RouteNotFoundError for a broker that is not registered, and the client's errors.
+    The function takes the broker's name and the request, and returns the response. It remembers the
+    addresses of the masters. After an error it asks the name server for them again at the next
+    call, because the master may return at another address. It raises RouteNotFoundError for a
+    broker that is not registered, and the client's errors.
     """
     masters: dict[str, str] = {}
 
