@@ -67,7 +67,7 @@ class Finding:
 
 
 class Rejected(Exception):  # noqa: N818 - it never leaves the package
-    """The parser rejected the expression: `finding` says where and why."""
+    """The parser or one of its actions rejected the expression. `finding` says where and why."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.what)
@@ -113,13 +113,17 @@ def _columns(text: str) -> int:
 
 
 def ignored_text_warning(text: str, ignored_start: int) -> Finding:
-    """Return the warning about the text from `ignored_start` on, which RocketMQ ignores."""
+    """Return the warning about the text from `ignored_start` on, which RocketMQ ignores.
+
+    Its code is "open-comment" for a line comment without a line end, else IGNORED_TEXT. The reason
+    and the fix are those of the first of `_IGNORED_REASONS` that applies.
+    """
     before, ignored = text[:ignored_start], text[ignored_start:].rstrip()
     what, fix = next(
-        (reason.what.format(found[0]), reason.fix)
+        (reason.what.format(match_before[0]), reason.fix)
         for reason in _IGNORED_REASONS
         if re.match(reason.ignored_pattern, text[ignored_start:])
-        and (found := re.search(reason.before_pattern, before))
+        and (match_before := re.search(reason.before_pattern, before))
     )
     code = "open-comment" if ignored.startswith("--") else IGNORED_TEXT
     return Finding(ignored_start, len(ignored), code, what, fix, Severity.WARNING)
@@ -258,7 +262,12 @@ _TOKEN_NAMES = {
 
 
 def lexical_finding(text: str, position: int) -> Finding:
-    """Return the error for the character at `position`, which begins no token."""
+    """Return the error for the character at `position`, which begins no token.
+
+    The causes are tried in this order: a string in typographic quotes, a character that looks like
+    another one, a sign from another language, a letter or digit that no name may contain. Any other
+    character "means nothing in SQL92".
+    """
     character = text[position]
     if character != "`" and (quoted := _QUOTED.match(text, position)):
         what = f"{quoted[0]} is in typographic quotes; strings need the plain quote ' (U+0027)."
@@ -293,7 +302,9 @@ def lexical_finding(text: str, position: int) -> Finding:
 def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     """Return the error for a token that cannot follow the tokens before it.
 
-    `expected` contains the terminals that can follow.
+    `expected` contains the terminals that can follow. The causes are tried in this order: the
+    expression is empty, it ends too early, an operator that does not exist, such as `=>`, a wrong
+    list or operand (`_wrong_list`), and a wrong word (`_wrong_word`).
     """
     position, shown, kind = token.position, token.text, token.kind
     if not text.strip():
@@ -307,19 +318,23 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
             return Finding(opened, 1, "parenthesis", what, fix)
         what = "The expression ends too early."
         return Finding(len(text), 1, "ends-early", what, _expected_text(expected, "Add"))
+    # The first character of a wrong operator, such as `=` of `=>`, was a token of its own.
     before = text[max(0, position - 1) : position]
-    meant = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}.get(before + shown[:1], "")
-    if meant and kind in ("EQUAL", "ORDER", "UNEQUAL"):
+    correct_operators = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}
+    correct = correct_operators.get(before + shown[:1], "")
+    if correct and kind in ("EQUAL", "ORDER", "UNEQUAL"):
         what = f"{before}{shown} is not an SQL92 operator."
-        return Finding(position, len(shown), "operator", what, f"Use {meant} instead.")
-    found = _wrong_list(text, token, expected) or _wrong_word(token, expected, opened)
-    return Finding(position, len(shown), *found)
+        return Finding(position, len(shown), "operator", what, f"Use {correct} instead.")
+    wrong_list = _wrong_list(text, token, expected)
+    code, what, fix = wrong_list or _wrong_word(token, expected, opened)
+    return Finding(position, len(shown), code, what, fix)
 
 
 def explain_name_with_digit(text: str, finding: Finding) -> Finding:
-    """Return a finding about a name that begins with a digit, if `finding` was caused by one.
+    """Return a better finding if a name that begins with a digit caused `finding`.
 
-    `1a = 5` is parsed as the number 1, followed by a name, so the finding is about the number.
+    `1a = 5` is parsed as the number 1, followed by the name a. So `finding` says that the number is
+    not a condition, and the returned one marks `1a` and says that a name cannot begin with a digit.
     Every other finding is returned unchanged.
     """
     end = finding.position + finding.length

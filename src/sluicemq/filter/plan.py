@@ -151,8 +151,8 @@ def settled_sets(table: bytes) -> frozenset[int]:
     """Return the verdict sets that no further operand of a join can change.
 
     `table` is the table of a join with two operands. A verdict set of the left operand is settled
-    if the result is this set whatever the right operand is. With AND these are
-    the sets that contain nothing but FALSE and ERROR.
+    if the result is this set whatever the right operand is. With AND these are the sets that
+    contain FALSE or ERROR or both, and nothing else.
     """
     return frozenset(
         left for left in range(1, 16) if set(table[left << 4 | 1 : left + 1 << 4]) == {left}

@@ -46,10 +46,12 @@ class Selector:
 
     The first stage of the filter accepts every message, and the second stage decides.
 
-    `text` is the expression, `tree` its parsed form, and `weight` its length. `ignored_start` is
-    the index of the text behind a complete expression, which RocketMQ ignores; None if there is no
-    such text. `evaluate(properties)` returns True, False or None (null) for a message, and raises
-    FilterEvaluationError if a value cannot be converted.
+    - `text` is the expression, and `weight` its length.
+    - `tree` is its parsed form.
+    - `ignored_start` is the index of the text behind a complete expression, which RocketMQ ignores;
+      None if there is no such text.
+    - `evaluate(properties)` returns True, False or None (null) for a message. It raises
+      FilterEvaluationError if a value cannot be converted.
     """
 
     __slots__ = ("_vectorised", "evaluate", "ignored_start", "text", "tree", "weight")
@@ -91,7 +93,10 @@ class Selector:
         return True
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether the message is delivered: the expression is TRUE, not null or an error."""
+        """Return whether the expression is TRUE for a message, so that the message is delivered.
+
+        Return False if it is FALSE, null, or cannot be evaluated.
+        """
         try:
             return self.evaluate(properties) is True
         except FilterEvaluationError:
@@ -126,13 +131,20 @@ class Vectorised:
         return evaluate_block(self._plan, block)
 
     def count(self, block: ColumnBlock) -> int | None:
-        """Return the number of rows that are TRUE, None if some verdicts need the record."""
+        """Return the number of rows for which the expression is TRUE.
+
+        Return None if the columns may not decide every row: the block has odd rows, or a property
+        that the expression reads is not a column.
+        """
         from sluicemq.filter.blocks import count_matches  # noqa: PLC0415 - it imports NumPy
 
         return count_matches(self._plan, self.names, block)
 
     def can_match(self, stats: BlockStats) -> bool:
-        """Return False if no row of a block with these statistics can be TRUE."""
+        """Return whether the expression can be TRUE for a row of a block with these statistics.
+
+        False is certain, True is not: the block may still have no such row.
+        """
         return can_match(self._plan, stats)
 
 
@@ -190,35 +202,45 @@ def explain(selector: Selector, properties: Properties) -> Explanation:
 
 
 def deciding_atoms(explanation: Explanation) -> tuple[Explanation, ...]:
-    """Return the atoms that caused the outcome of a condition, in the order of evaluation."""
+    """Return the atoms that caused the outcome of a condition, in the order of evaluation.
+
+    These are the deciding atoms of all parts that have the outcome of the condition. Those of NOT
+    are those of its part. An atom is its own deciding atom.
+    """
     if not explanation.parts:
         return (explanation,)
-    inner = {part.outcome for part in explanation.parts}
-    wanted = explanation.outcome
-    if wanted not in inner:  # only NOT has another outcome than its part
-        wanted = explanation.parts[0].outcome
+    deciding_outcome = explanation.outcome
+    if deciding_outcome not in {part.outcome for part in explanation.parts}:
+        deciding_outcome = explanation.parts[0].outcome  # of NOT
     return tuple(
         atom
         for part in explanation.parts
-        if part.outcome is wanted
+        if part.outcome is deciding_outcome
         for atom in deciding_atoms(part)
     )
 
 
 def _explain(node: Node, properties: Properties) -> Explanation:
-    """Explain one condition for the properties of a message."""
+    """Return the explanation of one condition for the properties of a message."""
     match node:
         case And(parts=parts):
-            return _joined(node, parts, Outcome.FALSE, properties)
+            return _explain_chain(node, parts, Outcome.FALSE, properties)
         case Or(parts=parts):
-            return _joined(node, parts, Outcome.TRUE, properties)
+            return _explain_chain(node, parts, Outcome.TRUE, properties)
         case Not(operand=operand):
             inner = _explain(operand, properties)
-            turned = {Outcome.TRUE: Outcome.FALSE, Outcome.FALSE: Outcome.TRUE}
-            outcome = turned.get(inner.outcome, inner.outcome)
+            negations = {Outcome.TRUE: Outcome.FALSE, Outcome.FALSE: Outcome.TRUE}
+            outcome = negations.get(inner.outcome, inner.outcome)  # null and errors stay
             return Explanation(render(node), outcome, (inner,))
         case _:
-            pass
+            return _explain_atom(node, properties)
+
+
+def _explain_atom(node: Node, properties: Properties) -> Explanation:
+    """Return the explanation of a comparison or bare property, with its operands.
+
+    An operand that cannot be evaluated has the value None.
+    """
     try:
         outcome, error = _OUTCOMES[compile_node(node)(properties)], ""
     except FilterEvaluationError as failure:
@@ -233,24 +255,26 @@ def _explain(node: Node, properties: Properties) -> Explanation:
     return Explanation(render(node), outcome, (), tuple(operands), error)
 
 
-def _joined(
+def _explain_chain(
     node: Node, parts: tuple[Node, ...], ends: Outcome, properties: Properties
 ) -> Explanation:
-    """Explain a chain of AND or OR. It ends at the first part with the outcome `ends`.
+    """Return the explanation of a chain of AND or OR (`node`), whose conditions are `parts`.
 
-    `ends` is FALSE for AND and TRUE for OR. An error ends both.
+    `ends` is the outcome of a part that ends the evaluation: FALSE for AND and TRUE for OR. An
+    error ends both. The parts behind that part are not reached.
     """
-    explained: list[Explanation] = []
+    explanations: list[Explanation] = []
     outcome = Outcome.TRUE if ends is Outcome.FALSE else Outcome.FALSE
     for index, part in enumerate(parts):
-        explained.append(_explain(part, properties))
-        last = explained[-1].outcome
-        if last in (ends, Outcome.ERROR):
-            outcome = last
-            explained += [
-                Explanation(render(left), Outcome.NOT_REACHED) for left in parts[index + 1 :]
+        explanations.append(_explain(part, properties))
+        part_outcome = explanations[-1].outcome
+        if part_outcome in (ends, Outcome.ERROR):
+            outcome = part_outcome
+            explanations += [
+                Explanation(render(unreached), Outcome.NOT_REACHED)
+                for unreached in parts[index + 1 :]
             ]
             break
-        if last is Outcome.NULL:
-            outcome = last
-    return Explanation(render(node), outcome, tuple(explained))
+        if part_outcome is Outcome.NULL:
+            outcome = part_outcome
+    return Explanation(render(node), outcome, tuple(explanations))

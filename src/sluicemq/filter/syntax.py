@@ -67,8 +67,9 @@ class TreeBuilder:
     """The actions of the grammar: one method for each name behind an arrow in grammar.lark.
 
     The parser calls a method with the parts of its rule in order: a `Token` for each terminal, and
-    for each other symbol what its own method returned. A method raises Rejected if RocketMQ refuses
-    the construct at compile time.
+    for each other symbol what its own method returned. A method returns the node of its rule, or
+    the list of strings of IN. It raises Rejected if RocketMQ refuses the construct at compile time.
+    The finding of Rejected marks the wrong operand and says what to write instead.
     """
 
     def expression(self, node: Node) -> Node:
@@ -87,7 +88,11 @@ class TreeBuilder:
         return And((*first, as_condition(right)), token.position)
 
     def equal(self, left: Node, token: Token, right: Node) -> Node:
-        """Compare two operands with `=` or `<>`."""
+        """Compare two operands with `=` or `<>`.
+
+        Raises Rejected if an operand is NULL, or if TRUE or FALSE is compared with a constant of
+        another type on its right.
+        """
         for side in (left, right):
             if isinstance(side, Literal) and side.value is None:
                 what = "NULL cannot be compared with = or <>."
@@ -108,7 +113,10 @@ class TreeBuilder:
         return IsNull(operand, len(rest) > 1, token.position)
 
     def order(self, left: Node, token: Token, right: Node) -> Node:
-        """Compare two numbers with `>`, `>=`, `<` or `<=`."""
+        """Compare two numbers with `>`, `>=`, `<` or `<=`.
+
+        Raises Rejected if an operand cannot be a number: see `_check_number`.
+        """
         _check_number(left, token.text)
         _check_number(right, token.text)
         return Order(cast("OrderOperator", token.text), left, right, token.position)
@@ -120,25 +128,36 @@ class TreeBuilder:
         return Match(operator, operand, _unquote(search), bool(negation), token.position)
 
     def between(self, value: Node, token: Token, *rest: Any) -> Node:
-        """Make BETWEEN or NOT BETWEEN. `rest` ends with the low bound, AND and the high bound."""
+        """Make BETWEEN or NOT BETWEEN.
+
+        `token` is BETWEEN or NOT, and `rest` ends with the low bound, AND and the high bound.
+
+        Raises Rejected if the value or a bound cannot be a number (see `_check_number`), or if the
+        high bound of a BETWEEN is below the low bound. RocketMQ compares the bounds only if both
+        are literals, and not for NOT BETWEEN. A negated number is not a literal (spec/filter.md
+        §6).
+        """
         low, _, high = rest[-3:]
         negated = token.kind == "NOT"
         for node in (value, low, high):
             _check_number(node, "NOT BETWEEN" if negated else "BETWEEN")
-        # RocketMQ compares the bounds only if both are literals. A negated number is not a literal
-        # (spec/filter.md §6).
         if not negated and isinstance(low, Literal) and isinstance(high, Literal):
-            first, last = cast("float", low.value), cast("float", high.value)
-            if float in (type(first), type(last)):  # Java widens a Long to a Double and rounds it
-                first, last = float(first), float(last)
-            if last < first:
+            low_bound, high_bound = cast("float", low.value), cast("float", high.value)
+            if float in (type(low_bound), type(high_bound)):
+                # Java widens a Long to a Double and rounds it.
+                low_bound, high_bound = float(low_bound), float(high_bound)
+            if high_bound < low_bound:
                 what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
                 fix = f"Write BETWEEN {high.text} AND {low.text}."
                 raise _rejected(high, "between-order", what, fix)
         return Between(value, low, high, negated, token.position)
 
     def in_list(self, operand: Node, token: Token, *rest: Any) -> Node:
-        """Make IN or NOT IN. `rest` ends with the list of strings and the closing parenthesis."""
+        """Make IN or NOT IN.
+
+        `token` is IN or NOT, and `rest` ends with the list of strings and the closing parenthesis.
+        Raises Rejected if the operand is not a property.
+        """
         if isinstance(operand, Property):
             return In(operand, tuple(rest[-2]), token.kind == "NOT", token.position)
         what, fix = "IN needs a property on its left.", "Write a IN ('x', 'y')."
@@ -185,7 +204,7 @@ class TreeBuilder:
         return Literal(_CONSTANTS[token.kind], token.position, token.text)
 
     def whole_number(self, token: Token) -> Node:
-        """Make a literal of a whole number, which must fit in 64 bits."""
+        """Make a literal of a whole number. Raises Rejected if it does not fit in 64 bits."""
         digits = token.text.rstrip("lL")
         if len(digits) <= len(str(LONG_MAX)) and int(digits) <= LONG_MAX:
             return Literal(int(digits), token.position, token.text)
@@ -196,7 +215,10 @@ class TreeBuilder:
         raise _rejected(Literal(0, token.position, token.text), "number-too-large", what, fix)
 
     def float_number(self, token: Token) -> Node:
-        """Make a literal of a float from FLOAT_MIN to FLOAT_MAX. RocketMQ refuses 0.0."""
+        """Make a literal of a float.
+
+        Raises Rejected if the float is above FLOAT_MAX or below FLOAT_MIN. RocketMQ refuses 0.0.
+        """
         literal = Literal(float(token.text), token.position, token.text)
         if FLOAT_MIN <= float(token.text) <= FLOAT_MAX:
             return literal
@@ -233,7 +255,8 @@ def _unquote(token: Token) -> str:
 def _check_number(node: Node, operator: str) -> None:
     """Raise Rejected if a node cannot be an operand of `operator`, which compares numbers.
 
-    Numbers, properties and negated operands are accepted.
+    Numbers, properties and operands with a minus sign are accepted. Strings, TRUE, FALSE, NULL and
+    conditions are rejected.
     """
     if isinstance(node, Literal) and isinstance(node.value, str):
         what = f"{operator} compares numbers only, and {node.text} is a string."
@@ -273,7 +296,10 @@ def _token_text(node: Node) -> str:
 
 
 def _rejected(node: Node, code: str, what: str, fix: str) -> Rejected:
-    """Return the exception that marks the token of a node."""
+    """Return the exception whose finding marks the token of a node.
+
+    `code`, `what` and `fix` are those of the finding.
+    """
     return Rejected(Finding(node.position, max(1, len(_token_text(node))), code, what, fix))
 
 
@@ -330,17 +356,24 @@ def parse_tables() -> ParseTables:
     for state, entries in table.states.items():
         # The symbols of lark are a subclass of str with a slow __eq__. Look-ups of plain strings
         # are faster.
-        found: dict[str, Action] = {}
+        action_by_symbol: dict[str, Action] = {}
         for symbol, (kind, rule) in entries.items():
             action: Action
             if kind is Reduce:
                 make = getattr(builder, rule.alias) if rule.alias else None
                 action = Reduction(len(rule.expansion), intern(str(rule.origin.name)), make)
             else:
-                action = int(rule)
-            found[intern(str(symbol))] = action
-        actions[state] = {name: action for name, action in found.items() if name.isupper()}
-        gotos[state] = {name: to for name, to in found.items() if isinstance(to, int)}
+                action = int(rule)  # lark has the next state here
+            action_by_symbol[intern(str(symbol))] = action
+        # Terminals have names in capital letters, rules in small ones.
+        actions[state] = {
+            name: action for name, action in action_by_symbol.items() if name.isupper()
+        }
+        gotos[state] = {
+            name: next_state
+            for name, next_state in action_by_symbol.items()
+            if isinstance(next_state, int)
+        }
     return ParseTables(
         token=_token_pattern(lark),
         ignored=frozenset(map(str, lark.ignore_tokens)),
@@ -379,9 +412,10 @@ class Parsed(NamedTuple):
 
 
 def parse(text: str) -> Parsed:
-    """Parse a SQL92 expression. Raises Rejected if RocketMQ would not compile it.
+    """Return the tree of a SQL92 expression, and where the text begins that RocketMQ ignores.
 
-    An expression that is longer than LENGTH_MAX or nested deeper than NESTING_MAX is rejected too.
+    Raises Rejected if RocketMQ would not compile the expression, or if it is longer than LENGTH_MAX
+    or nested deeper than NESTING_MAX. Rejected contains the finding that says where and why.
     """
     if len(text) > LENGTH_MAX:
         what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
@@ -389,17 +423,17 @@ def parse(text: str) -> Parsed:
         raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, fix))
     tables = parse_tables()
     actions, gotos, end_state = tables.actions, tables.gotos, tables.end
-    states: list[int] = [tables.start]
-    values: list[Any] = []
+    states: list[int] = [tables.start]  # the stack of the parser
+    values: list[Any] = []  # the token or node of each state but the first
     tokens = _tokens(text)
-    refused: Token | None = None
+    ignored: Token | None = None  # the first token that cannot continue the expression
     token = next(tokens)
     while states[-1] != end_state:
-        action = actions[states[-1]].get(END if refused else token.kind)
+        action = actions[states[-1]].get(END if ignored else token.kind)
         if action is None:
-            if refused or token.kind == END:
+            if ignored or token.kind == END:
                 raise Rejected(parse_finding(text, token, frozenset(actions[states[-1]])))
-            refused = token
+            ignored = token  # try the end of the text instead
         elif isinstance(action, int):
             states.append(action)
             values.append(token)
@@ -419,7 +453,7 @@ def parse(text: str) -> Parsed:
         what = f"Conditions are nested deeper than {NESTING_MAX} levels."
         fix = "Reduce the nesting: chains of AND and OR need no parentheses."
         raise Rejected(Finding(0, len(text), "too-deep", what, fix))
-    return Parsed(tree, refused.position if refused else None)
+    return Parsed(tree, ignored.position if ignored else None)
 
 
 def _tokens(text: str) -> Iterator[Token]:
@@ -430,6 +464,7 @@ def _tokens(text: str) -> Iterator[Token]:
     tables = parse_tables()
     last_line_start = max(text.rfind("\n"), text.rfind("\r")) + 1
     position = 0
+    # The second pattern is used for the last line, where no line comment can end.
     for pattern, stop in (
         (tables.token, last_line_start),
         (tables.token_without_line_comment, len(text)),
