@@ -190,7 +190,7 @@ class StoreError(SluiceError):
     Fix: follow the text, and check the disk and the log of the broker. Producers get a
     `RequestError`.
 
-        /data/copy is no backup. Name what `sluice store backup` made.
+        /data/copy is not a backup. Specify a directory that `sluice store backup` has written.
     """
 
 
@@ -367,8 +367,8 @@ class NameServerUnreachableError(ClientError):
     Then: nothing was sent.
     Fix: check the host and port, and that a name server runs. `sluice doctor` checks this first.
 
-        no name server responds [127.0.0.1:9876: Cannot connect to 127.0.0.1:9876: Connection
-        refused]. Check host and port, and that the name server is running (sluice nameserver).
+        no name server responded (127.0.0.1:9876: connection refused). Check the host and port, and
+        make sure that the name server is running; to start one, run `sluice nameserver`.
     """
 
 
@@ -479,8 +479,8 @@ class MessageNotFoundError(ClientError):
     Fix: name the topic of the message. The message may be deleted already, or the id may belong to
     another cluster.
 
-        no message has the id 7F00 in orders. Check the id and the cluster. The message may have
-        been deleted.
+        no message with the ID '7F00' was found in orders. Check the ID and the cluster; the message
+        may also have been deleted.
     """
 
 

@@ -1,12 +1,16 @@
-"""Every file of a store, damaged in every way, after a stop in order and after a kill, and met in
-every way: by a start, by a read-only one, by Spark's store source, by verify and by repair.
+"""Every file of a store, damaged in every way, is opened in every way.
 
-Each of them may do three things: show every message that was there, with
-the same bytes at the same offsets (mended from the log); refuse, naming the path and the cure; or
-pass over a message whose record is spoilt in the log, and say so with the cure. Never show less and
-say nothing, never end in a traceback.
+The store was shut down cleanly or killed. It is then opened by a broker, by a read-only broker, by
+Spark's store source, by `sluice store verify` and by `sluice store repair`. Each of them may
 
-What nobody can see, since RocketMQ's format keeps no checksum of it, stands in `UNSEEN`.
+- return every message, with the same bytes at the same offsets (repaired from the log),
+- refuse the store, with the path and a fix in the error, or
+- skip a message whose record is damaged in the log, and say so with a fix.
+
+None may silently return fewer messages, or end with a traceback.
+
+`UNDETECTABLE` lists the damage that cannot be detected, because RocketMQ's format has no checksum
+for it.
 """
 
 import logging
@@ -31,7 +35,12 @@ Place = tuple[str, int, int]
 
 
 class View(NamedTuple):
-    """What clients see: messages by pulls of each kind, keys that are found, topics, progress."""
+    """What clients see of a store.
+
+    `pulled`, `in_bulk` and `by_tag` are the bodies of messages as three types of pulls return them.
+    `keys` are the numbers of messages that a query by key finds, `topics` the known topics, and
+    `progress` is the committed offset of a group.
+    """
 
     pulled: dict[Place, bytes]
     in_bulk: dict[Place, bytes]
@@ -42,6 +51,7 @@ class View(NamedTuple):
 
 
 def view(files: CrashableFiles, *, read_only: bool = False) -> View:
+    """Start a broker on the store, and return what clients see of it."""
     clock = ManualClock(START_MS + 1_000_000)
     broker = SteppedBroker(store_config=CONFIG, files=files, clock=clock, read_only=read_only)
     store = broker.store
@@ -70,23 +80,26 @@ def view(files: CrashableFiles, *, read_only: bool = False) -> View:
     return View(pulls[0], pulls[1], pulls[2], keys, set(broker.core.topics.table), committed)
 
 
-# --- what is seen
+# --- what clients see
 
 
-def judge(
+def find_fault(
     whole: View,
     files: CrashableFiles,
     path: str,
     caplog: pytest.LogCaptureFixture,
-    look: Callable[[CrashableFiles], View] = view,
+    open_view: Callable[[CrashableFiles], View] = view,
 ) -> str | None:
-    """What is wrong about how this damage is met; None when nothing is."""
+    """Open a damaged store with `open_view`. Return what is wrong with the result, or None.
+
+    `whole` is what clients saw before the damage, and `path` is the damaged file.
+    """
     try:
-        found = look(files)
+        found = open_view(files)
     except SluiceError as error:
         is_named = path.rpartition("/")[0] in str(error) and error.fix
-        return None if is_named else f"refused without path or cure: {error}"
-    except Exception as error:  # whatever it is, the cell is red
+        return None if is_named else f"refused without path or fix: {error}"
+    except Exception as error:  # any exception is a failure
         return f"{type(error).__name__}: {error}"
     lost = [
         f"{name}: {len(old) - len(new)} fewer"
@@ -106,31 +119,34 @@ def judge(
     return None
 
 
-UNSEEN: Final = {
+UNDETECTABLE: Final = {
     ("commitlog", "flipped"): ("keys",),  # a property; only enabledAppendPropCRC protects those
     ("consumequeue", "flipped"): ("by_tag",),  # the tag code of a unit
     ("index", "flipped"): ("keys",),  # hashes and chains
     ("index", "swapped"): ("keys",),
-    ("index", "zeroed"): ("keys",),  # a file of the index that is full may have hundreds of MB
-    ("config", "flipped"): ("topics", "progress"),  # JSON that reads well, and says another thing
-    ("config", "swapped"): ("progress",),  # with the edition before
-    ("config", "older"): ("progress",),  # that is less, and only repeats messages
+    ("index", "zeroed"): ("keys",),  # a full index file may have hundreds of MB
+    ("config", "flipped"): ("topics", "progress"),  # valid JSON with another content
+    ("config", "swapped"): ("progress",),  # with the previous edition
+    ("config", "older"): ("progress",),  # a smaller offset, which only repeats messages
 }
-"""(directory, damage): what may be less in silence; `store verify` finds it in units and index."""
-NOTHING_KNOWS: Final = f"/store/commitlog/{24_576:020d}"
-"""The log's last file, wholly behind the mark: killed before any of it was synced."""
+"""(directory, damage) -> the fields of View that may silently have less.
+
+`sluice store verify` detects such damage in units and index.
+"""
+UNKNOWN_FILE: Final = f"/store/commitlog/{24_576:020d}"
+"""The last file of the log, completely behind the checkpoint: no part of it was synced."""
 
 
-# --- the other ways in
+# --- the ways to open a store
 
 
 def read_only_view(files: CrashableFiles) -> View:
-    """As `view`, of a read-only broker, which changes nothing."""
+    """Start a read-only broker on the store, and return what clients see of it."""
     return view(files, read_only=True)
 
 
 def source_view(files: CrashableFiles) -> dict[Place, bytes]:
-    """What Spark's store source reads."""
+    """Return the bodies of all messages that Spark's store source reads."""
     reader = StoreReader.open("/store", files=files, wanted=lambda topic, queue_id: True)
     found: dict[Place, bytes] = {}
     try:
@@ -152,7 +168,7 @@ def source_view(files: CrashableFiles) -> dict[Place, bytes]:
 
 
 class Cell(NamedTuple):
-    """A damaged store, the file that is damaged, and how."""
+    """A damaged store: what clients saw before, its files, the damaged file, and the damage."""
 
     whole: View
     files: CrashableFiles
@@ -162,32 +178,35 @@ class Cell(NamedTuple):
 
     @property
     def is_unknowable(self) -> bool:
-        """Whether nothing in the store tells of the damage."""
-        return self.killed and self.kind == "deleted" and self.path == NOTHING_KNOWS
+        """Whether no file of the store shows the damage."""
+        return self.killed and self.kind == "deleted" and self.path == UNKNOWN_FILE
 
     @property
-    def unseen(self) -> tuple[str, ...]:
-        """Return what may be less in silence: the beginnings of what `judge` says of it."""
-        return UNSEEN.get((self.path.split("/")[2], self.kind), ())
+    def undetectable(self) -> tuple[str, ...]:
+        """The fields that may silently have less: beginnings of texts that `find_fault` returns."""
+        return UNDETECTABLE.get((self.path.split("/")[2], self.kind), ())
 
 
-def through_start(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
-    return judge(cell.whole, cell.files, cell.path, caplog)
+def check_start(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+    """Start a broker on the store. Return what is wrong with the result, or None."""
+    return find_fault(cell.whole, cell.files, cell.path, caplog)
 
 
-def through_read_only(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+def check_read_only(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+    """Start a read-only broker on the store, which must not change a byte."""
     before = {path: cell.files.content(path) for path in paths_below(cell.files, "/store")}
-    wrong = judge(cell.whole, cell.files, cell.path, caplog, read_only_view)
+    wrong = find_fault(cell.whole, cell.files, cell.path, caplog, read_only_view)
     after = {path: cell.files.content(path) for path in paths_below(cell.files, "/store")}
     return wrong if after == before else f"a read-only broker has changed {cell.path}"
 
 
-def through_source(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+def check_source(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+    """Read the store with Spark's store source."""
     try:
         found = source_view(cell.files)
     except SluiceError as error:
-        return None if error.fix else f"refused without a cure: {error}"
-    except Exception as error:  # whatever it is, the cell is red
+        return None if error.fix else f"refused without a fix: {error}"
+    except Exception as error:  # any exception is a failure
         return f"{type(error).__name__}: {error}"
     changed = [place for place, body in found.items() if cell.whole.pulled.get(place) != body]
     if changed:
@@ -196,26 +215,32 @@ def through_source(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
     return None if caplog.messages or not less else f"{less} fewer, and nothing says so"
 
 
-def through_verify(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
-    """Whatever a start shows less of is a finding; what it refuses: test_verify_starts.py."""
+def check_verify(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+    """Check that verify has a finding if a start shows fewer messages.
+
+    test_verify_starts.py covers what a start refuses.
+    """
     try:
         is_clean = verify(StoreLayout.find("/store", files=cell.files.kill())).findings.is_clean
     except SluiceError as error:
-        return None if error.fix else f"refused without a cure: {error}"
-    except Exception as error:  # whatever it is, the cell is red
+        return None if error.fix else f"refused without a fix: {error}"
+    except Exception as error:  # any exception is a failure
         return f"{type(error).__name__}: {error}"
     try:
         found = view(cell.files)
     except SluiceError:
         return None
     less = len(cell.whole.pulled) - len(found.pulled)
-    if cell.killed and cell.kind == "emptied" and cell.path == NOTHING_KNOWS:
+    if cell.killed and cell.kind == "emptied" and cell.path == UNKNOWN_FILE:
         return None  # a crash just after the file was made leaves it like that
     return f"verify finds nothing, and a start shows {less} fewer" if is_clean and less else None
 
 
-def through_repair(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
-    """A repaired store starts, with all that a start shows without it, and what is lost is told."""
+def check_repair(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
+    """Check that a repaired store starts with all messages that it shows without the repair.
+
+    Lost messages must be reported.
+    """
     try:
         without: set[Place] = set(view(cell.files.kill()).pulled)
     except SluiceError:
@@ -225,8 +250,8 @@ def through_repair(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
         report = repair("/store", files=cell.files, stamp="now", write=True)
         found = view(cell.files)
     except SluiceError as error:
-        return None if error.fix else f"refused without a cure: {error}"
-    except Exception as error:  # whatever it is, the cell is red
+        return None if error.fix else f"refused without a fix: {error}"
+    except Exception as error:  # any exception is a failure
         return f"{type(error).__name__}: {error}"
     changed = [place for place, body in found.pulled.items()
                if cell.whole.pulled.get(place) not in (body, None)]  # fmt: skip
@@ -235,26 +260,27 @@ def through_repair(cell: Cell, caplog: pytest.LogCaptureFixture) -> str | None:
     if missing := without - set(found.pulled):
         return f"{len(missing)} fewer than without the repair"
     less = len(set(cell.whole.pulled) - set(found.pulled))
-    is_told = not report.is_sound or report.tail_bytes or caplog.messages
-    return None if is_told or not less else f"{less} fewer, and nothing says so"
+    is_reported = not report.is_sound or report.tail_bytes or caplog.messages
+    return None if is_reported or not less else f"{less} fewer, and nothing says so"
 
 
 WAYS: Final = {
-    "start": through_start,
-    "read-only": through_read_only,
-    "source": through_source,
-    "verify": through_verify,
-    "repair": through_repair,
+    "start": check_start,
+    "read-only": check_read_only,
+    "source": check_source,
+    "verify": check_verify,
+    "repair": check_repair,
 }
-"""How a damaged store is met: by a broker, by a read-only one, by Spark's store source, by `sluice
-store verify`, and by `sluice store repair --write` and a broker after it."""
+"""How a damaged store is opened: by a broker, by a read-only broker, by Spark's store source, by
+`sluice store verify`, and by `sluice store repair --write` and then a broker."""
 IS_FULL: Final = "SLUICEMQ_SEEDS" in os.environ
-"""Every flipped bit is met in every way; else in CI a sixth of them, but for the start."""
+"""Whether every flipped bit is tested in every way. Otherwise only a start tests all of them, and
+the other ways a sixth."""
 KINDS: Final = ("deleted", "truncated", "emptied", "swapped", "flipped", "zeroed", "older")
 
 
 def cells(kind: str, *, killed: bool) -> Iterator[tuple[str, Cell]]:
-    """Yield each damaged file's name and cell."""
+    """Yield (name, cell) for each damage of this kind to each file."""
     template, older = (
         built_twice(killed=killed) if kind == "older" else (built(killed=killed), None)
     )
@@ -271,19 +297,21 @@ def cells(kind: str, *, killed: bool) -> Iterator[tuple[str, Cell]]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-def test_no_damage_of_any_file_hides_messages_in_silence(
+def test_no_damage_of_any_file_silently_hides_messages(
     killed: bool, kind: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    red, count = [], 0
+    failures, count = [], 0
     for number, (name, cell) in enumerate(cells(kind, killed=killed)):
         if kind == "flipped" and way != "start" and number % 6 and not IS_FULL:
             continue
         caplog.clear()
         count += 1
         wrong = WAYS[way](cell, caplog)
-        is_unseen = wrong is not None and wrong.startswith(cell.unseen) and "," not in wrong
-        if wrong is not None and not is_unseen and not cell.is_unknowable:
-            red.append(f"{name}: {wrong}")
+        is_undetectable = (
+            wrong is not None and wrong.startswith(cell.undetectable) and "," not in wrong
+        )
+        if wrong is not None and not is_undetectable and not cell.is_unknowable:
+            failures.append(f"{name}: {wrong}")
     assert count > (2 if kind == "older" else 20)
-    assert not red, "\n".join(red)
+    assert not failures, "\n".join(failures)

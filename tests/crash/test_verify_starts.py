@@ -1,7 +1,7 @@
-"""`store verify` must not call a store "in order" on which no broker starts.
+"""`sluice store verify` has an error for each store on which no broker starts.
 
-The trial start that `verify` makes is held against the real start: over every file of a store, each
-damaged in every way, whatever the real start refuses the trial has to refuse too.
+The command tries to start a broker. Each file of a store is damaged in every way; if a real start
+is refused then, this trial start must be refused too.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from sluicemq.testing.files import CrashableFiles
 
 
 def real_refusal(files: CrashableFiles) -> SluiceError | None:
-    """The error with which a broker refuses to start on these files."""
+    """Return the error with which a broker refuses to start on these files, or None."""
     try:
         SteppedBroker(store_config=CONFIG, files=files, clock=ManualClock(START_MS + 1_000_000))
     except SluiceError as error:
@@ -29,6 +29,7 @@ def real_refusal(files: CrashableFiles) -> SluiceError | None:
 
 
 def trial_refusal(files: CrashableFiles) -> SluiceError | None:
+    """Return the error of a trial start on these files, or None. It must not change them."""
     before = {path: files.content(path) for path in paths_below(files, "/store")}
     found = asyncio.run(find_start_error(CONFIG, files=files))
     assert {path: files.content(path) for path in paths_below(files, "/store")} == before

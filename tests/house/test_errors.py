@@ -57,11 +57,11 @@ def test_the_list_of_published_pages_is_complete() -> None:
 
 
 def test_a_command_shows_the_way_below_the_text() -> None:
-    told = CliRunner().invoke(main, ["explain", "error", "SendEror"])
+    told = CliRunner().invoke(main, ["topic", "create", "my orders"])
     assert told.exit_code == 1
     assert told.stderr.splitlines() == [
-        "sluice: Error 'SendEror' does not exist. Did you mean 'SendError'? `sluice explain "
-        "error` lists all errors.",
+        "sluice: the topic name 'my orders' contains a space. Use only ASCII letters, digits and "
+        "the characters % | - and _.",
         "More: sluice explain error ConfigurationError",
     ]
 

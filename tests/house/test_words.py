@@ -69,6 +69,7 @@ REWRITTEN: tuple[str, ...] = (
     "store/columns",
     "store/index",
     "store/timers",
+    "store/tools",
     "telemetry",
     "testing",
     "wire",

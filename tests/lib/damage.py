@@ -1,4 +1,4 @@
-"""A small store over files in memory, and every damage of every file of it."""
+"""A small store over files in memory, and ways to damage each of its files."""
 
 import dataclasses
 import random
@@ -31,7 +31,11 @@ def send(client: SteppedClient, numbers: range) -> None:
 
 
 def built(*, killed: bool) -> CrashableFiles:
-    """A store of two topics over several files of each kind; the mark lies 20 messages back."""
+    """Return a store of two topics that has several files of each kind and 80 messages.
+
+    Its checkpoint covers the first 60 of them. `killed` leaves the store as a kill does; otherwise
+    it is shut down cleanly.
+    """
     broker = SteppedBroker(store_config=CONFIG)
     client = broker.connect()
     send(client, range(60))
@@ -55,8 +59,10 @@ def built(*, killed: bool) -> CrashableFiles:
 
 
 def built_twice(*, killed: bool) -> tuple[CrashableFiles, CrashableFiles]:
-    """Return a store as `built` makes it, of two runs, and what it was after the first one, which
-    ended in order with 60 messages."""
+    """Return (store, older store): a store of two runs, and the same store after the first run.
+
+    The first run ended cleanly with 60 messages. `killed` is the end of the second one.
+    """
     older = CrashableFiles()
     broker = SteppedBroker(store_config=CONFIG, files=older)
     client = broker.connect()
@@ -79,9 +85,12 @@ def built_twice(*, killed: bool) -> tuple[CrashableFiles, CrashableFiles]:
 
 
 Damage = Callable[[CrashableFiles], None]
+"""Changes the files of a store."""
 
 
 def edit(path: str, change: Callable[[bytearray], None]) -> Damage:
+    """Return a damage that applies `change` to the content of a file."""
+
     def do(files: CrashableFiles) -> None:
         data = bytearray(files.content(path))
         change(data)
@@ -91,7 +100,10 @@ def edit(path: str, change: Callable[[bytearray], None]) -> Damage:
 
 
 def flips(files: CrashableFiles, path: str) -> Iterator[tuple[str, Damage]]:
-    """One bit in each part of what is written, chosen by the file's name."""
+    """Yield (name, damage) for one bit in each sixth of the used part of a file.
+
+    The bits are chosen at random, with the path as the seed.
+    """
     used = len(files.content(path).rstrip(b"\0"))
     rng = random.Random(path)
     for part in range(FLIPS if used >= FLIPS else 0):
@@ -105,6 +117,7 @@ def flips(files: CrashableFiles, path: str) -> Iterator[tuple[str, Damage]]:
 
 
 def neighbour(files: CrashableFiles, path: str) -> str | None:
+    """Return the next file in the same directory (the last one if there is none), or None."""
     directory, _, name = path.rpartition("/")
     others = [n for n in files.names(directory) if n != name and is_file(files, f"{directory}/{n}")]
     return (
@@ -132,14 +145,14 @@ def paths_below(files: CrashableFiles, directory: str) -> list[str]:
 
 
 def swaps(files: CrashableFiles, path: str) -> Iterator[tuple[str, Damage]]:
-    """With its neighbour."""
+    """Yield (name, damage) for swapping the contents of a file and its neighbour."""
     other = neighbour(files, path)
     if other is not None:
 
         def swap(files: CrashableFiles) -> None:
-            mine, its = files.content(path), files.content(other)
-            files.put(path, its)
-            files.put(other, mine)
+            content, other_content = files.content(path), files.content(other)
+            files.put(path, other_content)
+            files.put(other, content)
 
         yield f"swapped with {other}", swap
 
@@ -147,12 +160,15 @@ def swaps(files: CrashableFiles, path: str) -> Iterator[tuple[str, Damage]]:
 def damages(
     files: CrashableFiles, path: str, kind: str, older: CrashableFiles | None = None
 ) -> Iterator[tuple[str, Damage]]:
-    """Yield the damages of one kind of the file at `path`. `older`: the same store before."""
+    """Yield (name, damage) for each damage of one kind to the file at `path`.
+
+    `older` is an older copy of the store, for the kind "older".
+    """
     if kind == "older":
         assert older is not None
         if older.exists(path) and older.content(path) != files.content(path):
             content = older.content(path)
-            yield "of the run before", lambda files: files.put(path, content)
+            yield "as after the previous run", lambda files: files.put(path, content)
     elif kind == "flipped":
         yield from flips(files, path)
     elif kind == "swapped":

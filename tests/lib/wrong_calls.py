@@ -96,7 +96,7 @@ CASES: Final[dict[str, Case]] = {
     ),
     "a misspelt option of send": client(lambda mq: mq.send("orders", b"x", tga="red")),
     "a misspelt option of the client": client(lambda mq: mq, namesrv="127.0.0.1:9876"),
-    "a name server that is a URL": lambda: asyncio.run(_open("http://localhost:9876")),
+    "a name server whose port is no number": lambda: asyncio.run(_open("localhost:abc")),
     "a name server with a wrong port": lambda: asyncio.run(_open("localhost:99999")),
     "a negative timeout": client(lambda mq: mq.send("orders", b"x", timeout_ms=-5)),
     "a client id that is a number": client(lambda mq: mq, client_id=7),
@@ -113,7 +113,7 @@ CASES: Final[dict[str, Case]] = {
     "a start that does not exist": client(
         lambda mq: mq.subscribe("orders", group="g", start="end")
     ),
-    "a negative concurrency": client(lambda mq: mq.consumer("group", print, concurrency=0)),
+    "a concurrency of zero": client(lambda mq: mq.consumer("group", print, concurrency=0)),
     "a transaction without a listener": client(
         lambda mq: mq.producer("tx").send_in_transaction(Message("orders", b"x"))
     ),
@@ -126,7 +126,7 @@ CASES: Final[dict[str, Case]] = {
     "a topic with a space, as an option": command("topic", "create", "my orders"),
     "zero queues": command("topic", "create", "orders", "--queues", "0"),
     "a missing argument": command("topic", "create"),
-    "a duration without a unit": command("group", "reset", "billing", "orders", "--to", "5x"),
+    "a time that is none": command("group", "reset", "billing", "--topic", "orders", "--to", "5x"),
     "an unknown topic type": command("topic", "create", "orders", "--type", "SORTED"),
     "no name server": command("topic", "list", "--nameserver", UNREACHABLE),
     "an error that does not exist": command("explain", "error", "SendEror"),
@@ -147,7 +147,9 @@ CASES: Final[dict[str, Case]] = {
     "an unknown setting of the name server": lambda: _raise_warnings(
         load_name_server_config("listenPrt=1")[-1]
     ),
-    "a file of the proxy that is no JSON": lambda: load_proxy_config("{grpcServerPort: 1}"),
+    "a file of the proxy that is no JSON": lambda: load_proxy_config(
+        "{grpcServerPort: 1}", path="rmq-proxy.json"
+    ),
     # --- filters
     "an unfinished comparison": sql92("price >"),
     "an unfinished string": sql92("color = 'red"),

@@ -1,4 +1,4 @@
-"""Damage at any place of a store: the repair keeps every whole record, and every reader arrives."""
+"""Repair keeps every valid record of a randomly damaged store, and readers reach its end."""
 
 import os
 import struct
@@ -19,8 +19,13 @@ HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 FILE_BYTES = 4096
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "100"))
 IS_REPEATABLE = "SLUICEMQ_EXAMPLES" not in os.environ
-"""A known weakness: queue id and offset of a record have no checksum, and where no unit contradicts
-a damaged one, some thousands of examples find a repair that believes it."""
+"""Whether the examples are the same in each run.
+
+There is a known weakness: the queue id and the offset of a record have no checksum. If no unit
+contradicts a damaged one, repair believes it. Several thousand random examples find such a case.
+Hypothesis derives the repeatable examples from the source text of the test functions, so a change
+of that text may find one.
+"""
 CONFIG = StoreConfig(root="/s", commit_log_file_bytes=FILE_BYTES, consume_queue_file_bytes=400)
 KEYS = (("A", 0), ("A", 3), ("%RETRY%" + "long" * 40, 0), ("SCHEDULE_TOPIC_XXXX", 2))
 
@@ -76,10 +81,10 @@ def stored(files: CrashableFiles, item: Sent) -> bytes | None:
 
 
 def check_reading(store: Store, sent: list[Sent], whole: list[Sent]) -> None:
-    """Everything whole is read, and nothing that was not sent.
+    """Check that all messages in `whole` are read, and nothing that was not sent.
 
-    A record whose queue, offset or topic were hit is no garbage for its CRC; where its queue
-    does not contradict it, it is read as what it says.
+    The CRC of a record does not cover its queue, offset and topic. If these are damaged and the
+    queue does not contradict them, the record is read as what it says.
     """
     bodies = {(item.key, item.offset): item.body for item in sent}
     for key in KEYS:
@@ -93,7 +98,7 @@ def read_all(store: Store, key: tuple[str, int]) -> dict[int, bytes]:
     found, offset = {}, low
     while offset < high:
         result = store.reader.read(*key, offset, 32)
-        assert result.next_offset > offset, "a stuck reader"
+        assert result.next_offset > offset, "the reader makes no progress"
         for message in decode_records(b"".join(result.data)):
             assert (message.topic, message.queue_id) == key
             found[message.queue_offset] = message.body
@@ -103,7 +108,7 @@ def read_all(store: Store, key: tuple[str, int]) -> dict[int, bytes]:
 
 @st.composite
 def damages(draw: Any) -> list[tuple[float, bytes]]:
-    """(where, as a part of the log; what is written there)"""
+    """Draw a list of (where, bytes): bytes to write at a fraction of the log."""
     kinds = st.one_of(
         st.binary(min_size=1, max_size=8),
         st.integers(1, 3000).map(bytes),

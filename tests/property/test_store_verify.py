@@ -1,8 +1,8 @@
-"""Flip a byte of a store that the real broker wrote: `verify` finds it, or nothing protects it.
+"""`verify` detects a change of each protected byte of a store that RocketMQ's broker wrote.
 
-What protects which byte is said by a map below, made by a small parser of its own from the layouts
-(spec/store.md §2.1, §2.4, §3, §4). Every byte outside the map may change unseen, and verify must
-still come to its end. The files are in memory behind a port that cannot write.
+`RULES` computes from the layouts (spec/store.md §2.1, §2.4, §3, §4), with a parser of its own,
+which bytes of a file are protected. A change of another byte may remain undetected, but verify must
+still end. The files are in memory and cannot be written.
 """
 
 import os
@@ -34,12 +34,12 @@ STORES = Path(__file__).parents[1] / "golden" / "store"
 ROOTS = {"golden1": "golden1/store", "golden2": "golden2/store", "golden3_trans": "golden3/store"}
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "150"))
 SLOTS = 100
-KEPT = (b"TAGS", b"UNIQ_KEY", b"KEYS")
+PROTECTED_PROPERTIES = (b"TAGS", b"UNIQ_KEY", b"KEYS")
 V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 
 
 class MemoryFile:
-    """Bytes that can be read."""
+    """A read-only file in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -58,7 +58,7 @@ class MemoryFile:
 
 
 class MemoryFiles:
-    """The part of the port that reads; whatever would write is not there."""
+    """The reading methods of `Files`, over contents in memory."""
 
     def __init__(self, contents: dict[str, bytes]) -> None:
         self.contents = contents
@@ -101,14 +101,14 @@ def layout_of(files: dict[str, bytes]) -> StoreLayout:
     return StoreLayout.find("/s", files=MemoryFiles(files))  # type: ignore[arg-type]
 
 
-# --- the map: which bytes are protected
+# --- which bytes are protected
 
 
 Ranges = list[tuple[int, int]]
 
 
 def log_ranges(data: bytes) -> Ranges:
-    """Bytes of a log file that something protects."""
+    """Return the ranges of a log file whose bytes are protected by a checksum or a rule."""
     ranges: Ranges = []
     at = 0
     while True:
@@ -135,14 +135,18 @@ def record_ranges(data: bytes, at: int, size: int) -> Ranges:
     ranges = [(at, at + 12), (at + 28, at + 36), (body_length_at, properties)]
     if is_queued:
         ranges += [(at + 12, at + 16), (at + 20, at + 28)]
-    # A delayed message's unit holds the time when it is due, so nothing knows its tag.
-    kept = KEPT[1:] if data[topic : topic + length] == b"SCHEDULE_TOPIC_XXXX" else KEPT
-    place = properties
+    # The unit of a delayed message contains its due time instead of its tag code.
+    protected_names = (
+        PROTECTED_PROPERTIES[1:]
+        if data[topic : topic + length] == b"SCHEDULE_TOPIC_XXXX"
+        else PROTECTED_PROPERTIES
+    )
+    start = properties
     for piece in text.split(b"\x02"):
         name = piece.partition(b"\x01")[0]
-        if name in kept and (is_queued or name != b"TAGS"):
-            ranges.append((place, place + len(piece)))
-        place += len(piece) + 1
+        if name in protected_names and (is_queued or name != b"TAGS"):
+            ranges.append((start, start + len(piece)))
+        start += len(piece) + 1
     return ranges
 
 
@@ -160,7 +164,11 @@ def extension_ranges(data: bytes) -> Ranges:
 
 
 def index_ranges(data: bytes) -> Ranges:
-    """Not the time of a file's first entry: it may count from a file before, which is not here."""
+    """Return the protected ranges of an index file.
+
+    The time of the first entry is not protected: it may be counted from an earlier file, which is
+    missing here.
+    """
     (count,) = struct.unpack_from(">i", data, 36)
     first = 40 + 4 * SLOTS + 20
     return [
@@ -180,8 +188,10 @@ RULES: dict[str, Callable[[bytes], Ranges]] = {
 
 @cache
 def protected(name: str) -> list[tuple[str, int]]:
-    """(path, position) of protected bytes; of long runs of zeros only some, or they would be nearly
-    all."""
+    """Return (path, position) of protected bytes.
+
+    Only some bytes of long runs of zeros are included; otherwise nearly all would be zeros.
+    """
     return [
         (path, at)
         for path, data in contents(name).items()
@@ -202,14 +212,14 @@ def flipped(name: str, path: str, at: int, bits: int) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ROOTS)
 def test_stores_of_the_real_broker_are_clean(name: str) -> None:
     result = verify(layout_of(contents(name)))
-    assert result.findings.kept == []
+    assert result.findings.listed == []
     assert result.records > 5
 
 
 @pytest.mark.parametrize("name", ROOTS)
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data(), bits=st.integers(1, 255))
-def test_a_flipped_byte_that_something_protects_is_found(
+def test_a_flipped_bit_of_a_protected_byte_is_found(
     name: str, data: st.DataObject, bits: int
 ) -> None:
     places = protected(name)
@@ -221,7 +231,7 @@ def test_a_flipped_byte_that_something_protects_is_found(
 @pytest.mark.parametrize("name", ROOTS)
 @settings(max_examples=EXAMPLES // 3, deadline=None)
 @given(data=st.data())
-def test_tools_come_to_their_end_on_any_damage(name: str, data: st.DataObject) -> None:
+def test_tools_end_on_any_damage(name: str, data: st.DataObject) -> None:
     files = dict(contents(name))
     for _ in range(data.draw(st.integers(1, 4))):
         path = data.draw(st.sampled_from(sorted(files)))

@@ -84,7 +84,7 @@ def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
         masters = admin.masters()
         if broker not in masters:
             raise ConfigurationError(
-                f"Broker {broker!r} does not exist.",
+                f"the broker {broker!r} does not exist.",
                 fix=f"Choose one of the registered brokers: {', '.join(masters) or 'none'}.",
             )
         address = masters[broker]
@@ -194,6 +194,6 @@ def _await_master(admin: Admin, before: Mapping[str, Any], *, as_json: bool) -> 
                     return
         pause.wait(MASTER_POLL_S)
     raise ConfigurationError(
-        f"Broker {before['broker']} has no new master after {MASTER_TIMEOUT_S:g} s.",
+        f"the broker {before['broker']} has no new master after {MASTER_TIMEOUT_S:g} s.",
         fix="See `sluice cluster status` and the logs of its replicas.",
     )

@@ -128,7 +128,10 @@ def describe_error(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f"\nSee {context.command_path} --help." if context is not None else ""
-        return error.format_message() + hint, error.exit_code
+        text = error.format_message()
+        if text[1:2].islower():  # not an acronym or an option
+            text = text[0].lower() + text[1:]  # click begins with a capital; our errors do not
+        return text + hint, error.exit_code
     return str(error), EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILURE
 
 

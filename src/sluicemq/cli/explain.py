@@ -133,6 +133,9 @@ def group(admin: Admin, name: str, as_json: bool) -> None:
         raise SystemExit(EXIT_FINDINGS)
 
 
+_FIX_UNKNOWN_ERROR: Final = "To list all errors, run `sluice explain error`."
+
+
 @explain.command("error")
 @click.argument("name", default="")
 def error(name: str) -> None:
@@ -146,10 +149,9 @@ def error(name: str) -> None:
     kind = pydoc.locate(f"sluicemq.{_class_path_of(name)}")
     if not isinstance(kind, type) or not issubclass(kind, errors.SluiceError):
         hint = did_you_mean(name, vars(errors))
-        raise errors.ConfigurationError(
-            f"Error {name!r} does not exist.",
-            fix=f"{hint} `sluice explain error` lists all errors.".lstrip(),
-        )
+        # Not a SluiceError: the page of its own class, to which its text leads, would not help.
+        sentences = (f"there is no error named {name!r}.", hint, _FIX_UNKNOWN_ERROR)
+        raise click.ClickException(" ".join(filter(None, sentences)))
     click.echo(f"{kind.__name__}\n\n{inspect.getdoc(kind)}")
 
 

@@ -172,21 +172,24 @@ def _finding_record(finding: "Finding") -> dict[str, Any]:
 def _print_findings(expression: str, findings: "list[Finding]") -> None:
     from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
 
-    colors = {"error": "red", "warning": "yellow"}
-    for finding in findings:
-        name = finding.severity.value
+    for number, finding in enumerate(findings):
+        character = finding.position + 1
         line, carets = caret_lines(expression, finding.position, finding.length)
-        click.secho(f"{name} at character {finding.position + 1}: {finding.what}", fg=colors[name])
+        if finding.is_error:
+            header = f"The SQL92 expression does not compile at character {character}:"
+        else:
+            header = f"Warning at character {character}:"
+        click.secho(f"\n{header}" if number else header, fg="red" if finding.is_error else "yellow")
         click.echo(f"    {line}\n    {carets}")
-        click.echo(f"    {finding.instead}\n" if finding.instead else "")
+        click.echo(f"{finding.what} {finding.instead}".rstrip())
     if not findings:
         click.echo("The expression compiles. There are no warnings.")
     elif any(finding.is_error for finding in findings):
-        click.echo("The expression does not compile.")
+        pass  # the header of the error says that the expression does not compile
     elif any(finding.code == "ignored-text" for finding in findings):
         click.echo(
-            "RocketMQ evaluates only its beginning. SluiceMQ's clients, commands and Spark refuse "
-            "it."
+            "\nRocketMQ evaluates only the beginning of the expression. SluiceMQ's clients, "
+            "commands and Spark refuse it."
         )
     else:
-        click.echo("The expression compiles, with warnings.")
+        click.echo("\nThe expression compiles, with warnings.")

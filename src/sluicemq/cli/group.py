@@ -478,7 +478,8 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     its message is not committed.
     """
     named_times = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
-    time_ms = named_times[to] if to in named_times else parse_time(to, "--to")
+    words = ", ".join(named_times)
+    time_ms = named_times[to] if to in named_times else parse_time(to, "--to", words=words)
     _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
 
 

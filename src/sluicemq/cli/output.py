@@ -115,7 +115,7 @@ class Access:
             return self.access_key, self.secret_key
         if self.access_key or self.secret_key:
             raise ConfigurationError(
-                "Only one of access key and secret key is given.",
+                "only one of access key and secret key is given.",
                 fix="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
             )
         home = os.environ.get("ROCKETMQ_HOME")
@@ -237,12 +237,13 @@ def confirm(question: str, *, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def parse_time(text: str, option: str = "") -> int:
+def parse_time(text: str, option: str = "", *, words: str = "") -> int:
     """Return the time that a text gives in milliseconds since 1970 or as an ISO 8601 date.
 
     Larger numbers count as `TIME_MAX_MS`. A date without a time zone is local time. `option` is
-    the name of the option, for the error. Raises OptionError if the text is neither, or if the
-    number is a time in another unit, such as seconds.
+    the name of the option, and `words` lists the words that it accepts besides a time, as in
+    "earliest, latest": both are only for the error. Raises OptionError if the text is neither, or
+    if the number is a time in another unit, such as seconds.
     """
     if text.isascii() and text.isdigit():
         number = min(int(text), TIME_MAX_MS)
@@ -258,7 +259,8 @@ def parse_time(text: str, option: str = "") -> int:
     except ValueError:
         raise OptionError(
             f"{option} {text!r} is not a time.".lstrip(),
-            fix="Write milliseconds since 1970, or a date such as 2013-01-01T00:00.",
+            fix=f"Write {f'{words}, ' if words else ''}milliseconds since 1970, or a date such as "
+            "2013-01-01T00:00.",
         ) from None
 
 

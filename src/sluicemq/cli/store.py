@@ -356,7 +356,7 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> 
     except SluiceError as error:
         raise InputError(str(error)) from None
     totals = {name: findings.total(name) for name in ("error", "warning", "note")}
-    for finding in findings.kept:
+    for finding in findings.listed:
         if quiet and finding.severity == "note":
             continue
         if as_json:
@@ -369,7 +369,7 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> 
                 "severity": "summary",
                 "clean": findings.is_clean,
                 **totals,
-                "hidden": findings.hidden,
+                "hidden": findings.unlisted_by_kind,
                 "records": result.records,
                 "units": result.units,
                 "index_entries": result.entries,
@@ -378,7 +378,7 @@ def verify_command(as_json: bool, show_all: bool, quiet: bool, **paths: str) -> 
             }
         )
     else:
-        for kind, count in findings.hidden.items():
+        for kind, count in findings.unlisted_by_kind.items():
             click.echo(f"... and {count:,} more of [{kind}]; --all shows them")
         counts = f"{totals['error']:,} errors, {totals['warning']:,} warnings"
         click.echo(

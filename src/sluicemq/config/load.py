@@ -53,8 +53,7 @@ _PATTERNS: Final = {
     # There are topics with these names, and topics are directories.
     Kind.NAME: (
         re.compile(rf"(?!\.+$)[%|A-Za-z0-9_.-]{{1,{NAME_LENGTH_MAX}}}"),
-        f"Write a name of at most {NAME_LENGTH_MAX} ASCII letters, digits and the characters "
-        "% | _ . and -.",
+        f"Use at most {NAME_LENGTH_MAX} characters, only ASCII letters, digits and % | . - and _.",
     ),
     Kind.HOST: (re.compile(r"[A-Za-z0-9_.:%-]+"), "Write an IP address or a host name."),
 }
@@ -278,7 +277,8 @@ def load_proxy_config(
     those of `load_broker_config`.
     """
     environment = os.environ if environment is None else environment
-    entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
+    written = parse_json(text, path)
+    entries = {PROXY_NAMES.get(name, name): value for name, value in written.items()}
     entries |= tls_entries(java_options(environment), Part.PROXY) | dict(overrides or {})
     found = find_values(entries, (Part.PROXY,), functools.partial(_expand, environment))
     config = ProxyConfig(**found.values_of(Part.PROXY))
@@ -288,9 +288,15 @@ def load_proxy_config(
 
 
 def load_local_proxy_config(
-    text: str, broker: BrokerConfig, *, environment: Mapping[str, str] | None = None
+    text: str,
+    broker: BrokerConfig,
+    *,
+    environment: Mapping[str, str] | None = None,
+    path: str = "",
 ) -> tuple[BrokerConfig, ProxyLimits, list[str]]:
     """Read a rmq-proxy.json for the proxy in the process of `broker`.
+
+    `text` is the content of the file, and `path` its path, for errors.
 
     Return the settings of the broker with the port, address, TLS settings and connection limits of
     the proxy's file; the limits of the proxy; and warnings. The warnings name keys that count only
@@ -298,7 +304,8 @@ def load_local_proxy_config(
     file enables access control while the broker has none.
     """
     environment = os.environ if environment is None else environment
-    entries = {PROXY_NAMES.get(name, name): value for name, value in parse_json(text).items()}
+    written = parse_json(text, path)
+    entries = {PROXY_NAMES.get(name, name): value for name, value in written.items()}
     entries.pop("brokerConfigPath", None)  # the caller has read it
     warnings = []
     if entries.pop("proxyMode", "LOCAL").upper() != "LOCAL":
@@ -334,18 +341,35 @@ def load_local_proxy_config(
     return config, chosen, warnings + found.warnings + warnings_about(found, config)
 
 
-def parse_json(text: str) -> dict[str, str]:
+_JSON_ERRORS: Final = {
+    "Expecting property name enclosed in double quotes": "expected a property name in double "
+    "quotes",
+    "Expecting value": "expected a value",
+    "Expecting ':' delimiter": "expected a colon",
+    "Expecting ',' delimiter": "expected a comma",
+    "Extra data": "expected the end of the text",
+}
+"""The reasons of Python's JSON parser, mapped to the words of our errors."""
+
+
+def parse_json(text: str, path: str = "") -> dict[str, str]:
     """Return the keys and values of a flat JSON object, as a properties file would have them.
 
-    Raises ConfigurationError if the text is not such an object.
+    Raises ConfigurationError if the text is not such an object. The error names the file `path`
+    if it is given.
     """
+    name = repr(path) if path else "the text of the settings"
     fix = 'Write a JSON object, as in {"grpcServerPort": 8081}.'
     try:
-        values = json.loads(text.strip() or "{}")
-    except ValueError as error:
-        raise ConfigurationError(f"the settings are not valid JSON: {error}.", fix=fix) from error
+        values = json.loads(text.rstrip() or "{}")
+    except json.JSONDecodeError as error:
+        reason = _JSON_ERRORS.get(error.msg, error.msg[:1].lower() + error.msg[1:])
+        raise ConfigurationError(
+            f"{name} is not valid JSON (line {error.lineno}, column {error.colno}): {reason}.",
+            fix=fix,
+        ) from error
     if not isinstance(values, dict) or any(isinstance(it, dict | list) for it in values.values()):
-        raise ConfigurationError("the settings are not a flat JSON object.", fix=fix)
+        raise ConfigurationError(f"{name} is not a flat JSON object.", fix=fix)
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
@@ -527,11 +551,16 @@ def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
 def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
     pattern, fix = _PATTERNS.get(kind, (None, ""))
     if pattern is not None and not pattern.fullmatch(text):
-        raise _not_valid(name, shown, fix)
+        wrong = next((one for one in text if not pattern.fullmatch(f"a{one}")), None)
+        reason = (
+            "" if wrong is None else f"it contains {'a space' if wrong == ' ' else repr(wrong)}"
+        )
+        raise _not_valid(name, shown, fix, reason)
 
 
-def _not_valid(name: str, text: str, fix: str) -> ConfigurationError:
-    return ConfigurationError(f"{name} = {text:.80} is not valid.", fix=fix)
+def _not_valid(name: str, text: str, fix: str, reason: str = "") -> ConfigurationError:
+    because = f": {reason}" if reason else ""
+    return ConfigurationError(f"{name} = {text:.80} is not valid{because}.", fix=fix)
 
 
 def _parse_choice(
@@ -543,7 +572,8 @@ def _parse_choice(
     for word, value in choices:
         if word == text:
             return value
-    fix = f"Write {' or '.join(word for word, _value in choices)}."
+    *most, last = (word for word, _value in choices)
+    fix = f"Write {', '.join(most)} or {last}." if most else f"Write {last}."
     raise _not_valid(name, text, refused.get(text, fix))
 
 

@@ -548,7 +548,7 @@ class StoreConfig:
                 raise ConfigurationError(
                     f"deleteWhen = {';'.join(self.delete_hours)} is not valid:"
                     f" {hour} is not an hour.",
-                    fix="Write hours from 00 to 23, separated by ; as in 04;16.",
+                    fix="Write hours from 00 to 23, separated by semicolons, as in 04;16.",
                 )
 
 

@@ -19,7 +19,7 @@ test_reads_compiled.py.
 
 `make native` builds the modules in place. The environment variable `SLUICE_PURE=1` disables them. A
 module that was built from another version of its source is not used either, because it might
-behave like the older source. docs/design/0027 explains why there are two engines.
+behave like the older source. design/0027 explains why there are two engines.
 """
 
 import importlib

@@ -362,4 +362,4 @@ def decode(bytes data, str broker):
             <int>get32(at + 72), <long long>get64(at + 76), <int>get32(at + 8), broker,
             BODY_BYTES_MAX, None,
         )
-    )  # fmt: skip
+    )

@@ -6,6 +6,10 @@ SEND_BATCH_MESSAGE (320). It reads the JSON header in place, writes the properti
 escapes, lays out records and units, and composes the answer from constant pieces. The records of
 one run are one part of the commit group, and its answers are passed on together.
 
+A frame is plain if its header is JSON in which only the properties contain escapes, if it belongs
+to no transaction and was not redelivered, if its hosts are IPv4, and if none of its properties
+needs the general path (`ACTED_ON_SEND` in `model.properties`). Its topic and queue must exist.
+
 If a frame is not plain, `run` stops before it, and the general path handles it:
 `broker.produce.send`, `broker.produce.intake` and `store.writer`. The rules here are theirs. The
 layouts are those of `record.layout`; importing this module fails if they differ.

@@ -98,7 +98,7 @@ def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
     Its message shows the position, the line with carets, the fact and the fix.
     """
     line, carets = caret_lines(text, finding.position, finding.length)
-    wrong = "does not compile at" if finding.is_error else "ends before"
+    wrong = "does not compile at" if finding.is_error else "is refused because it ends before"
     return FilterSyntaxError(
         f"The SQL92 expression {wrong} character {finding.position + 1}:\n"
         f"    {line}\n    {carets}\n{finding.what}",
@@ -138,7 +138,7 @@ class _IgnoredReason(NamedTuple):
 
 
 _NO_LIKE = "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards."
-_IGNORED = "Everything from here on is ignored"
+_IGNORED = "RocketMQ ignores everything from here on"
 # The first reason that applies is reported. The last one always applies.
 _IGNORED_REASONS = (
     _IgnoredReason("$", r"(?i:like)\b", f"{_IGNORED}: there is no LIKE.", _NO_LIKE),
@@ -147,6 +147,12 @@ _IGNORED_REASONS = (
         "--",
         "A line comment needs a line end; this one has none and is ignored as text.",
         "Add a line break behind it to make it a comment. The filter is the same without it.",
+    ),
+    _IgnoredReason(
+        r"(?i:\b(?!(?:null|true|false)\s*$)[a-z_$][a-z0-9_$]*)\s*$",
+        r"\(",
+        f"{_IGNORED}: SQL92 filters have no functions.",
+        "Compare the property itself, as in color IN ('red', 'RED').",
     ),
     _IgnoredReason(
         r"[A-Za-z_$][A-Za-z0-9_$]*$",
@@ -172,7 +178,7 @@ _IGNORED_REASONS = (
     _IgnoredReason(
         "$",
         "",
-        f"{_IGNORED}: a condition was complete before it.",
+        f"{_IGNORED}, because the condition before it is complete.",
         "Join conditions with AND or OR.",
     ),
 )
@@ -195,44 +201,54 @@ LOOK_ALIKES: dict[int, str] = {
 LOOK_ALIKE_CODE = "look-alike"
 """The code of the error about a character in `LOOK_ALIKES`."""
 
+_PROPERTY_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _QUOTED = re.compile(rf"[{_QUOTES}]([^{_QUOTES}']*)[{_QUOTES}]")
 
 # Signs from other languages: code, meaning in RocketMQ, fix.
 # fmt: off
 _HABITS: dict[str, tuple[str, str, str]] = {
-    "!=": ("operator", "!= is not an operator of SQL92.", "Write <>."),
-    "≠": ("operator", "≠ is not an operator of SQL92.", "Write <>."),
-    "≥": ("operator", "≥ is not an operator of SQL92.", "Write >=."),
-    "≤": ("operator", "≤ is not an operator of SQL92.", "Write <=."),
-    "&&": ("operator", "&& is not an operator of SQL92.", "Write AND."),
-    "||": ("operator", "|| is not an operator of SQL92 (it belongs to tags).", "Write OR."),
-    "!": ("operator", "! is not an operator of SQL92.", "Write NOT (...), or <> for not equal."),
-    "&": ("operator", "& is not an operator of SQL92.", "Write AND."),
-    "|": ("operator", "| is not an operator of SQL92.", "Write OR."),
-    "/*": ("comment", "The comment is not closed.", "Close it with */."),
+    "!=": ("operator", "!= is not an SQL92 operator.", "Use <> instead."),
+    "≠": ("operator", "≠ is not an SQL92 operator.", "Use <> instead."),
+    "≥": ("operator", "≥ is not an SQL92 operator.", "Use >= instead."),
+    "≤": ("operator", "≤ is not an SQL92 operator.", "Use <= instead."),
+    "&&": ("operator", "&& is not an SQL92 operator.", "Use AND instead."),
+    "||": ("operator", "|| is not an SQL92 operator (it belongs to tags).", "Use OR instead."),
+    "!": ("operator", "! is not an SQL92 operator.", "Use NOT (...), or <> for not equal."),
+    "&": ("operator", "& is not an SQL92 operator.", "Use AND instead."),
+    "|": ("operator", "| is not an SQL92 operator.", "Use OR instead."),
+    "/*": ("comment", "This comment is not closed.", "Add */ at its end."),
     "*": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
     "/": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
     "%": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
     ".": ("name", "A property name has no dots: only letters, digits, _ and $.",
           "Rename the property, for example order_id."),
     ";": ("character", "An expression does not end with a semicolon.", "Remove the semicolon."),
-    "'": ("quote", "The string that begins here is not closed.",
-          "Close it with '; a quote inside a string is written twice: 'it''s'."),
-    '"': ("quote", "Strings need single quotes.", "Write 'x'; property names have no quotes."),
-    "`": ("quote", "Property names have no quotes.", "Write the name bare, or a string as 'x'."),
+    "'": ("quote", "This string is not closed.",
+          "Add a single quote at its end. To include a quote in a string, double it, as in "
+          "'it''s'."),
+    '"': ("quote", "Strings must be in single quotes.",
+          "Write 'x', or x without quotes if it is the name of a property."),
+    "`": ("quote", "Property names have no quotes.",
+          "Write the name without quotes, or a string in single quotes: 'x'."),
     "\\": ("character", "There are no backslash escapes.",
-           "A quote inside a string is written twice: 'it''s'."),
+           "To include a quote in a string, double it, as in 'it''s'."),
 }
 # fmt: on
 
 _RESERVED_WORDS = {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "MATCH"}
+_LIST_TOKENS = {
+    "DECIMAL": "a number",
+    "FLOAT": "a number",
+    "NAME": "the name of a property",
+}
+"""What a token in a list after IN is, if it was probably meant as a string."""
 _TOKEN_NAMES = {
-    "NAME": "a property",
+    "NAME": "a property name",
     "DECIMAL": "a number",
     "STRING": "a string in single quotes",
-    "OPEN": "(",
-    "CLOSE": ")",
-    "COMMA": ",",
+    "OPEN": "an opening parenthesis",
+    "CLOSE": "a closing parenthesis",
+    "COMMA": "a comma",
     "EQUAL": "=",
     "UNEQUAL": "<>",
     "ORDER": "> >= < <=",
@@ -261,7 +277,11 @@ def lexical_finding(text: str, position: int) -> Finding:
                 end = text.find(sign, position + 1)
                 length = max(1, end + 1 - position)
                 if end > 0:
-                    fix = f"Write '{text[position + 1 : end]}'; property names have no quotes."
+                    quoted_text = text[position + 1 : end]
+                    fix = f"Write '{quoted_text}'"
+                    if _PROPERTY_NAME.fullmatch(quoted_text):
+                        fix += f", or {quoted_text} without quotes if it is the name of a property"
+                    fix += "."
             return Finding(position, length, code, what, fix)
     if character.isalnum():
         what = f"{character!r} cannot be in a property name: only A-Z, a-z, 0-9, _ and $."
@@ -277,18 +297,21 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     """
     position, shown, kind = token.position, token.text, token.kind
     if not text.strip():
-        return Finding(0, 1, "empty", "The expression is empty.", "Write TRUE for all messages.")
+        return Finding(
+            0, 1, "empty", "The expression is empty.", "Write TRUE to match all messages."
+        )
     opened = _open_parenthesis(text[:position]) if "CLOSE" in expected else None
     if kind == END:
         if opened is not None:
-            return Finding(opened, 1, "parenthesis", "This parenthesis is not closed.", "Add ).")
+            what, fix = "This parenthesis is not closed.", "Add a closing parenthesis."
+            return Finding(opened, 1, "parenthesis", what, fix)
         what = "The expression ends too early."
-        return Finding(len(text), 1, "ends-early", what, _expected_text(expected))
+        return Finding(len(text), 1, "ends-early", what, _expected_text(expected, "Add"))
     before = text[max(0, position - 1) : position]
     meant = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}.get(before + shown[:1], "")
     if meant and kind in ("EQUAL", "ORDER", "UNEQUAL"):
-        what = f"{before}{shown} is not an operator of SQL92."
-        return Finding(position, len(shown), "operator", what, f"Write {meant}.")
+        what = f"{before}{shown} is not an SQL92 operator."
+        return Finding(position, len(shown), "operator", what, f"Use {meant} instead.")
     found = _wrong_list(text, token, expected) or _wrong_word(token, expected, opened)
     return Finding(position, len(shown), *found)
 
@@ -300,7 +323,7 @@ def explain_name_with_digit(text: str, finding: Finding) -> Finding:
     Every other finding is returned unchanged.
     """
     end = finding.position + finding.length
-    name = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*").match(text, end)
+    name = _PROPERTY_NAME.match(text, end)
     if finding.code != "not-a-condition" or name is None or not text[finding.position].isdigit():
         return finding
     what = f"A property name cannot begin with a digit: {text[finding.position : name.end()]}."
@@ -313,7 +336,7 @@ def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str,
     if expected == {"OPEN"}:
         return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
     if token.kind == "COMMA" and "AND" in expected:
-        fix = "The bounds are joined by AND: BETWEEN 1 AND 9."
+        fix = "Join the bounds with AND, as in price BETWEEN 1 AND 10."
         return "between", "A comma is not allowed here.", fix
     if expected != {"STRING"}:
         return None
@@ -324,8 +347,11 @@ def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str,
         return "match-operand", what, f"Write {operator} 'x'."
     if token.kind == "CLOSE":
         return "in-list", "IN needs strings, and here one is missing.", "Write IN ('x', 'y')."
-    what = f"IN takes strings only, and {token.text} is not a string in quotes."
-    return "in-list", what, f"Write '{token.text}' in quotes."
+    kind = _LIST_TOKENS.get(token.kind, "not a string")
+    what = f"IN accepts only strings, and {token.text} is {kind}."
+    is_value = token.kind in _LIST_TOKENS
+    fix = f"Put it in single quotes: '{token.text}'." if is_value else "Write IN ('x', 'y')."
+    return "in-list", what, fix
 
 
 def _wrong_word(token: Token, expected: frozenset[str], opened: int | None) -> tuple[str, str, str]:
@@ -337,13 +363,14 @@ def _wrong_word(token: Token, expected: frozenset[str], opened: int | None) -> t
     if token.kind == "NAME" and shown.upper() == "LIKE":
         return "like", "There is no LIKE.", _NO_LIKE
     if "NULL" in expected and "NAME" not in expected:
-        return "is", "IS is followed by NULL or NOT NULL.", "For values write = and <>."
+        fix = "To compare with a value, use = or <>, as in color = 'red'."
+        return "is", "IS must be followed by NULL or NOT NULL.", fix
     if token.kind in _RESERVED_WORDS and "NAME" in expected:
         what = f"{shown} is a reserved word. It is not allowed here, and not as a property name."
         return "word", what, "Rename the property if it is one. " + _expected_text(expected)
     if opened is not None:
         what = f"{shown} cannot follow here: the parenthesis at character {opened + 1} is open."
-        return "parenthesis", what, "Write ) or an operator before it."
+        return "parenthesis", what, "Add a closing parenthesis or an operator before it."
     return "unexpected", f"{shown} is not allowed here.", _expected_text(expected)
 
 
@@ -361,12 +388,19 @@ def _open_parenthesis(text: str) -> int | None:
     return opened[-1] if opened else None
 
 
-def _expected_text(expected: frozenset[str]) -> str:
-    """Return a sentence that lists the expected terminals, "" if there are none."""
+def _expected_text(expected: frozenset[str], verb: str = "Write") -> str:
+    """Return a sentence that lists the expected terminals, "" if there are none.
+
+    `verb` begins the sentence: "Write", or "Add" at the end of the text.
+    """
     if "NAME" in expected:
-        return "Write a property, a number, a string in single quotes or ( here."
-    names = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected})
-    return f"Expected: {', '.join(names)}." if names else ""
+        values = "a property name, a number, a string in single quotes, or an opening parenthesis"
+        return f"{verb} {values}{' here' if verb == 'Write' else ''}."
+    if "AND" in expected and "OR" not in expected:  # only between the bounds of BETWEEN
+        return f"{verb} AND and an upper bound, as in price BETWEEN 1 AND 10."
+    *most, last = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected}) or [""]
+    listed = f"{', '.join(most)} or {last}" if most else last
+    return f"Expected: {listed}." if listed else ""
 
 
 def _visible(character: str) -> str:

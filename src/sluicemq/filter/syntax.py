@@ -189,8 +189,10 @@ class TreeBuilder:
         digits = token.text.rstrip("lL")
         if len(digits) <= len(str(LONG_MAX)) and int(digits) <= LONG_MAX:
             return Literal(int(digits), token.position, token.text)
-        what = f"{token.text} does not fit in 64 bits: the largest number is {LONG_MAX}."
-        fix = f"Write it as a float, {digits}.0, or compare it as a string."
+        what = f"{token.text} does not fit in 64 bits; the largest integer is {LONG_MAX}."
+        fix = "Use a smaller number."
+        if float(digits) <= FLOAT_MAX:
+            fix = f"Use a smaller number, or write it as a float (less precise): {digits}.0."
         raise _rejected(Literal(0, token.position, token.text), "number-too-large", what, fix)
 
     def float_number(self, token: Token) -> Node:

@@ -1,6 +1,6 @@
 """Commands for the accounts in plain_acl.yml, as mqadmin of RocketMQ 4 and 5.3 has them.
 
-The format of the file and the requests are in docs/spec/acl.md.
+The format of the file and the requests are in spec/acl.md.
 
 """
 

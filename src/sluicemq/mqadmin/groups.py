@@ -30,16 +30,16 @@ def update_group(session: Session, values: FlagValues) -> None:
     changes = parse_attributes(values.get("attributes", ""))
     policy = values.get("groupRetryPolicy")
     config = GroupConfig(
-        values["groupName"],
-        values.get_bool("consumeEnable", True),
-        values.get_bool("consumeFromMinEnable"),
-        values.get_bool("consumeBroadcastEnable"),
-        values.get_bool("consumeMessageOrderly"),
-        values.get_int("retryQueueNums", 1),
-        values.get_int("retryMaxTimes", 16),
-        values.get_int("brokerId"),
-        values.get_int("whichBrokerWhenConsumeSlowly", 1),
-        values.get_bool("notifyConsumerIdsChanged", True),
+        name=values["groupName"],
+        consume_enable=values.get_bool("consumeEnable", True),
+        consume_from_min_enable=values.get_bool("consumeFromMinEnable"),
+        consume_broadcast_enable=values.get_bool("consumeBroadcastEnable"),
+        consume_message_orderly=values.get_bool("consumeMessageOrderly"),
+        retry_queues=values.get_int("retryQueueNums", 1),
+        retry_times_max=values.get_int("retryMaxTimes", 16),
+        broker_id=values.get_int("brokerId"),
+        broker_id_when_slow=values.get_int("whichBrokerWhenConsumeSlowly", 1),
+        notify_changes_enable=values.get_bool("notifyConsumerIdsChanged", True),
         attributes={f"-{k}" if v is None else f"+{k}": v or "" for k, v in changes.items()},
         retry_policy=None if policy is None else fastjson.loads(policy),
     )
@@ -159,7 +159,7 @@ def show_consumer_progress(session: Session, values: FlagValues) -> None:
         _print_all_groups(session)
         return
     group = values["groupName"]
-    stats = fetch_consume_stats(session, group, values.get("topicName"))
+    stats = _fetch_consume_stats(session, group, values.get("topicName"))
     show_client = values.get_bool("showClientIP")
     readers = _reader_addresses(session, group) if show_client else {}
 
@@ -204,21 +204,22 @@ def show_consumer_progress(session: Session, values: FlagValues) -> None:
     session.print_line(f"Consume Inflight Total: {in_flight}")
 
 
-def fetch_consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:
+def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:
     """Return the offsets of a group, of one topic or of all if `topic` is None.
 
-    Without any offset, raises RequestError with the code 2002 if the group broadcasts, and with the
-    code 206 if no member of it is online.
+    Without any offset, raises RequestError as RocketMQ's tool does: with the code 2002 if the group
+    broadcasts, because its members keep their offsets themselves, or 206 if it has no member.
     """
     stats = session.admin.consume_stats(group, topic)
     if not stats.queues:
         text = "Not found the consumer group consume stats, because return offset table is empty, "
-        with contextlib.suppress(SluiceError):
+        try:
             connections = session.admin.group_connections(group)
-            if connections.message_model == bodies.BROADCASTING:
-                raise RequestError(2002, f"{text}the consumer is under the broadcast mode")
-            return stats
-        raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, f"{text}maybe the consumer not online")
+        except SluiceError as error:
+            remark = f"{text}maybe the consumer not online"
+            raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, remark) from error
+        if connections.message_model == bodies.BROADCASTING:
+            raise RequestError(2002, f"{text}the consumer is under the broadcast mode")
     return stats
 
 

@@ -1,4 +1,4 @@
-"""Java's text forms of values and objects, in which mqadmin prints them (docs/spec/admin.md).
+"""Java's text forms of values and objects, in which mqadmin prints them (spec/admin.md).
 
 RocketMQ's tool prints most objects by their `toString()`, and JSON by fastjson. The functions here
 return the same texts, with the same field names, order and brackets.

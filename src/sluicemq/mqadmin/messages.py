@@ -191,10 +191,13 @@ def query_by_unique_key(session: Session, values: FlagValues) -> None:
         _consume_directly(session, values, values["msgId"])
         return
     begin_ms, end_ms = values.get_int("startTime"), values.get_int("endTime", TIME_MAX_MS)
-    found = session.admin.messages_with_id(values["topic"], values["msgId"])
-    found = [one for one in found if begin_ms <= one.store_time_ms <= end_ms]
-    found.sort(key=lambda message: message.store_time_ms)
-    for message in found if "showAll" in values else found[:1]:
+    messages = [
+        message
+        for message in session.admin.messages_with_id(values["topic"], values["msgId"])
+        if begin_ms <= message.store_time_ms <= end_ms
+    ]
+    messages.sort(key=lambda message: message.store_time_ms)
+    for message in messages if "showAll" in values else messages[:1]:
         print_message(session, message, with_offset_id=False)
 
 
@@ -350,15 +353,16 @@ def query_trace(session: Session, values: FlagValues) -> None:
     lines_by_group: dict[str, list[str]] = {}
     for message in trace_messages:
         host = str(message.born_host).rpartition(":")[0]
-        for one in decode_trace_records(message.body_or_raw)[0]:
-            if one.message_id != message_id or not isinstance(one, SendTrace | ConsumeTrace):
+        for record in decode_trace_records(message.body_or_raw)[0]:
+            if record.message_id != message_id or not isinstance(record, SendTrace | ConsumeTrace):
                 continue
-            kind = "Pub" if isinstance(one, SendTrace) else "Sub"
-            status = "success" if one.success else "failed"
-            time = java.format_time_seconds(one.time_ms or message.store_time_ms)
-            line = _TRACE_ROW.format(kind, one.group or "", host, time, f"{one.cost_ms}ms", status)
+            kind = "Pub" if isinstance(record, SendTrace) else "Sub"
+            group = record.group or ""
+            status = "success" if record.success else "failed"
+            time = java.format_time_seconds(record.time_ms or message.store_time_ms)
+            line = _TRACE_ROW.format(kind, group, host, time, f"{record.cost_ms}ms", status)
             if kind == "Sub":
-                lines_by_group.setdefault(one.group or "", []).append(line)
+                lines_by_group.setdefault(group, []).append(line)
                 continue
             session.print_line(_trace_heading("#ProducerGroup", "#SendTime"))
             session.print_line(f"{line}\n")
@@ -368,6 +372,7 @@ def query_trace(session: Session, values: FlagValues) -> None:
 
 
 def _trace_heading(group: str, time: str) -> str:
+    """Return the heading of a table of trace records, with the headings of two columns."""
     return _TRACE_ROW.format("#Type", group, "#ClientHost", time, "#CostTimes", "#Status")
 
 
@@ -380,7 +385,7 @@ def query_consume_queue(session: Session, values: FlagValues) -> None:
     topic = values["topic"]
     address = values.get("broker") or session.admin.current_route(topic).brokers[0].addresses[0]
     first_offset = values.get_int("index")
-    found = session.admin.queue_units(
+    queue_data = session.admin.queue_units(
         address,
         topic,
         values.get_int("queue"),
@@ -389,15 +394,17 @@ def query_consume_queue(session: Session, values: FlagValues) -> None:
         values.get("consumer"),
     )
     bar = "=" * 38
-    if found.subscription is not None:
+    if queue_data.subscription is not None:
         text = java.format_json(
-            dict(sorted(bodies.subscription_object(found.subscription).items()))
+            dict(sorted(bodies.subscription_object(queue_data.subscription).items()))
         )
         session.print_line(f"Subscription data: \n{text}\n{bar}")
-    if found.filter_text is not None:
-        session.print_line(f"Filter data: \n{found.filter_text}\n{bar}")
-    session.print_line(f"Queue data: \nmax: {found.offset_max}, min: {found.offset_min}\n{bar}")
-    for number, unit in enumerate(found.units, start=first_offset):
+    if queue_data.filter_text is not None:
+        session.print_line(f"Filter data: \n{queue_data.filter_text}\n{bar}")
+    session.print_line(
+        f"Queue data: \nmax: {queue_data.offset_max}, min: {queue_data.offset_min}\n{bar}"
+    )
+    for number, unit in enumerate(queue_data.units, start=first_offset):
         fields = {
             "physicOffset": unit.physical_offset,
             "physicSize": unit.size_bytes,
@@ -467,10 +474,8 @@ def measure_queue_send_times(session: Session, values: FlagValues) -> None:
 
 def measure_broker_send_times(session: Session, values: FlagValues) -> None:
     """Run sendMsgStatus: send to the topic named after a broker, and print each duration."""
-    topic, body = (
-        values["brokerName"],
-        b"hello jodie" * (values.get_int("messageSize", 128) // 11 + 1),
-    )
+    topic = values["brokerName"]
+    body = b"hello jodie" * (values.get_int("messageSize", 128) // 11 + 1)
     with session.make_producer() as producer:
         producer.send(topic, body[:16])
         for _ in range(values.get_int("count", 50)):
@@ -496,13 +501,13 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
         )
     with session.make_producer() as producer:
         while True:
-            known = session.admin.cluster_info().clusters
-            wanted = values.get("cluster")
-            if wanted is not None and wanted not in known:
-                session.write(f"cluster [{wanted}] not exist")
+            clusters = session.admin.cluster_info().clusters
+            only_cluster = values.get("cluster")
+            if only_cluster is not None and only_cluster not in clusters:
+                session.write(f"cluster [{only_cluster}] not exist")
                 return
-            for cluster in [wanted] if wanted is not None else known:
-                for broker in known[cluster]:
+            for cluster in [only_cluster] if only_cluster is not None else clusters:
+                for broker in clusters[cluster]:
                     spent_ms, good = 0, 0
                     for index in range(count):
                         begin_ms = producer.clock.now_ms()

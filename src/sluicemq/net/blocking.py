@@ -191,8 +191,10 @@ class BlockingChannel:
             return tls_connection_error(self.address, error)
         may_need_tls = is_connected and not (self._has_received or self._is_tls)
         hint = f" {TLS_HINT}" if may_need_tls else ""
+        failed = f"{activity} {self.address} failed"
         return ConnectionLostError(
-            f"{activity} {self.address} failed: {error.strerror or error}.",
+            f"{failed if is_connected else f'Cannot connect to {self.address}'}: "
+            f"{error.strerror or error}.",
             fix=f"Check host and port, and that the server runs.{hint}",
         )
 

@@ -14,6 +14,8 @@ an unreachable broker is not dialed in a tight loop.
 import asyncio
 import logging
 import math
+import os
+import re
 import socket
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -398,6 +400,19 @@ async def connect_protocol(
         raise _connect_error(address, error, is_tls=tls is not None) from error
 
 
+def connect_failure_text(error: OSError) -> str:
+    """Return why a connection could not be made, such as "Connection refused".
+
+    The texts of asyncio repeat the address as a tuple, once for each address of the host. For
+    those, the result is the text of the operating system for each distinct error number.
+    """
+    text = error.strerror or str(error)
+    if "Connect call failed" not in text:
+        return text
+    numbers = map(int, re.findall(r"\[Errno (\d+)\]", str(error)))
+    return "; ".join(dict.fromkeys(os.strerror(number) for number in numbers)) or text
+
+
 def _connect_error(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
     """Return the error that explains why connecting to `address`, or its handshake, failed."""
     if is_tls and not isinstance(error, ConnectionRefusedError):
@@ -406,7 +421,7 @@ def _connect_error(address: str, error: OSError, *, is_tls: bool = False) -> Con
         if is_tls_error(error) or isinstance(error, ConnectionError):
             return tls_connection_error(address, error)
     return ConnectionLostError(
-        f"Cannot connect to {address}: {error.strerror or error}.",
+        f"Cannot connect to {address}: {connect_failure_text(error)}.",
         fix="Check host and port, and that the server runs.",
     )
 

@@ -412,7 +412,7 @@ def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> S
     fact = f"{root} is not a message store"
     if not files.exists(root):
         return StoreError(
-            f"{fact}: {root} does not exist.", fix="Specify the directory of a store."
+            f"the directory {root!r} does not exist.", fix="Pass the directory of a message store."
         )
     names = files.names(root)
     if any(map(is_segment_name, names)):

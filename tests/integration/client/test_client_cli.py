@@ -216,7 +216,7 @@ def test_the_cluster_is_shown(sluice, cluster):
         (["topic", "create", "t", "--attribute", "foo"], 2, "KEY=VALUE"),
         (["topic", "create", "t", "--attribute", "foo=1"], 1, "unsupported key: foo"),
         (["topic", "create", "t", "--attribute", "message.type=LITE"], 1, "not in set"),
-        (["topic", "list", "-n", "127.0.0.1:1"], 1, "no name server responds"),
+        (["topic", "list", "-n", "127.0.0.1:1"], 1, "no name server responded"),
         (["topic", "list", "-n", "host:port"], 1, "Write host:port"),
     ],
 )
@@ -304,7 +304,7 @@ def test_a_missing_message_is_an_error_with_its_fix(sluice):
     sluice("topic", "create", "t", "-q", "1")
     result = sluice("message", "show", "7F0000010001D41A00000BD5A5F30000")
     assert result.exit_code == 1
-    assert "no message has the id 7F0000010001D41A00000BD5A5F30000" in result.stderr
+    assert "no message with the ID '7F0000010001D41A00000BD5A5F30000' was found" in result.stderr
     result = sluice("message", "query", "-t", "t", "-k", "k")
     assert (result.exit_code, result.stderr) == (0, "No message of t has the key k.\n")
     result = sluice("message", "query", "-t", "t", "-k", "two words")

@@ -206,8 +206,8 @@ def test_an_empty_topic_gives_no_rows(read: Read) -> None:
     ("options", "first_line"),
     [
         ({"topc": "x"}, "unknown option 'topc'. Did you mean 'topic'?"),
-        ({"topic": "no-such-topic"}, "no broker serves the topic 'no-such-topic'"),
-        ({"nameServers": "127.0.0.1:1"}, "no name server responds [127.0.0.1:1"),
+        ({"topic": "no-such-topic"}, "the topic 'no-such-topic' does not exist"),
+        ({"nameServers": "127.0.0.1:1"}, "no name server responded (127.0.0.1:1"),
         ({"columns": "boddy"},
          "'boddy' in the option 'columns' is not a column. Did you mean 'body'?"),
         ({"filter__sql": "delay > 'x'"}, "The SQL92 expression does not compile at character 9"),

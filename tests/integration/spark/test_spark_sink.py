@@ -162,5 +162,5 @@ def test_a_topic_is_not_overwritten(spark: Any, name_server: str, topic: str) ->
 
 
 def test_an_unreachable_name_server_is_named(spark: Any) -> None:
-    with pytest.raises(Exception, match=r"no name server responds \[127.0.0.1:1"):
+    with pytest.raises(Exception, match=r"no name server responded \(127.0.0.1:1"):
         write(spark.range(1).selectExpr("'x' as body"), "127.0.0.1:1", "t")

@@ -272,11 +272,11 @@ def test_a_topic_made_anew_is_noticed(
     [
         (
             {"nameServers": "127.0.0.1:1", "timeoutMs": "1000"},
-            "no name server responds [127.0.0.1:1",
+            "no name server responded (127.0.0.1:1",
         ),
         (
             {"topic": "no-such-topic", "timeoutMs": "5000"},
-            "no broker serves the topic 'no-such-topic'",
+            "the topic 'no-such-topic' does not exist",
         ),
         ({"endingOffsets": "latest"}, "'endingOffsets' is not supported for a stream read"),
         ({"filter__sql": "a >"}, "The SQL92 expression does not compile"),

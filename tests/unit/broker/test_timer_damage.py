@@ -238,15 +238,15 @@ def test_verify_reports_the_damage(name: str, is_killed: bool) -> None:
     files = damaged(name, is_killed=is_killed)
     before = {path: files.content(path) for path in (WHEEL, LOG, CHECK) if files.exists(path)}
     findings = verify(StoreLayout.find("/store", files=files)).findings
-    kinds = {finding.kind for finding in findings.kept if finding.kind.startswith("timer")}
+    kinds = {finding.kind for finding in findings.listed if finding.kind.startswith("timer")}
     unseen = UNSEEN_AFTER_A_KILL | WITHOUT_CHECKS
     is_quiet = not name or name == "all missing" or (is_killed and name in unseen)
     if name == "log flipped in a position":
         assert kinds, "the message is in no chain"
     elif is_quiet:
-        assert not kinds, findings.kept
+        assert not kinds, findings.listed
     else:
-        assert kinds, findings.kept
+        assert kinds, findings.listed
     assert {path: files.content(path) for path in before} == before, "verify changes nothing"
 
 
@@ -284,7 +284,7 @@ def test_the_first_start_finds_timers_that_were_lost_before(
     if is_foreign:
         files.put(CHECK, files.content(CHECK)[:56].ljust(4096, b"\0"))
     findings = verify(StoreLayout.find("/store", files=files)).findings
-    missing = [finding for finding in findings.kept if finding.kind == "timer-missing"]
+    missing = [finding for finding in findings.listed if finding.kind == "timer-missing"]
     assert len(missing) == (len(WAITING) if was_lost else 0)
     broker = SteppedBroker(files=files, clock=ManualClock(now_ms))
     assert len([text for text in caplog.messages if REBUILT in text]) == 1
@@ -333,7 +333,7 @@ def test_messages_whose_records_are_gone_are_named(
     broker.close()
     files = broker.files.kill()
     findings = verify(StoreLayout.find("/store", files=files)).findings
-    assert [finding.kind for finding in findings.kept] == ["timer-gone"]
+    assert [finding.kind for finding in findings.listed] == ["timer-gone"]
     zero(WHEEL)(files, built(False))
     SteppedBroker(files=files, clock=ManualClock(broker.clock.now_ms()), store_config=config)
     (line,) = [text for text in caplog.messages if "1 timed messages are lost" in text]

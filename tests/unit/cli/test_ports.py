@@ -84,7 +84,7 @@ def test_free_ports_of_children_differ_and_leave_room() -> None:
     [
         (
             {"name_server": 10911},
-            "Port 10911 would be used by both the name server and the broker. "
+            "the port 10911 would be used by both the name server and the broker. "
             "Choose another --nameserver-port or --broker-port",
         ),
         ({"brokers": 2, "name_server": 10921}, "both the name server and broker-b"),

@@ -67,7 +67,7 @@ def test_a_misspelt_command_suggests_a_similar_one(words: list[str], meant: str)
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
     said, help_line = result.stderr.splitlines()
-    assert said.startswith(f"sluice: No such command {words[-1]!r}. Did you mean ")
+    assert said.startswith(f"sluice: no such command {words[-1]!r}. Did you mean ")
     assert meant in said
     assert help_line == f"See {' '.join(['sluice', *words[:-1]])} --help."
 
@@ -129,7 +129,7 @@ def test_every_entry_names_a_command(name: str) -> None:
 def test_an_unknown_command_is_wrong_usage() -> None:
     result = CliRunner().invoke(main, ["bogus"])
     assert result.exit_code == 2
-    assert "No such command" in result.output
+    assert "no such command" in result.output
 
 
 def test_an_error_is_one_sentence_with_the_name_of_its_page() -> None:

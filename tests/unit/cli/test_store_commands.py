@@ -343,4 +343,4 @@ def test_an_os_error_of_a_writer_is_one_sentence(tmp_path: Path) -> None:
     result = run("backup", tmp_path, tmp_path / "backup")
     assert result.exit_code == 1
     assert "contains no commit log" in result.stderr
-    assert "no backup" in run("restore", tmp_path, tmp_path / "new").stderr
+    assert "is not a backup" in run("restore", tmp_path, tmp_path / "new").stderr

@@ -89,8 +89,8 @@ async def test_an_unknown_topic_without_automatic_creation_names_excluded_causes
     async with Sluice(fake.name_server) as mq:
         with pytest.raises(RouteNotFoundError) as error:
             await mq.send("nosuch", b"x")
-    assert "respond, so the network to them works" in str(error.value)
-    assert "brokers are registered with them (broker-a)" in str(error.value)
+    assert "are reachable" in str(error.value)
+    assert "brokers are registered (broker-a)" in str(error.value)
     assert "automatic creation is off" in str(error.value)
     assert "sluice topic create nosuch" in str(error.value)
 
@@ -236,7 +236,7 @@ async def test_a_batch_that_fails_half_way_says_how_much_is_stored(fake):
 async def test_a_bad_batch_is_refused_before_anything_is_sent(fake):
     fake.topics["t"] = 1
     async with Sluice(fake.name_server) as mq:
-        with pytest.raises(SendError, match="message 1 of the batch goes to the topic 'other'"):
+        with pytest.raises(SendError, match="must have the same topic, got"):
             await mq.send_batch([Message("t", b"x"), Message("other", b"y")])
     assert not fake.broker.seen[320]
 
@@ -289,7 +289,7 @@ async def test_an_invalid_argument_is_refused_without_a_connection():
         ]:
             with pytest.raises(ConfigurationError, match=text):
                 await mq.send("t", b"x", **arguments)
-        with pytest.raises(ConfigurationError, match="contains ' '"):
+        with pytest.raises(ConfigurationError, match="contains a space"):
             await mq.send("bad topic", b"x")
         with pytest.raises(ConfigurationError, match="4,194,305 bytes"):
             await mq.send("t", bytes(4 * 1024 * 1024 + 1))

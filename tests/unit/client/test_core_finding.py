@@ -103,7 +103,9 @@ def test_an_id_of_a_broker_is_asked_there_first_and_believed_when_the_message_sa
     assert answers.asked[-1] == (str(B), 33)
     assert (str(A), 33) not in answers.asked
     answers = Answers({(str(A), 33): Command(0, body=elsewhere)})
-    with pytest.raises(MessageNotFoundError, match=f"no message has the id {identity}"):
+    with pytest.raises(
+        MessageNotFoundError, match=f"no message with the ID '{identity}' was found"
+    ):
         answers.by_id(identity, None)
 
 

@@ -1,5 +1,6 @@
 """Messages, batches and names: what is refused, and what the bytes are."""
 
+import re
 import zlib
 
 import pytest
@@ -112,7 +113,7 @@ def test_properties_that_would_break_the_wire_or_are_not_text_are_refused():
     for bad in ({"a\x01": "x"}, {"a": "x\x02"}, {"": "x"}):
         with pytest.raises(ConfigurationError):
             check_properties(bad)
-    with pytest.raises(ConfigurationError, match=r"str\(value\)"):
+    with pytest.raises(ConfigurationError, match=r"str\(\)"):
         check_properties({"dep_delay": 61})
 
 
@@ -149,14 +150,20 @@ def test_name_server_addresses_come_in_every_usual_spelling():
 @pytest.mark.parametrize(
     ("second", "text"),
     [
-        (Message("other", b""), "message 1 of the batch goes to the topic 'other'"),
-        (Message("t", b"", wait_store_ok=False), "message 1 of the batch has wait_store_ok=False"),
+        (Message("other", b""), "same topic, got 't' (message 0) and 'other' (message 1)"),
+        (
+            Message("t", b"", wait_store_ok=False),
+            "same wait_store_ok, got True (message 0) and False (message 1)",
+        ),
         (Message("t", b"", delay_level=2), "message 1 of the batch is delayed"),
-        (Message("t", b"", sharding_key="k"), "message 1 of the batch has the sharding key 'k'"),
+        (
+            Message("t", b"", sharding_key="k"),
+            "same sharding key, got None (message 0) and 'k' (message 1)",
+        ),
     ],
 )
 def test_a_batch_is_refused_by_the_index_of_the_message_at_fault(second, text):
-    with pytest.raises(SendError, match=text):
+    with pytest.raises(SendError, match=re.escape(text)):
         check_batch([Message("t", b""), second])
 
 

@@ -58,19 +58,19 @@ def test_the_words_become_rocketmqs_properties(
 @pytest.mark.parametrize(
     ("words", "fact"),
     [
-        ({"delay_level": 19}, "the delay level must be 0 to 18, got 19"),
-        ({"delay_level": -1}, "the delay level must be 0 to 18, got -1"),
+        ({"delay_level": 19}, "the delay level must be from 0 to 18, got 19"),
+        ({"delay_level": -1}, "the delay level must be from 0 to 18, got -1"),
         ({"delay": -0.5}, "got -0.5 s"),
         ({"delay": timedelta(days=-1)}, "got -86,400"),
         ({"delay": float("nan")}, "got nan"),
         ({"delay": "5s"}, "got .5s"),
         ({"delay": True}, "got True"),
-        ({"deliver_at": datetime(2026, 7, 1)}, "has no time zone"),  # noqa: DTZ001
+        ({"deliver_at": datetime(2026, 7, 1)}, "must have a time zone"),  # noqa: DTZ001
         ({"deliver_at": 1_782_907_200}, "is before 1973"),
         ({"deliver_at": -1}, "is before 1973"),
         ({"deliver_at": 1.5}, "deliver_at must be a datetime or milliseconds, got 1.5"),
-        ({"delay": 5, "delay_level": 2}, "more than one delivery time"),
-        ({"delay": 5, "deliver_at": NOON}, "more than one delivery time"),
+        ({"delay": 5, "delay_level": 2}, "delay_level=2 and delay=5.0 s cannot be combined"),
+        ({"delay": 5, "deliver_at": NOON}, "delay=5.0 s and deliver_at="),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_it_is_sent(

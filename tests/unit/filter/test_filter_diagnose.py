@@ -3,20 +3,22 @@
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.subscriptions import compile_sql92
+from sluicemq.filter.subscriptions import compile_complete, compile_sql92
 
 # expression, the text at which the error is marked, words of the fact, words of the fix
 REFUSED = [
-    # Order operators and BETWEEN compare numbers, IN takes strings.
+    # Order operators and BETWEEN compare numbers, IN accepts strings.
     ("a > 'abc'", "'abc'", "numbers only", "STARTSWITH"),
     ("a > '100'", "'100'", "is a string", "without quotes: 100"),
     ("'x' < a", "'x'", "numbers only", "="),
     ("a BETWEEN 'x' AND 'y'", "'x'", "BETWEEN compares numbers only", "IN"),
     ("a NOT BETWEEN 1 AND '9'", "'9'", "NOT BETWEEN compares numbers only", "without quotes: 9"),
     ("a BETWEEN 9 AND 1", "1", "below the first", "BETWEEN 1 AND 9"),
-    ("a BETWEEN 1, 9", ",", "comma", "BETWEEN 1 AND 9"),
-    ("a IN (5)", "5", "strings only", "'5'"),
-    ("a IN ('x', b)", "b", "strings only", "'b'"),
+    ("a BETWEEN 1, 9", ",", "comma", "BETWEEN 1 AND 10"),
+    ("a BETWEEN 1", "", "too early", "Add AND and an upper bound"),
+    ("a BETWEEN 1 OR 2", "OR", "not allowed", "Write AND and an upper bound"),
+    ("a IN (5)", "5", "only strings, and 5 is a number", "'5'"),
+    ("a IN ('x', b)", "b", "only strings, and b is the name", "'b'"),
     ("a IN ()", ")", "missing", "IN ('x', 'y')"),
     ("a IN ('x',)", ")", "missing", "IN ('x', 'y')"),
     ("a IN 'x'", "'x'", "parentheses", "IN ('x', 'y')"),
@@ -31,17 +33,17 @@ REFUSED = [
     ("a ＞ 5", "＞", "U+FF1E", "plain >"),
     ("a ＜ 5", "＜", "U+FF1C", "plain <"),
     ("a\u00a0= 5", "\u00a0", "U+00A0", "plain space"),
-    ("a ≠ 5", "≠", "not an operator", "<>"),
+    ("a ≠ 5", "≠", "not an SQL92 operator", "<>"),
     # Habits of other languages.
     ('a = "x y"', '"x y"', "single quotes", "'x y'"),
-    ("`a` = 5", "`", "no quotes", "bare"),
-    ("a != 5", "!=", "not an operator", "<>"),
-    ("a == 5", "= 5", "==", "Write =."),
-    ("a => 5", ">", "=>", "Write >=."),
-    ("a =< 5", "<", "=<", "Write <=."),
-    ("a = 5 && b = 6", "&&", "not an operator", "AND"),
-    ("a = 5 || b = 6", "||", "not an operator", "OR"),
-    ("!a", "!", "not an operator", "NOT"),
+    ("`a` = 5", "`", "no quotes", "without quotes"),
+    ("a != 5", "!=", "not an SQL92 operator", "<>"),
+    ("a == 5", "= 5", "==", "Use = instead."),
+    ("a => 5", ">", "=>", "Use >= instead."),
+    ("a =< 5", "<", "=<", "Use <= instead."),
+    ("a = 5 && b = 6", "&&", "not an SQL92 operator", "AND"),
+    ("a = 5 || b = 6", "||", "not an SQL92 operator", "OR"),
+    ("!a", "!", "not an SQL92 operator", "NOT"),
     ("a.b = 5", ".", "no dots", "order_id"),
     ("a = 5;", ";", "semicolon", "Remove"),
     ("a % 2 = 1", "%", "arithmetic", "computed"),
@@ -52,12 +54,12 @@ REFUSED = [
     ("1a = 5", "1a", "begin with a digit", "Rename"),
     ("between = 5", "between", "reserved word", "Rename"),
     # Left open.
-    ("a = 'x", "'x", "not closed", "Close it"),
+    ("a = 'x", "'x", "not closed", "Add a single quote"),
     ("a = 5 /* x", "/* x", "not closed", "*/"),
-    ("(a = 5", "(", "not closed", ")"),
-    ("(a = ')' AND b = 5", "(", "not closed", ")"),
-    ("(a = 5 b = 6)", "b", "character 1 is open", ")"),
-    ("a = 5 AND ", "", "too early", "Write a property"),
+    ("(a = 5", "(", "not closed", "closing parenthesis"),
+    ("(a = ')' AND b = 5", "(", "not closed", "closing parenthesis"),
+    ("(a = 5 b = 6)", "b", "character 1 is open", "closing parenthesis"),
+    ("a = 5 AND ", "", "too early", "Add a property name"),
     ("", "", "empty", "TRUE"),
     # Classes.
     ("a = NULL", "NULL", "cannot be compared", "IS NULL"),
@@ -82,6 +84,18 @@ def test_error_marks_the_fault_and_says_the_fix(text: str, fault: str, what: str
     assert text[error.position :].startswith(fault)
     assert what in str(error).split("^\n")[-1]
     assert fix in error.fix
+
+
+@pytest.mark.parametrize("text", ["lower(a) = 'x'", "lower (a) = 'x'", "a = 1 AND f(b)"])
+def test_a_function_is_refused_with_the_rule(text: str) -> None:
+    with pytest.raises(FilterSyntaxError, match="SQL92 filters have no functions"):
+        compile_complete(text)
+
+
+@pytest.mark.parametrize("text", ["a IS NULL (b)", "a = TRUE (b)", "a = 5 (b)", "a = 'x' (b)"])
+def test_a_parenthesis_after_a_value_is_no_function(text: str) -> None:
+    with pytest.raises(FilterSyntaxError, match="because the condition before it is complete"):
+        compile_complete(text)
 
 
 def test_error_shows_the_expression_with_carets() -> None:

@@ -15,10 +15,35 @@ from sluicemq.errors import (
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host
-from sluicemq.net.channel import BACK_OFF_MIN_S, EXPIRE_SLACK_S, Channel, ChannelPool, dial
+from sluicemq.net.channel import (
+    BACK_OFF_MIN_S,
+    EXPIRE_SLACK_S,
+    Channel,
+    ChannelPool,
+    connect_failure_text,
+    dial,
+)
 from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (
+            OSError(
+                "Multiple exceptions: [Errno 111] Connect call failed ('::1', 1, 0, 0), "
+                "[Errno 111] Connect call failed ('127.0.0.1', 1)"
+            ),
+            "Connection refused",
+        ),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+    ],
+)
+def test_the_text_of_a_failed_connect_has_no_address(error: OSError, text: str) -> None:
+    assert connect_failure_text(error) == text
 
 
 class StepClock:

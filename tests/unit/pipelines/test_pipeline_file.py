@@ -104,9 +104,9 @@ BAD: list[tuple[str, str, str]] = [
      " it must be a whole number from 65,536 to 8,388,608."),
     ("SQL92 that does not compile", RIGHT.replace("> 60", ">"),
      "p.yaml:5: source.filter.sql: at character 12: The expression ends too early."
-     " Write a property, a number, a string in single quotes or ( here."),
+     " Add a property name, a number, a string in single quotes, or an opening parenthesis."),
     ("SQL92 with a tail that is ignored", RIGHT.replace("> 60", "> 60 ) x"),
-     "p.yaml:5: source.filter.sql: at character 16: Everything from here on is ignored: no"
+     "p.yaml:5: source.filter.sql: at character 16: RocketMQ ignores everything from here on: no"
      " parenthesis is open here. Remove the parenthesis, or open one."),
     ("no topic", RIGHT.replace("  topic: flights\n", ""),
      "p.yaml:3: source: the option 'topic' is missing."),

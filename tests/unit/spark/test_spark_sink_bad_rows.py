@@ -40,7 +40,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tag": "a|b"}, "tag", "contains '|'"),
     ({"keys": "a\x01b"}, "keys", "U+0001"),
     ({"to": None}, "to", "has no topic"),
-    ({"to": "no such name"}, "to", "contains ' '"),
+    ({"to": "no such name"}, "to", "contains a space"),
     ({"to": "SCHEDULE_TOPIC_XXXX"}, "to", "is reserved for the broker"),
     ({"properties": [("a", "")]}, "properties", "'a' has an empty value"),
     ({"properties": [("DELAY", "3")]}, "properties", "reserved"),

@@ -1,4 +1,4 @@
-"""Backups of a store that is written to, and the way back: to the newest moment, to any place."""
+"""A store that is being written is backed up, and restored up to the last or any position."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import SYSTEM_FILES, clone, link, overwrite_text
 from sluicemq.store.store import Store
 from sluicemq.store.tools import backup as backups
-from sluicemq.store.tools.backup import BackedUp, Restored, back_up, restore
+from sluicemq.store.tools.backup import BackupReport, RestoreReport, back_up, restore
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 
@@ -22,12 +22,12 @@ def put(files: Any, path: str, text: str) -> None:
     overwrite_text(files, path, text)
 
 
-def backed_up(bench: Any, **options: Any) -> BackedUp:
+def backed_up(bench: Any, **options: Any) -> BackupReport:
     return back_up("/store", "/backup", files=bench.files, clock=bench.clock, shares=(), **options)
 
 
-def restored(bench: Any, **options: Any) -> tuple[Restored, Any]:
-    """And the store that a broker opens then."""
+def restored(bench: Any, **options: Any) -> tuple[RestoreReport, Any]:
+    """Restore the backup and open the store. Return the report and the bench of that store."""
     result = restore("/backup", "/new", files=bench.files, clock=bench.clock, shares=(), **options)
     other = type(bench)()
     other.files, other.clock = bench.files, bench.clock
@@ -56,9 +56,9 @@ def test_a_restored_store_is_what_was_backed_up(bench: Any) -> None:
     assert bench.files.content("/new/config/topics.json") == b"tables"
 
 
-def test_a_backup_goes_on_where_it_was(bench: Any) -> None:
+def test_the_next_run_continues_where_the_backup_ends(bench: Any) -> None:
     bench.open()
-    moments = []
+    reports = []
     rng = random.Random(1)
     for number in range(12):
         bench.send(*(rng.randbytes(rng.randrange(400)) for _ in range(rng.randrange(15))))
@@ -67,30 +67,30 @@ def test_a_backup_goes_on_where_it_was(bench: Any) -> None:
             bench.store._log.segments.detach_first()
             name = bench.files.names("/store/commitlog")[0]
             bench.files.remove(f"/store/commitlog/{name}")
-        moments.append(backed_up(bench))
+        reports.append(backed_up(bench))
         bench.clock.ms += 1000
-    assert all(one.new_bytes == one.copied_bytes for one in moments)
-    assert sum(one.new_bytes for one in moments) == moments[-1].end
-    assert moments[-1].start == 0
-    for number, moment in enumerate(moments):
-        if moment.end == moments[min(number + 1, 11)].end:
-            continue  # replaced by a newer one of the same place
-        result, other = restored(bench, at=moment.end)
-        assert result.end == result.moment.end == moment.end
+    assert all(one.new_bytes == one.copied_bytes for one in reports)
+    assert sum(one.new_bytes for one in reports) == reports[-1].end
+    assert reports[-1].start == 0
+    for number, report in enumerate(reports):
+        if report.end == reports[min(number + 1, 11)].end:
+            continue  # replaced by a newer moment of the same position
+        result, other = restored(bench, at=report.end)
+        assert result.end == result.moment.end == report.end
         assert bench.files.content("/new/config/consumerOffset.json") == str(number).encode()
         other.store.close()
         backups.remove_tree(bench.files, "/new")
 
 
-def test_any_place_can_be_restored(bench: Any) -> None:
+def test_any_position_can_be_restored(bench: Any) -> None:
     bench.open()
     bench.send(b"1")
     put(bench.files, "/store/config/x.json", "first")
     first = backed_up(bench).end
-    places = [bench.send(b"%d" % n)[0][0] for n in range(2, 40)]
+    positions = [bench.send(b"%d" % n)[0][0] for n in range(2, 40)]
     put(bench.files, "/store/config/x.json", "second")
     last = backed_up(bench).end
-    for at, count in ((first, 1), (places[0] + 5, 1), (places[10], 11), (last, 39)):
+    for at, count in ((first, 1), (positions[0] + 5, 1), (positions[10], 11), (last, 39)):
         result, other = restored(bench, at=at)
         assert len(other.bodies()) == result.messages == count
         expected = b"second" if at == last else b"first"
@@ -103,7 +103,7 @@ def test_any_place_can_be_restored(bench: Any) -> None:
             restored(bench, at=at)
 
 
-def test_queues_whose_messages_have_expired_go_on(bench: Any) -> None:
+def test_queues_whose_messages_have_expired_continue_at_their_offset(bench: Any) -> None:
     bench.expire("Old")
     store = bench.open()
     assert store.queue_offsets("Old", 0) == (10, 10)
@@ -114,33 +114,37 @@ def test_queues_whose_messages_have_expired_go_on(bench: Any) -> None:
     assert other.bodies() == bench.bodies()
 
 
-def test_of_a_replica_only_what_is_confirmed_is_taken(bench: Any) -> None:
+def test_only_the_confirmed_log_of_a_replica_is_backed_up(bench: Any) -> None:
     bench.open()
-    places = [bench.send(b"%d" % n)[0][0] for n in range(5)]
-    put(bench.files, "/store/config/sluiceReplicas.json", json.dumps({"confirmed": places[3] + 1}))
-    assert backed_up(bench).end == places[3]
+    positions = [bench.send(b"%d" % n)[0][0] for n in range(5)]
+    put(
+        bench.files,
+        "/store/config/sluiceReplicas.json",
+        json.dumps({"confirmed": positions[3] + 1}),
+    )
+    assert backed_up(bench).end == positions[3]
     _, other = restored(bench)
     assert len(other.bodies()) == 3
     assert not bench.files.exists("/new/config/sluiceReplicas.json")
 
 
-def test_what_does_not_belong_together_is_refused(bench: Any) -> None:
+def test_a_directory_that_does_not_fit_is_refused(bench: Any) -> None:
     store = bench.open()
     bench.send(b"1" * 2000, b"2" * 2000)
     backed_up(bench)
-    with pytest.raises(StoreError, match="no backup"):
+    with pytest.raises(StoreError, match="not a backup"):
         restore("/store", "/new", files=bench.files)
     with pytest.raises(StoreError, match="not empty"):
         restore("/backup", "/store", files=bench.files)
-    with pytest.raises(StoreError, match="no backup"):
+    with pytest.raises(StoreError, match="not a backup"):
         back_up("/store", "/store", files=bench.files)
     following = store.start_following()
     following.truncate(2120)
-    with pytest.raises(StoreError, match=r"was cut|has other bytes"):
+    with pytest.raises(StoreError, match=r"was truncated|has other bytes"):
         backed_up(bench)
 
 
-def test_a_store_that_begins_behind_its_backup_needs_a_new_one(bench: Any) -> None:
+def test_a_store_that_begins_behind_its_backup_needs_a_new_backup(bench: Any) -> None:
     bench.open()
     bench.send(b"1")
     backed_up(bench)
@@ -163,28 +167,28 @@ def test_damage_is_not_backed_up(bench: Any) -> None:
     assert not bench.files.exists("/backup/backup.json")
 
 
-def test_tables_that_change_while_they_are_read_are_read_again(
+def test_documents_that_change_while_they_are_read_are_read_again(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.open()
     bench.send(b"1")
     for name in ("a", "b"):
         put(bench.files, f"/store/config/{name}", "0")
-    original, looks = backups.walk, []
+    original, reads = backups.iter_files, []
 
-    def walk(files: CrashableFiles, path: str) -> Any:
-        looks.append(path)
+    def change_and_iter_files(files: CrashableFiles, path: str) -> Any:
+        reads.append(path)
         for found in original(files, path):
             yield found
-            if len(looks) < 4:  # both change between two reads
+            if len(reads) < 4:  # both change between two reads
                 for name in ("a", "b"):
-                    files.put(f"/store/config/{name}", str(len(looks)).encode())
+                    files.put(f"/store/config/{name}", str(len(reads)).encode())
 
-    monkeypatch.setattr(backups, "walk", walk)
+    monkeypatch.setattr(backups, "iter_files", change_and_iter_files)
     backed_up(bench)
     directory = f"/backup/state/{bench.store.written_offset:020d}/config"
     assert [bench.files.content(f"{directory}/{name}") for name in ("a", "b")] == [b"3", b"3"]
-    assert len(looks) == 5
+    assert len(reads) == 5
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -218,7 +222,7 @@ def test_an_interrupted_backup_keeps_the_last_one(bench: Any, seed: int) -> None
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55])
-def test_an_interrupted_restore_is_no_store_and_is_done_again(bench: Any, after: int) -> None:
+def test_an_interrupted_restore_is_not_a_store_and_can_be_repeated(bench: Any, after: int) -> None:
     bench.open()
     bench.send(*(b"x" * 700 for _ in range(20)))
     put(bench.files, "/store/config/x.json", "1")
@@ -228,17 +232,19 @@ def test_an_interrupted_restore_is_no_store_and_is_done_again(bench: Any, after:
         restored(bench)
     bench.files.power_fails_after = None
     bench.files = bench.files.crash(random.Random(after))
-    is_begun = bench.files.exists("/new/restoring")
-    if is_begun:
+    has_begun = bench.files.exists("/new/restoring")
+    if has_begun:
         with pytest.raises(StoreError, match="interrupted"):
             type(bench).open(bench, root="/new", commit_log_path="/new/commitlog")
-    if is_begun or not bench.files.names("/new"):
+    if has_begun or not bench.files.names("/new"):
         result, other = restored(bench)
         assert (result.messages, len(other.bodies())) == (20, 20)
 
 
 @pytest.mark.parametrize("share", [clone, link])
-def test_full_files_are_shared_where_the_file_system_can(tmp_path: Path, share: Any) -> None:
+def test_complete_files_share_blocks_if_the_file_system_supports_it(
+    tmp_path: Path, share: Any
+) -> None:
     root, target = f"{tmp_path}/store", f"{tmp_path}/backup"
     config = StoreConfig(root=root, commit_log_file_bytes=65_536)
     store = Store.open(config)
@@ -252,7 +258,7 @@ def test_full_files_are_shared_where_the_file_system_can(tmp_path: Path, share: 
     files = sorted((tmp_path / "backup" / "commitlog").iterdir())
     if share is link:
         shared = [path for path in files if path.stat().st_nlink == 2]
-        assert len(shared) == len(files) - 2  # the newest, and what was the newest before
+        assert len(shared) == len(files) - 2  # the newest, and the newest of the first run
         assert found.copied_bytes < 2 * 65_536
     result = restore(target, f"{tmp_path}/new")
     assert (result.end, result.messages) == (store.written_offset, 300)

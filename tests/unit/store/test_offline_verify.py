@@ -1,4 +1,4 @@
-"""`verify` says what is wrong with a damaged store, where, and how bad it is; and nothing else."""
+"""`verify` reports what is wrong with a damaged store, where and how severe; and nothing else."""
 
 import random
 import struct
@@ -23,11 +23,12 @@ from sluicemq.record.codec import encode_properties
 from sluicemq.store.directory import read_checkpoint, write_checkpoint
 from sluicemq.store.index.file import ENTRY, Geometry
 from sluicemq.store.store import Store
-from sluicemq.store.tools.checks import expected_entries
 from sluicemq.store.tools.dump import Selection, dump_queues, list_queues
-from sluicemq.store.tools.layout import LogWalk, Run, StoreLayout
+from sluicemq.store.tools.index_check import expected_entries
+from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.repair import repair
-from sluicemq.store.tools.verify import Verified, verify
+from sluicemq.store.tools.verify import VerifyReport, verify
+from sluicemq.store.tools.walk import LogWalk, Run
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 HOST_IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 10911)
@@ -36,7 +37,7 @@ BODY = 300
 
 
 class HandClock:
-    """Moves when a test says so."""
+    """A clock that a test advances."""
 
     ms = 1_700_000_000_000
 
@@ -52,7 +53,10 @@ def config(root: Path) -> StoreConfig:
 
 
 def fill(store: Store, count: int = 40, topics: str = "AB") -> list[tuple[str, int, int]]:
-    """(topic, physical offset, queue offset) of messages with tags, keys, IPv6 hosts."""
+    """Append messages with tags, keys and IPv6 hosts.
+
+    Return (topic, physical offset, queue offset) of each.
+    """
     sent = []
     for number in range(count):
         topic = topics[number % len(topics)]
@@ -83,7 +87,7 @@ def sent(root: Path) -> list[tuple[str, int, int]]:
         store.close()
 
 
-def check(root: Path) -> Verified:
+def check(root: Path) -> VerifyReport:
     layout = StoreLayout.find(str(root))
     try:
         return verify(layout)
@@ -91,11 +95,11 @@ def check(root: Path) -> Verified:
         layout.close()
 
 
-def kinds(result: Verified, *severities: str) -> set[str]:
+def kinds(result: VerifyReport, *severities: str) -> set[str]:
     return {kind for severity, kind in result.findings.by_kind if severity in severities}
 
 
-def bad(result: Verified) -> set[str]:
+def bad(result: VerifyReport) -> set[str]:
     return kinds(result, "error", "warning")
 
 
@@ -110,9 +114,11 @@ def change(root: Path, position: int, data: bytes, directory: str = "commitlog")
 Places = list[tuple[str, int, int]]
 
 
-def test_keys_that_rocketmq_pushed_out_are_told_as_late(root: Path) -> None:
-    """It was killed after it had gone on at an older header, with the second message once more:
-    the entries that our mark counts end before the last message. A start adds its key."""
+def test_keys_behind_entries_that_rocketmq_repeated_are_a_note(root: Path) -> None:
+    """RocketMQ was killed after it had continued at an older header, with the second message again.
+
+    The entries that our checkpoint counts end before the last message. A start adds its key.
+    """
     settings = config(root)
     store = Store.open(settings)
     for number in range(6):
@@ -134,20 +140,20 @@ def test_keys_that_rocketmq_pushed_out_are_told_as_late(root: Path) -> None:
     assert "not-indexed" not in bad(result)
 
 
-def test_a_sound_store_is_in_order_and_all_of_it_is_counted(root: Path, sent: Places) -> None:
+def test_an_undamaged_store_is_clean_and_all_of_it_is_counted(root: Path, sent: Places) -> None:
     result = check(root)
-    assert result.findings.is_clean, result.findings.kept
+    assert result.findings.is_clean, result.findings.listed
     assert (result.records, result.units) == (40, 40)
     assert result.log_start == 0
     assert result.log_end > sent[-1][1]
     assert len(list((root / "commitlog").iterdir())) > 3
 
 
-def test_a_body_that_changed_is_named_by_its_place(root: Path, sent: Places) -> None:
+def test_a_changed_body_is_reported_by_its_position(root: Path, sent: Places) -> None:
     _, place, _ = sent[7]
     change(root, place + 150, b"x")
     result = check(root)
-    assert [(f.kind, f.place) for f in result.findings.kept if f.severity != "note"] == [
+    assert [(f.kind, f.place) for f in result.findings.listed if f.severity != "note"] == [
         ("body-crc", f"commitlog {place}")
     ]
 
@@ -162,17 +168,19 @@ def test_repair_finds_damage_where_verify_does(root: Path, sent: Places, seed: i
         change(root, start, rng.choice([bytes(size), b"\xff" * size, rng.randbytes(size)]))
     verified = check(root).findings
     log_kinds = ("damage", "body-crc", "torn-record")
-    places = {f.place for f in verified.kept if f.kind in log_kinds and f.severity == "error"}
+    places = {f.place for f in verified.listed if f.kind in log_kinds and f.severity == "error"}
     repaired = repair(str(root))
     assert {f"commitlog {damaged.start}" for damaged in repaired.damaged} <= places
     assert bool(repaired.damaged) is bool(places)
 
 
-def test_damaged_bytes_are_bridged_and_the_lost_messages_named(root: Path, sent: Places) -> None:
+def test_the_walk_continues_behind_damage_and_lost_messages_are_reported(
+    root: Path, sent: Places
+) -> None:
     first, last = sent[6], sent[8]
     change(root, first[1], b"\xff" * (last[1] - first[1]))
     result = check(root)
-    found = {f.kind: f for f in result.findings.kept if f.severity == "error"}
+    found = {f.kind: f for f in result.findings.listed if f.severity == "error"}
     assert set(found) == {"damage", "lost-message"}
     assert found["damage"].place == f"commitlog {first[1]}"
     assert f"up to {last[1]}" in found["damage"].text
@@ -185,32 +193,34 @@ def test_damage_up_to_the_end_of_a_file_ends_there(root: Path, sent: Places) -> 
     before = [place for _, place, _ in sent if place < LOG][-1]
     change(root, before, bytes(LOG - before))
     result = check(root)
-    damage = next(f for f in result.findings.kept if f.kind == "damage")
+    damage = next(f for f in result.findings.listed if f.kind == "damage")
     assert f"up to {second}" in damage.text
     assert result.records == 39
 
 
-def test_a_missing_file_of_the_log_is_named(root: Path, sent: Places) -> None:
+def test_a_missing_file_of_the_log_is_reported(root: Path, sent: Places) -> None:
     (root / "commitlog" / f"{LOG:020d}").unlink()
     result = check(root)
-    assert any("a file is missing" in f.text and f.kind == "damage" for f in result.findings.kept)
+    assert any("a file is missing" in f.text and f.kind == "damage" for f in result.findings.listed)
     assert "lost-message" in bad(result)
 
 
-def test_a_file_of_another_size_is_named(root: Path, sent: Places) -> None:
+def test_a_file_of_another_size_is_reported(root: Path, sent: Places) -> None:
     path = root / "commitlog" / f"{LOG:020d}"
     path.write_bytes(path.read_bytes()[:-1])
     result = check(root)
-    assert any(f.kind == "file-size" and f.place.endswith(path.name) for f in result.findings.kept)
+    assert any(
+        f.kind == "file-size" and f.place.endswith(path.name) for f in result.findings.listed
+    )
 
 
-def test_a_stale_record_that_lies_elsewhere_is_no_record(root: Path, sent: Places) -> None:
+def test_a_copy_of_a_record_at_another_position_is_not_valid(root: Path, sent: Places) -> None:
     place, following = sent[4][1], sent[5][1]
     data = b"".join(p.read_bytes() for p in sorted((root / "commitlog").iterdir()))
     change(root, following, data[place:following][: sent[6][1] - following])
     result = check(root)
-    assert any(f"stored position is {place}" in f.text for f in result.findings.kept), (
-        result.findings.kept
+    assert any(f"stored position is {place}" in f.text for f in result.findings.listed), (
+        result.findings.listed
     )
 
 
@@ -231,13 +241,11 @@ def test_each_wrong_field_of_a_unit_is_found(
 ) -> None:
     change(root, 5 * 20 + at, data, "consumequeue/A/0")
     result = check(root)
-    assert kind in bad(result), result.findings.kept
-    assert any(f.place == "A/0 offset 5" for f in result.findings.kept if f.kind == kind)
+    assert kind in bad(result), result.findings.listed
+    assert any(f.place == "A/0 offset 5" for f in result.findings.listed if f.kind == kind)
 
 
-def test_a_record_without_its_last_unit_is_told_but_not_while_a_broker_may_run(
-    root: Path, sent: Places
-) -> None:
+def test_a_missing_last_unit_is_an_error_unless_a_broker_may_run(root: Path, sent: Places) -> None:
     change(root, 19 * 20, bytes(20), "consumequeue/A/0")
     assert bad(check(root)) == {"record-without-unit"}
     (root / "abort").write_text("1")
@@ -246,7 +254,7 @@ def test_a_record_without_its_last_unit_is_told_but_not_while_a_broker_may_run(
     assert "not-queued-yet" in kinds(result, "note")
 
 
-def test_bytes_behind_the_last_unit_are_told(root: Path) -> None:
+def test_bytes_behind_the_last_unit_are_reported(root: Path) -> None:
     store = Store.open(config(root))
     fill(store, 10, "A")
     store.close()
@@ -260,13 +268,11 @@ def test_records_of_a_deleted_topic_are_a_note(root: Path, sent: Places) -> None
     fill(store, 6, "A")
     store.close()
     result = check(root)
-    assert result.findings.is_clean, result.findings.kept
+    assert result.findings.is_clean, result.findings.listed
     assert result.findings.by_kind["note", "deleted-topic"] == 20
 
 
-def test_queues_whose_files_are_gone_are_told_when_the_topic_exists(
-    root: Path, sent: Places
-) -> None:
+def test_a_queue_without_files_is_reported_if_its_topic_exists(root: Path, sent: Places) -> None:
     for path in (root / "consumequeue" / "B" / "0").iterdir():
         path.unlink()
     (root / "consumequeue" / "B" / "0").rmdir()
@@ -276,7 +282,7 @@ def test_queues_whose_files_are_gone_are_told_when_the_topic_exists(
     assert check(root).findings.is_clean
 
 
-def test_a_store_that_a_broker_is_writing_is_in_order_at_every_moment(root: Path) -> None:
+def test_a_store_that_a_broker_is_writing_is_clean_at_every_moment(root: Path) -> None:
     clock = HandClock()
     small = replace(config(root), commit_log_file_bytes=1 << 16)
     store = Store.open(small, clock=clock)
@@ -287,7 +293,7 @@ def test_a_store_that_a_broker_is_writing_is_in_order_at_every_moment(root: Path
         store.tick()
         if number % 4 == 0:
             result = check(root)
-            assert result.findings.is_clean, result.findings.kept
+            assert result.findings.is_clean, result.findings.listed
             assert result.records == 12 * (number + 1)
     store.close()
     assert check(root).findings.is_clean
@@ -304,21 +310,21 @@ def test_a_torn_tail_is_a_warning_after_a_crash(root: Path, sent: Places) -> Non
 
 def test_missing_first_file_of_the_log_is_an_error(root: Path, sent: Places) -> None:
     (root / "commitlog" / f"{0:020d}").unlink()
-    assert "no retention has deleted" in str(check(root).findings.kept)
+    assert "no retention has deleted" in str(check(root).findings.listed)
 
 
-def test_deleted_first_files_leave_a_store_in_order(root: Path, sent: Places) -> None:
+def test_a_store_whose_first_files_expired_is_clean(root: Path, sent: Places) -> None:
     checkpoint = str(root / "checkpoint")
     mark = read_checkpoint(SYSTEM_FILES, checkpoint).latest
     assert mark is not None
     write_checkpoint(SYSTEM_FILES, checkpoint, mark._replace(sequence=99, log_start=4096))
     (root / "commitlog" / f"{0:020d}").unlink()
     result = check(root)
-    assert result.findings.is_clean, result.findings.kept
+    assert result.findings.is_clean, result.findings.listed
     assert result.log_start == LOG
 
 
-def test_queue_files_of_which_one_is_missing_are_told(root: Path) -> None:
+def test_a_missing_queue_file_is_reported(root: Path) -> None:
     store = Store.open(config(root))
     fill(store, 70, "A")
     store.close()
@@ -326,14 +332,14 @@ def test_queue_files_of_which_one_is_missing_are_told(root: Path) -> None:
     assert {"missing-file", "record-without-unit"} <= bad(check(root))
 
 
-def test_the_mark_of_the_checkpoint_cannot_lie_behind_the_end(root: Path, sent: Places) -> None:
+def test_a_checkpoint_behind_the_end_of_the_log_is_reported(root: Path, sent: Places) -> None:
     for path in sorted((root / "commitlog").iterdir())[-2:]:
         path.write_bytes(bytes(LOG))
     assert {"checkpoint", "unit-behind-log"} <= bad(check(root))
 
 
 @pytest.mark.parametrize("has_backup", [True, False])
-def test_a_document_that_cannot_be_read_is_told(root: Path, sent: Places, has_backup: bool) -> None:
+def test_an_unreadable_document_is_reported(root: Path, sent: Places, has_backup: bool) -> None:
     directory = root / "config"
     directory.mkdir(exist_ok=True)
     (directory / "topics.json").write_text('{"topic')
@@ -345,7 +351,7 @@ def test_a_document_that_cannot_be_read_is_told(root: Path, sent: Places, has_ba
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_table_that_the_broker_has_not_written_is_told(
+def test_a_document_that_the_broker_has_not_written_is_reported(
     root: Path, sent: Places, is_replaced: bool
 ) -> None:
     path, text = root / "config" / "consumerOffset.json", '{"offsetTable":{"A@g":{0:2}}}'
@@ -355,28 +361,28 @@ def test_a_table_that_the_broker_has_not_written_is_told(
     )
     if is_replaced:
         path.write_text('{"offsetTable":{"A@g":{0:9}}}')
-    told = [f.text for f in check(root).findings.kept if f.kind == "document"]
-    assert ["not what our broker wrote last" in text for text in told] == [True] * is_replaced
+    texts = [f.text for f in check(root).findings.listed if f.kind == "document"]
+    assert ["not what SluiceMQ wrote last" in text for text in texts] == [True] * is_replaced
 
 
-def test_progress_behind_the_end_of_a_queue_is_told(root: Path, sent: Places) -> None:
+def test_a_committed_offset_behind_the_end_of_a_queue_is_reported(root: Path, sent: Places) -> None:
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"A@g":{0:21}}}')
     result = check(root)
-    assert [f.text for f in result.findings.kept if f.kind == "progress"] == [
+    assert [f.text for f in result.findings.listed if f.kind == "progress"] == [
         "group g is at 21 of A/0, which ends at 20"
     ]
 
 
-def test_findings_are_counted_beyond_those_that_are_kept(root: Path, sent: Places) -> None:
+def test_findings_that_are_not_listed_are_counted(root: Path, sent: Places) -> None:
     for _, place, _ in sent:
         change(root, place + 150, b"\xff")
     layout = StoreLayout.find(str(root))
-    result = verify(layout, kept_per_kind=3)
+    result = verify(layout, listed_per_kind_max=3)
     layout.close()
     assert result.findings.by_kind["error", "body-crc"] == 40
-    assert len([f for f in result.findings.kept if f.kind == "body-crc"]) == 3
-    assert result.findings.hidden["body-crc"] == 37
+    assert len([f for f in result.findings.listed if f.kind == "body-crc"]) == 3
+    assert result.findings.unlisted_by_kind["body-crc"] == 37
 
 
 def test_keys_of_many_records_are_hashed_as_java_does(root: Path, sent: Places) -> None:
@@ -418,7 +424,7 @@ def _make(path: Path, directory: str, name: str = f"{0:020d}") -> Path:
 
 
 @pytest.mark.parametrize("name", NO_STORES)
-def test_a_directory_that_is_no_store_is_refused_with_a_cure(name: str, tmp_path: Path) -> None:
+def test_a_directory_without_a_store_is_refused_with_a_fix(name: str, tmp_path: Path) -> None:
     make, text = NO_STORES[name]
     with pytest.raises(StoreError, match=text) as caught:
         StoreLayout.find(str(make(tmp_path)))
@@ -448,7 +454,9 @@ def test_units_of_batch_queues_are_listed_and_checked(root: Path, sent: Places) 
     ]  # fmt: skip
     layout.close()
     file.write_bytes(batch_unit(3, 99, 0, 10).ljust(460, b"\0"))
-    assert [f.place for f in check(root).findings.kept if f.severity == "error"] == ["C/0 batch 0"]
+    assert [f.place for f in check(root).findings.listed if f.severity == "error"] == [
+        "C/0 batch 0"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -468,11 +476,11 @@ def test_delayed_messages_are_due_after_the_time_of_their_level(
     store.commit()
     store.close()
     result = check(root)
-    assert result.findings.is_clean is is_clean, result.findings.kept
+    assert result.findings.is_clean is is_clean, result.findings.listed
     assert bad(result) <= {"tag-code"}
 
 
-def test_a_light_queue_that_lacks_a_message_is_told(root: Path) -> None:
+def test_a_light_queue_that_lacks_a_message_is_reported(root: Path) -> None:
     store = Store.open(config(root))
     multi = {"INNER_MULTI_DISPATCH": "%LMQ%x", "INNER_MULTI_QUEUE_OFFSET": "0"}
     store.writer.append("A", 0, b"body", encode_properties(multi), 0, 0, 0, 1, HOST, HOST)
@@ -480,4 +488,4 @@ def test_a_light_queue_that_lacks_a_message_is_told(root: Path) -> None:
     store.close()
     result = check(root)
     assert bad(result) == {"record-without-unit"}
-    assert "%LMQ%x/0 offset 0" in {f.place for f in result.findings.kept}
+    assert "%LMQ%x/0 offset 0" in {f.place for f in result.findings.listed}

@@ -1,4 +1,4 @@
-"""Repair: every whole record stays, at its place; what is lost is named; readers read on."""
+"""Repair keeps valid records at their positions and reports lost messages; readers read on."""
 
 import json
 import random
@@ -19,7 +19,7 @@ DELAYED = "SCHEDULE_TOPIC_XXXX"
 
 
 def fill(bench: Any, count: int = 40, size: int = 200) -> list[tuple[str, int, int, int, bytes]]:
-    """(topic, queue, queue offset, position, body) of what was sent."""
+    """Append messages to three queues. Return (topic, queue, offset, position, body) of each."""
     bench.open()
     sent = []
     for number in range(count):
@@ -44,13 +44,13 @@ def overwrite(bench: Any, position: int, data: bytes) -> None:
 
 
 def read_all(bench: Any, key: tuple[str, int]) -> dict[int, bytes]:
-    """Queue offset -> body of all that a reader gets; he must get to the end."""
+    """Read a queue to its end. Return offset -> body of the messages."""
     low, high = bench.store.queue_offsets(*key)
     found: dict[int, bytes] = {}
     offset = low
     while offset < high:
         result = bench.store.reader.read(*key, offset, 32)
-        assert result.next_offset > offset, "a stuck reader"
+        assert result.next_offset > offset, "the reader makes no progress"
         for message in _decode(b"".join(result.data)):
             assert (message.topic, message.queue_id) == key
             found[message.queue_offset] = message.body
@@ -79,7 +79,7 @@ def all_files(bench: Any, directory: str = "/store") -> dict[str, bytes]:
     return found
 
 
-def test_sound_store_is_left_alone(bench: Any) -> None:
+def test_an_undamaged_store_is_not_changed(bench: Any) -> None:
     fill(bench)
     before = all_files(bench)
     for write in (False, True):
@@ -91,13 +91,13 @@ def test_sound_store_is_left_alone(bench: Any) -> None:
         assert after == before
 
 
-def test_damaged_body_loses_that_message_alone(bench: Any) -> None:
+def test_a_damaged_body_loses_only_that_message(bench: Any) -> None:
     sent = fill(bench)
     topic, queue_id, offset, position, _ = sent[17]
     overwrite(bench, position + 90, b"??")
     before = all_files(bench)
     report = run(bench)
-    assert all_files(bench) == before, "looking changes nothing"
+    assert all_files(bench) == before, "without write nothing changes"
     assert [(d.start, d.messages_lost) for d in report.damaged] == [(position, 1)]
     assert "CRC" in report.damaged[0].reason
     assert report.lost == [LostRange(topic, queue_id, offset, offset)]
@@ -120,29 +120,29 @@ def test_damaged_body_loses_that_message_alone(bench: Any) -> None:
             bench.store.close()
     assert run(bench).is_sound
     places = log_positions(bench)
-    assert all(position in places for *_, position, _ in sent), "everything is at its place"
+    assert all(position in places for *_, position, _ in sent), "every record is at its position"
 
 
-def test_a_repaired_replica_claims_nothing_any_more(bench: Any) -> None:
+def test_repair_moves_the_files_of_a_replica_to_the_backup(bench: Any) -> None:
     sent = fill(bench)
     bench.files.make_directory("/store/config")
-    claims = ("replica.json", "epochFileCheckpoint", "config/sluiceReplicas.json")
-    for name in claims:
+    names = ("replica.json", "epochFileCheckpoint", "config/sluiceReplicas.json")
+    for name in names:
         replace_text(bench.files, f"/store/{name}", name)
     run(bench, write=True)
-    assert all(bench.files.exists(f"/store/{name}") for name in claims), "nothing was changed"
+    assert all(bench.files.exists(f"/store/{name}") for name in names), "nothing was changed"
     overwrite(bench, sent[5][3] + 4, b"\xff" * 30)
     run(bench)
-    assert all(bench.files.exists(f"/store/{name}") for name in claims)
+    assert all(bench.files.exists(f"/store/{name}") for name in names)
     run(bench, write=True)
-    assert not any(bench.files.exists(f"/store/{name}") for name in claims)
+    assert not any(bench.files.exists(f"/store/{name}") for name in names)
     files = bench.files.kill()
-    for name in claims:
-        kept = f"/store/repair-now/{name.rpartition('/')[2]}"
-        assert read_text(files, kept) == name
+    for name in names:
+        moved = f"/store/repair-now/{name.rpartition('/')[2]}"
+        assert read_text(files, moved) == name
 
 
-def test_backup_holds_what_was_overwritten(bench: Any) -> None:
+def test_the_backup_contains_the_overwritten_bytes(bench: Any) -> None:
     sent = fill(bench)
     overwrite(bench, sent[5][3] + 4, b"\xff" * 30)
     before = all_files(bench)
@@ -162,11 +162,11 @@ def test_backup_holds_what_was_overwritten(bench: Any) -> None:
     for path, content in before.items():
         if path not in ("/store/checkpoint", "/store/lock", "/store/replica.json"):
             assert after[path] == content, path
-    told = json.loads(bench.files.content("/store/repair-now/report.json"))
-    assert told["lost"] == [r._asdict() for r in report.lost]
+    report_file = json.loads(bench.files.content("/store/repair-now/report.json"))
+    assert report_file["lost"] == [r._asdict() for r in report.lost]
 
 
-def test_place_holders_keep_offsets_when_queues_are_built_anew(bench: Any) -> None:
+def test_placeholders_keep_offsets_when_queues_are_built_again(bench: Any) -> None:
     sent = fill(bench)
     for number in (3, 4, 5, 20):
         overwrite(bench, sent[number][3], bytes(60))
@@ -185,7 +185,7 @@ def test_place_holders_keep_offsets_when_queues_are_built_anew(bench: Any) -> No
         assert read_all(bench, key) == expected
 
 
-def test_place_holder_says_what_it_is(bench: Any) -> None:
+def test_a_placeholder_is_marked_as_one(bench: Any) -> None:
     sent = fill(bench)
     overwrite(bench, sent[9][3], bytes(60))
     run(bench, write=True)
@@ -199,7 +199,7 @@ def test_place_holder_says_what_it_is(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 4095])
-def test_file_that_is_missing_or_short_is_bridged(bench: Any, cut: int) -> None:
+def test_a_missing_or_short_file_is_filled(bench: Any, cut: int) -> None:
     sent = fill(bench, 150)
     names = bench.files.names(LOG[:-1])
     assert len(names) > 2
@@ -226,7 +226,7 @@ def test_file_that_is_missing_or_short_is_bridged(bench: Any, cut: int) -> None:
         )
 
 
-def test_damaged_end_that_was_safe_keeps_its_offsets(bench: Any) -> None:
+def test_a_damaged_end_that_was_durable_keeps_its_offsets(bench: Any) -> None:
     sent = fill(bench)
     overwrite(bench, sent[-2][3], b"\xff" * 100)
     overwrite(bench, sent[-1][3], b"\xff" * 100)
@@ -244,7 +244,7 @@ def test_damaged_end_that_was_safe_keeps_its_offsets(bench: Any) -> None:
     assert read_all(bench, ("A", 0))[14] == b"new"
 
 
-def test_last_file_that_is_gone_is_made_again(bench: Any) -> None:
+def test_a_missing_last_file_is_created_again(bench: Any) -> None:
     sent = fill(bench, 60)
     names = bench.files.names(LOG[:-1])
     end = bench.store.written_offset
@@ -263,7 +263,7 @@ def test_last_file_that_is_gone_is_made_again(bench: Any) -> None:
         read_all(bench, key)
 
 
-def test_torn_tail_is_no_damage(bench: Any) -> None:
+def test_a_torn_tail_is_not_damage(bench: Any) -> None:
     fill(bench)
     end = bench.store.written_offset
     overwrite(bench, end, b"\xff" * 20)
@@ -273,7 +273,7 @@ def test_torn_tail_is_no_damage(bench: Any) -> None:
     assert report.log_end == end
 
 
-def test_wrong_and_missing_units_are_mended(bench: Any) -> None:
+def test_wrong_and_missing_units_are_repaired(bench: Any) -> None:
     sent = fill(bench)
     path = "/store/consumequeue/A/0/" + "0" * 20
     bench.files.open(path).pwrite(struct.pack(">qiq", 77, 99, 1), 40)
@@ -290,7 +290,7 @@ def test_wrong_and_missing_units_are_mended(bench: Any) -> None:
 
 
 def fill_delayed(bench: Any) -> list[tuple[int, int, int]]:
-    """Delayed messages with levels of the broker's own; their units."""
+    """Append delayed messages with other delay levels than the default. Return their units."""
     bench.open(delay_levels="7s 90m")
     for number in range(6):
         bench.append(b"%d" % number, topic=DELAYED, properties={"DELAY": str(1 + number % 2)})
@@ -305,7 +305,7 @@ def delayed_units(bench: Any) -> list[tuple[int, int, int]]:
     return list(struct.iter_unpack(">qiq", content))[:6]
 
 
-def test_times_of_delayed_messages_with_other_levels_are_left_alone(bench: Any) -> None:
+def test_due_times_of_other_delay_levels_are_not_changed(bench: Any) -> None:
     units = fill_delayed(bench)
     assert run(bench).is_sound
     bench.files.open(f"/store/consumequeue/{DELAYED}/0/" + "0" * 20).pwrite(b"\xff" * 20, 40)
@@ -313,7 +313,7 @@ def test_times_of_delayed_messages_with_other_levels_are_left_alone(bench: Any) 
     assert delayed_units(bench) == units
 
 
-def test_code_that_is_no_time_of_a_delayed_message_is_mended(bench: Any) -> None:
+def test_a_code_that_is_not_a_due_time_is_repaired(bench: Any) -> None:
     units = fill_delayed(bench)
     path = f"/store/consumequeue/{DELAYED}/0/" + "0" * 20
     bench.files.open(path).pwrite(struct.pack(">q", 97), 32)
@@ -321,8 +321,8 @@ def test_code_that_is_no_time_of_a_delayed_message_is_mended(bench: Any) -> None
     assert delayed_units(bench) == units
 
 
-def test_first_messages_of_a_queue_are_lost_though_no_unit_tells(bench: Any) -> None:
-    """The log is there from its beginning: what a queue lacks before its first record was in it."""
+def test_first_messages_of_a_queue_are_lost_even_without_units(bench: Any) -> None:
+    """The log is complete from its beginning, so it contained what the queue lacks at its front."""
     sent = [item for item in fill(bench) if item[:2] == ("A", 0)]
     for item in sent[:2]:
         overwrite(bench, item[3], b"\xff" * 50)
@@ -337,7 +337,7 @@ def test_first_messages_of_a_queue_are_lost_though_no_unit_tells(bench: Any) -> 
 
 
 def test_units_before_a_queue_that_begins_late_are_blank_after_a_repair(bench: Any) -> None:
-    """A log whose first files are gone, and queue files of zeros there."""
+    """The first files of the log are missing, and the queue files are zeros there."""
     sent = fill(bench)
     bench.files.remove(LOG + "0" * 20)
     left = [item for item in sent if item[:2] == ("A", 0) and item[3] >= 4096]
@@ -368,12 +368,12 @@ def test_repair_refuses_a_running_broker_and_a_wrong_directory(bench: Any) -> No
     bench.open()
     with pytest.raises(StoreLockedError):
         run(bench, write=True)
-    assert run(bench).is_sound, "looking is allowed"
+    assert run(bench).is_sound, "finding damage needs no lock"
     with pytest.raises(StoreError, match="does not exist"):
         repair("/elsewhere", files=bench.files)
 
 
-def test_interrupted_repair_is_finished_by_the_next(bench: Any) -> None:
+def test_an_interrupted_repair_is_completed_by_the_next(bench: Any) -> None:
     sent = fill(bench)
     overwrite(bench, sent[9][3], b"\xff" * 50)
     overwrite(bench, sent[30][3], b"\xff" * 50)
@@ -398,7 +398,7 @@ def test_interrupted_repair_is_finished_by_the_next(bench: Any) -> None:
             assert all(found[o] == expected[o] for o in found)
 
 
-def test_mark_after_a_repair_is_new_and_keeps_the_index(bench: Any) -> None:
+def test_the_checkpoint_after_a_repair_is_new_and_keeps_the_index(bench: Any) -> None:
     sent = fill(bench)
     before = read_checkpoint(bench.files, "/store/checkpoint").latest
     overwrite(bench, sent[9][3], b"\xff" * 50)

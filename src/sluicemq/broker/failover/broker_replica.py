@@ -39,17 +39,23 @@ class BrokerRoleExecutor:
     broker: Broker
 
     def __init__(self) -> None:
+        """Create the executor. `start_replica` sets `broker` before the broker starts."""
         self._dispatcher: Dispatcher
-        self._unpaused: _Handlers | None = None
+        """Handles the requests in the present role. `on_role_opening` sets it."""
+        self._handlers_before_pause: _Handlers | None = None
         """The dispatcher's handlers from before the pause; None if requests are not paused."""
-        self._queued: list[tuple[Command, Peer, Account | None]] = []
+        self._queued_requests: list[tuple[Command, Peer, Account | None]] = []
+        """The requests that came during the pause, with the client and account of each."""
 
-    def on_opening(self, dispatcher: Dispatcher) -> None:
-        """Start a new role whose requests `dispatcher` handles; its port opens afterwards.
+    def on_role_opening(self, dispatcher: Dispatcher) -> None:
+        """Remember `dispatcher`, which handles the requests of the role that begins.
 
-        The requests of a master are paused until its log is confirmed.
+        The broker calls this before it opens its port. Drop the queued requests of the last role.
+        If the broker is a master, pause requests until its whole log is confirmed.
         """
-        self._dispatcher, self._unpaused, self._queued = dispatcher, None, []
+        self._dispatcher = dispatcher
+        self._handlers_before_pause = None
+        self._queued_requests = []
         if (in_sync := self.broker.in_sync) is not None:
             self.pause_requests(True)
 
@@ -63,7 +69,8 @@ class BrokerRoleExecutor:
     def on_log_confirmed(self, dispatcher: Dispatcher, result: int | BaseException) -> None:
         """Resume the requests of a new master whose log is confirmed.
 
-        Do nothing if `result` is an error, or if the broker has another dispatcher by now.
+        `result` is the confirmed position. Do nothing if it is an error, which means that the
+        master was deposed, or if the broker has another dispatcher, and so another role, by now.
         """
         if dispatcher is self._dispatcher and not isinstance(result, BaseException):
             self.pause_requests(False)
@@ -80,7 +87,11 @@ class BrokerRoleExecutor:
 
     @property
     def log_end(self) -> LogEnd:
-        """The end of the broker's log; INCOMPLETE if the disk has failed or state is missing."""
+        """The last term of the broker's log (0 if it has none), and the position of its end.
+
+        The position is INCOMPLETE if the disk has failed, or if a slave does not have all of its
+        master's state.
+        """
         terms, side = self.broker.log_terms, self.broker.replication_side
         term = max(terms.last.number, 0) if terms is not None else 0
         is_complete = not self.has_failed_disk and (
@@ -99,7 +110,11 @@ class BrokerRoleExecutor:
         return self.broker.store.failure is not None
 
     async def change_role(self, term: Term, run_id: str) -> None:
-        """Change the broker's role as `RoleExecutor.change_role` says."""
+        """Change the broker's role as `RoleExecutor.change_role` says.
+
+        A slave that becomes a slave without a master only stops following: its port stays open.
+        Every other change closes the broker's role and opens the new one with `run_id`.
+        """
         side = self.broker.replication_side
         if not term.master_id and isinstance(side, SlaveSide):
             side.stop_following()
@@ -111,7 +126,7 @@ class BrokerRoleExecutor:
             raise BrokerClosedError(f"the broker could not change its role: {error}") from error
 
     def update_term(self, term: Term) -> None:
-        """Give the master the present state of its term."""
+        """Give the master `term`, the present state of its term, as the end of its proposal."""
         self.broker.update_term(term)
 
     def depose(self, reason: str) -> None:
@@ -119,33 +134,47 @@ class BrokerRoleExecutor:
         self.broker.depose(reason)
 
     def pause_requests(self, is_paused: bool) -> None:
-        """Queue requests that need a master, or handle the queued ones and stop queueing.
+        """Queue requests that need a master, or stop queueing and handle the queued requests.
 
-        Queued requests of clients that have disconnected are dropped.
+        A pause replaces the dispatcher's handlers of FORWARDED_CODES and READ_CODES by
+        `queue_request`, and switches off its fast handlers and its engine, which would handle
+        these requests without a handler. The end of the pause restores them, then handles the
+        queued requests in their order, each with the account that sent it, and writes the answers.
+        Requests of clients that have disconnected are dropped. Do nothing if requests are already
+        paused, or are not paused.
         """
         dispatcher = self._dispatcher
-        if is_paused and self._unpaused is None:
-            self._unpaused = dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine
+        if is_paused and self._handlers_before_pause is None:
+            self._handlers_before_pause = (
+                dispatcher.handlers,
+                dispatcher.fast_handlers,
+                dispatcher.run_engine,
+            )
             codes = map(int, FORWARDED_CODES | READ_CODES)
             queueing = dict.fromkeys(codes, self.queue_request)
             dispatcher.handlers = {**dispatcher.handlers, **queueing}
             dispatcher.fast_handlers, dispatcher.run_engine = {}, None
-        elif not is_paused and self._unpaused is not None:
-            dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine = self._unpaused
-            self._unpaused, queued, self._queued = None, self._queued, []
+        elif not is_paused and self._handlers_before_pause is not None:
+            dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine = (
+                self._handlers_before_pause
+            )
+            self._handlers_before_pause = None
+            queued, self._queued_requests = self._queued_requests, []
             for command, peer, account in queued:
-                if not peer.closed:
-                    if (guard := self.broker.core.guard) is not None:
-                        guard.account = account
-                    peer.write(dispatcher.handle_command(command, peer))
+                if peer.closed:
+                    continue
+                guard = self.broker.core.guard
+                if guard is not None:
+                    guard.account = account
+                peer.write(dispatcher.handle_command(command, peer))
 
     def queue_request(self, command: Command, peer: Peer) -> None:
-        """Keep a request, with the account that sent it, until requests are no longer paused."""
+        """Queue a request with the account that sent it. Return None: it is answered later."""
         guard = self.broker.core.guard
-        self._queued.append((command, peer, None if guard is None else guard.account))
+        self._queued_requests.append((command, peer, None if guard is None else guard.account))
 
     def handle_one_way(self, command: Command, peer: Peer) -> None:
-        """Handle a one-way command in the broker's present role."""
+        """Handle a one-way command in the broker's present role, and discard the answer."""
         self._dispatcher.handle_command(command, peer)
 
 
@@ -164,8 +193,10 @@ async def start_replica(
 ) -> tuple[Replica, Broker]:
     """Start a broker with sluiceConsensus. Return its replica and the broker.
 
-    The broker is a slave without a master until the caller runs `Replica.run`. `boot` is the id of
-    the machine's boot, which tests pass; `parts` are further arguments of `Broker`.
+    The broker is a slave without a master until the caller runs `Replica.run`. None as
+    `role_executor` means a new `BrokerRoleExecutor`. `boot` is the id of the machine's boot; tests
+    pass it, and None means that it is read from the system. `lease_s` and `make_run_id` are
+    arguments of `Replica`, where None means the default. `parts` are further arguments of `Broker`.
 
     Raises SluiceError if the broker cannot start.
     """
@@ -194,7 +225,7 @@ async def start_replica(
         incarnation=incarnation,
         **parts,
     )
-    broker.on_opening = role_executor.on_opening
+    broker.on_opening = role_executor.on_role_opening
     forwarder.handle_one_way = role_executor.handle_one_way
     await broker.start()
     # `sign` uses the credentials of the configuration in every role.

@@ -83,7 +83,7 @@ class Consensus(Protocol):
     async def swap(
         self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
     ) -> bool:
-        """Make all of `changes` if the expected versions hold, else none of them.
+        """Make all of `changes` if every key has its expected version, else none of them.
 
         `conditions` maps further keys to the versions that they must have; 0 means that the key
         must not exist. Return whether the changes were made.
@@ -93,10 +93,10 @@ class Consensus(Protocol):
         ...
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
-        """Call `on_change` soon, and again after every change below `prefix`.
+        """Start to call `on_change(entries)` soon, and after every change of a key with `prefix`.
 
-        Each call gets all entries, as `read` returns them. There are no calls while the service
-        cannot be reached. Return a function that ends the watch.
+        `entries` are all entries with the prefix, as `read` returns them. There are no calls while
+        the service cannot be reached. Return a function without arguments that ends the watch.
         """
         ...
 
@@ -128,9 +128,10 @@ class KeepAliveLease:
     ) -> None:
         """Start to renew lease `lease_id`, whose time to live is `ttl_s` seconds.
 
-        `renew` renews the lease at the service and returns False if the lease has ended. `revoke`
-        ends the lease at the service. Both may raise ConsensusError. Must be called in the running
-        loop.
+        `on_lost()` is called once, when the lease has ended without `close` or `abandon`.
+        `renew()` renews the lease at the service and returns False if the lease has ended.
+        `revoke()` ends the lease at the service. Both may raise ConsensusError. Call the
+        constructor in the running event loop.
         """
         self.id = lease_id
         self._ttl_s = ttl_s
@@ -150,7 +151,11 @@ class KeepAliveLease:
         self._task.cancel()
 
     async def _run(self) -> None:
-        """Renew the lease until it ends, then call `on_lost`."""
+        """Renew the lease regularly (KEEP_ALIVE_FRACTION), and call `on_lost` when it ends.
+
+        It ends when the service says so, or when the last renewal that succeeded was sent longer
+        ago than its time to live. Errors of single renewals are ignored until then.
+        """
         time = asyncio.get_running_loop().time
         renewed_s = time()
         while time() - renewed_s < self._ttl_s:

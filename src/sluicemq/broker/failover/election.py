@@ -160,11 +160,22 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     """Return what a replica must do now.
 
     `me` is the replica's own record as it is at this moment, published or not. `waited_s` is the
-    time in seconds since the state record got its version and its master was first missing.
+    time in seconds since the situation is the same: the version of the state record, and whether
+    its master is missing.
+
+    - Without a state record: see `_next_step_without_record`.
+    - Lead, if the record names this run of the replica. But Decline (or Wait, without a
+      successor) if its log is incomplete and the election was not forced by an operator.
+    - Blocked, if the log is of a later term than the record, or if no master of this cluster
+      wrote it: as a slave the replica would lose it.
+    - Follow, if the master is live, or if the replica may not be elected. Wait instead, if the
+      record names the replica itself.
+    - Otherwise the master is missing and the replica may be elected: see
+      `_next_step_of_candidate`.
     """
     state = view.state
     if state is None:
-        return _first_step(view, me, waited_s)
+        return _next_step_without_record(view, me, waited_s)
 
     if (state.master_id, state.run_id) == (me.id, me.run_id):
         may_lead = me.log_end != INCOMPLETE or state.is_unclean
@@ -196,10 +207,12 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     return _next_step_of_candidate(view, state, me, waited_s)
 
 
-def _first_step(view: View, me: Member, waited_s: float) -> Step:
-    """Return the step of a replica while there is no state record yet.
+def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
+    """Return the step of a replica while there is no state record.
 
-    The replica with the longest log becomes the first master.
+    If any log already has a term, the record was lost: return Blocked. Otherwise the replica with
+    the longest log is elected first. The others wait RANK_DELAY_S longer for each replica that is
+    preferred to them, so that they elect themselves only if those do not.
     """
     members = {**view.members, me.id: me}
     written = [member for member in members.values() if member.log_term]
@@ -210,20 +223,21 @@ def _first_step(view: View, me: Member, waited_s: float) -> Step:
             f"whose log counts, preferably the last master: {ELECT_COMMAND}."
         )
 
-    turn_s = GATHER_S + RANK_DELAY_S * count_ahead(members.values(), me)
-    if waited_s < turn_s:
-        return Wait(turn_s - waited_s, "Another replica may have a longer log.")
+    delay_s = GATHER_S + RANK_DELAY_S * count_ahead(members.values(), me)
+    if waited_s < delay_s:
+        return Wait(delay_s - waited_s, "Another replica may have a longer log.")
     return Elect(state_after_election(None, me, ()))
 
 
 def _decline(view: View, state: State, me: Member) -> Step:
-    """Return the step of a replica that was made master, but has truncated its log since.
+    """Return the step of a replica that the record names as master, but whose log is incomplete.
 
-    It was elected by the end of its log that it had published before.
+    It was elected by the end of the log that it had published, and has truncated the log since.
+    Return Decline in favour of the successor with the longest log, or Wait if there is none.
     """
-    to = find_successor(view, me.id)
-    if to is not None:
-        return Decline(state_after_switch(state, to))
+    successor = find_successor(view, me.id)
+    if successor is not None:
+        return Decline(state_after_switch(state, successor))
     return Wait(
         GATHER_S,
         "The record names this replica, which has truncated its log and does not have all of a "
@@ -233,7 +247,14 @@ def _decline(view: View, state: State, me: Member) -> Step:
 
 
 def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: float) -> Step:
-    """Return the step of a replica that may be elected, while the master is missing."""
+    """Return the step of a replica that may be elected, while the master is missing.
+
+    1. BecomeCandidate, until its record says that it is a candidate for the end of this term.
+    2. Wait, RANK_DELAY_S for each candidate that is preferred to it. If another replica that may
+       be elected is not yet a candidate, wait GATHER_S more: that replica may have a longer log,
+       and only candidates become members of the new in-sync set.
+    3. Elect, with all candidates as the in-sync set.
+    """
     if me.candidate_term != state.term:
         return BecomeCandidate(state)
 
@@ -241,20 +262,21 @@ def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: floa
     able = [m for m in members.values() if view.is_in_sync(m) and m.log_end != INCOMPLETE]
     candidates = [member for member in able if member.candidate_term == state.term]
 
-    turn_s = RANK_DELAY_S * count_ahead(candidates, me)
+    delay_s = RANK_DELAY_S * count_ahead(candidates, me)
     if len(candidates) < len(able):
-        turn_s += GATHER_S
+        delay_s += GATHER_S
 
-    if waited_s < turn_s:
-        return Wait(turn_s - waited_s, "Another replica is elected first.")
+    if waited_s < delay_s:
+        return Wait(delay_s - waited_s, "Another replica is elected first.")
     return Elect(state_after_election(state, me, candidates))
 
 
-def find_successor(view: View, master_id: int, to: int | None = None) -> Member | None:
+def find_successor(view: View, master_id: int, only_id: int | None = None) -> Member | None:
     """Return the member that can take over from `master_id` at once, or None if there is none.
 
-    The member must be live, complete and in the in-sync set. Of several, the one with the longest
-    log is returned. If `to` is given, only the member with that id is considered.
+    The member must be live and in the in-sync set, and its log must be complete. Of several, the
+    one with the longest log is returned, and of equal logs that with the smallest id. `only_id`
+    restricts the choice to the member with that id; None means any member.
     """
     able = [
         member
@@ -262,13 +284,13 @@ def find_successor(view: View, master_id: int, to: int | None = None) -> Member 
         if member.id != master_id
         and view.is_in_sync(member)
         and member.log_end != INCOMPLETE
-        and to in (None, member.id)
+        and only_id in (None, member.id)
     ]
     return min(able, key=lambda member: (-member.log_end, member.id), default=None)
 
 
 def count_ahead(members: Iterable[Member], me: Member) -> int:
-    """Return how many of `members` are to be elected rather than `me`.
+    """Return how many of `members` are preferred to `me` in an election.
 
     A log with a later term is preferred, then the longer log, then the smaller id.
     """
@@ -284,7 +306,9 @@ def state_after_election(
 ) -> State:
     """Return the state of a new term with `master` as its master.
 
-    The in-sync set is the master and the other `candidates`. They have every acknowledged message,
+    `state` is the present record; None if there is none yet. The new term is greater than the
+    present one and than the term of the master's log. The in-sync set is the master and the other
+    `candidates`. They have every acknowledged message,
     and have published that they follow no older master. Other replicas rejoin the set when they
     have caught up.
     """
@@ -293,15 +317,17 @@ def state_after_election(
     return _new_state(master, term, in_sync, state.version if state else 0)
 
 
-def state_after_switch(state: State, to: Member) -> State:
-    """Return the state of a new term in which `to` is master and the in-sync set is the same."""
-    return _new_state(to, state.term + 1, state.in_sync, state.version)
+def state_after_switch(state: State, successor: Member) -> State:
+    """Return the state of the next term, with `successor` as master and the same in-sync set."""
+    return _new_state(successor, state.term + 1, state.in_sync, state.version)
 
 
 def state_after_unclean_election(view: View, member_id: int) -> State:
     """Return the state of a new term that an operator forces, with `member_id` as its master.
 
-    The log of that replica replaces those of the others, which may lose acknowledged messages.
+    The term is greater than that of the present record and than those of all logs in the view.
+    The in-sync set contains only `member_id`. The log of that replica replaces those of the
+    others, which may lose acknowledged messages.
     Raises KeyError if the view has no such member.
     """
     log_terms = [member.log_term for member in view.members.values()]
@@ -313,6 +339,10 @@ def state_after_unclean_election(view: View, member_id: int) -> State:
 
 
 def _new_state(master: Member, term: int, in_sync: Mapping[int, str], version: int) -> State:
+    """Return the state of `term`, with the addresses and the run id of `master`.
+
+    `version` is the version of the record that the state is to replace.
+    """
     return State(
         term=term,
         master_id=master.id,
@@ -366,9 +396,12 @@ def member_key(prefix: str, member_id: int) -> str:
 
 
 def parse_view(prefix: str, entries: Entries) -> View:
-    """Return the records among `entries`, whose keys begin with `prefix`. Ignore other keys.
+    """Return the state record and the members' records that `entries` contain.
 
-    Raises ValueError if a record is not one that a replica wrote.
+    `prefix` is that of `key_prefix`. Other keys are ignored. The view's state is None if there is
+    no state record.
+
+    Raises ValueError if a record lacks a key or is not a JSON object of the expected shape.
     """
     state, members = None, {}
     for key, entry in entries.items():
@@ -388,7 +421,10 @@ def parse_view(prefix: str, entries: Entries) -> View:
 
 
 def encode_state(state: State) -> bytes:
-    """Return the state record as JSON, without its version."""
+    """Return the state record as JSON, with the keys of STATE_JSON_KEYS and `inSync`.
+
+    `inSync` maps each id, as a string, to its incarnation. The version is not part of the JSON.
+    """
     fields: dict[str, Any] = {
         name: getattr(state, field) for field, name in STATE_JSON_KEYS.items()
     }
@@ -397,5 +433,5 @@ def encode_state(state: State) -> bytes:
 
 
 def encode_member(member: Member) -> bytes:
-    """Return the record of a replica as JSON, without its version."""
+    """Return the record of a replica as JSON with the keys of MEMBER_JSON_KEYS."""
     return orjson.dumps({name: getattr(member, field) for field, name in MEMBER_JSON_KEYS.items()})

@@ -132,6 +132,7 @@ class Etcd:
             )
         self._account = account
         self._current = 0
+        """The index in `_bases` of the address to which the next request is sent."""
         self._quiet_s = quiet_s
         # trust_env=False: a proxy of the environment would be one more process that can fail.
         self._http = httpx.AsyncClient(
@@ -155,7 +156,7 @@ class Etcd:
         )
 
     async def read(self, prefix: str) -> Entries:
-        """Return all entries below `prefix`; see `Consensus.read`."""
+        """Return all entries whose keys begin with `prefix`; see `Consensus.read`."""
         return (await self._read(prefix))[0]
 
     async def swap(
@@ -181,18 +182,24 @@ class Etcd:
         return answer is not None and bool(answer.get("succeeded"))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
-        """Start a task that reports changes below `prefix`; see `Consensus.watch`."""
+        """Start a task that reports changes of keys with `prefix`; see `Consensus.watch`.
+
+        Return a function without arguments that cancels the task.
+        """
         task = asyncio.get_running_loop().create_task(self._watch(prefix, on_change))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
 
-        def end() -> None:
+        def end_watch() -> None:
             task.cancel()
 
-        return end
+        return end_watch
 
     async def lease(self, ttl_s: float, on_lost: Callable[[], None]) -> KeepAliveLease:
-        """Return a new lease of `ttl_s` seconds, rounded to whole ones; see `Consensus.lease`."""
+        """Return a new lease, which is renewed in the background; see `Consensus.lease`.
+
+        Its time to live is `ttl_s` rounded to whole seconds, at least one.
+        """
         answer = await self._request("lease/grant", {"TTL": max(round(ttl_s), 1)})
         if answer is None:
             raise ConsensusError("etcd has granted no lease.")
@@ -222,7 +229,7 @@ class Etcd:
     # ------------------------------------------------------------------------------------ HTTP
 
     async def _read(self, prefix: str) -> tuple[Entries, int]:
-        """Return the entries below `prefix`, and etcd's revision at the moment of the read."""
+        """Return the entries whose keys begin with `prefix`, and etcd's revision at that moment."""
         answer = await self._request("kv/range", _key_range(prefix)) or {}
         entries = {
             base64.b64decode(found["key"]).decode(): Entry(
@@ -256,14 +263,18 @@ class Etcd:
             self._http.headers["Authorization"] = str(answer["token"])
 
     async def _request_once(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Send a request to the current address, or to the next to which a connection can be made.
+        """Send a request to the current address, or to the next one that accepts a connection.
 
-        Return the response, or None if etcd does not know the lease. Raise _OldTokenError if etcd
-        refuses the token, and ConsensusError on any other failure.
+        That address becomes the current one. Return the response, or None if etcd does not know
+        the lease that the request names.
+
+        Raises _OldTokenError if etcd refuses the token. Raises ConsensusError if no address accepts
+        a connection, or on any other failure; the request may have reached etcd then, so it is not
+        sent to another address, but the next request is.
         """
-        first, error = self._current, ""
+        first_index, error = self._current, ""
         for step in range(len(self._bases)):
-            self._current = (first + step) % len(self._bases)
+            self._current = (first_index + step) % len(self._bases)
             try:
                 answer = await self._http.post(self._base + path, content=orjson.dumps(request))
                 found: dict[str, Any] = orjson.loads(answer.content)
@@ -302,7 +313,11 @@ class Etcd:
         )
 
     async def _watch(self, prefix: str, on_change: Callable[[Entries], None]) -> None:
-        """Call `on_change` with all entries at the start and after each change, until cancelled."""
+        """Call `on_change` with all entries at the start and after each change, until cancelled.
+
+        Also call it after `quiet_s` without a change. If etcd cannot be reached, log the first
+        error of the outage and start again at the next address after PAUSE_S.
+        """
         is_reached = True
         while True:
             try:
@@ -320,9 +335,10 @@ class Etcd:
                 await asyncio.sleep(PAUSE_S)
 
     async def _changes(self, prefix: str, revision: int) -> AsyncIterator[None]:
-        """Yield once for each report of changes below `prefix` at or after `revision`.
+        """Yield None for each report of changes, at or after `revision`, of keys with `prefix`.
 
-        End when etcd cancels the watch. Raise httpx.ReadTimeout after `quiet_s` without a report.
+        End PAUSE_S after etcd has cancelled the watch. Raise httpx.ReadTimeout after `quiet_s`
+        without a report.
         """
         request = {"create_request": _key_range(prefix) | {"start_revision": revision}}
         timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S, read=self._quiet_s)
@@ -349,7 +365,10 @@ class _OldTokenError(ConsensusError):
 
 
 def _operation(change: Swap) -> dict[str, Any]:
-    """Return the part of an etcd transaction that makes one change."""
+    """Return the operation of an etcd transaction that makes one change.
+
+    It is `{"request_put": …}`, or `{"request_delete_range": …}` if the new value is None.
+    """
     key = _encode(change.key)
     if change.value is None:
         return {"request_delete_range": {"key": key}}

@@ -144,12 +144,16 @@ class Forwarder:
     """
 
     def __init__(self, dial: Dialer) -> None:
+        """Create a forwarder that connects to the master with `dial`.
+
+        The three callables below do nothing until `start_replica` sets them.
+        """
         self.handle_one_way: Callable[[Command, Peer], object] = lambda command, peer: None
-        """Handles a one-way command in the replica's present role."""
+        """`handle_one_way(command, peer)` handles a one-way command in the present role."""
         self.sign: Callable[[Command], Command] = lambda command: command
-        """Returns a command of the replica itself with its signature, if it has credentials."""
+        """`sign(command)` returns a command of the replica itself, signed if it has credentials."""
         self.get_guard: Callable[[], Guard | None] = lambda: None
-        """Returns the guard of the present role; None without access control."""
+        """`get_guard()` returns the guard of the present role; None without access control."""
         self._dial = dial
         self._master = ""
         self._tunnels: dict[Peer, Tunnel] = {}
@@ -174,10 +178,15 @@ class Forwarder:
     ) -> dict[int, Handler]:
         """Return the handlers of a replica, by request code.
 
-        `local` are the handlers of the broker in its role. A slave forwards the requests of
-        FORWARDED_CODES, and those of READ_CODES unless it `serves_reads`. A master first restores
-        the membership of clients that it has lost with an earlier connection. In both roles
-        heartbeats are remembered.
+        `local` are the handlers of the broker in its role, by request code. The result has the
+        same codes. `serves_reads` says whether consumers may read from a slave.
+
+        - A slave forwards requests of FORWARDED_CODES, and those of READ_CODES unless it
+          `serves_reads`.
+        - A master handles requests of MEMBER_CODES. Before that it makes the client a member of
+          its groups again, if it was a member over a connection that the change of roles ended.
+        - Both remember heartbeats. A master, and a slave that `serves_reads`, also handle them.
+        - All other requests are handled by `local`.
         """
         found = dict(local)
         if is_slave:
@@ -185,12 +194,14 @@ class Forwarder:
             found |= dict.fromkeys(forwarded & local.keys(), self._forward)
         else:
             found |= {
-                code: self._restore_membership(local[code]) for code in MEMBER_CODES & local.keys()
+                code: self._wrap_to_restore_membership(local[code])
+                for code in MEMBER_CODES & local.keys()
             }
         for code in (Code.HEART_BEAT, Code.UNREGISTER_CLIENT):
             if code in local:
-                needs_members = serves_reads or not is_slave
-                found[code] = self._remember_heartbeat(local[code], needs_members=needs_members)
+                # Only a replica that delivers messages needs to know the members of groups.
+                runs_local = serves_reads or not is_slave
+                found[code] = self._wrap_to_remember_heartbeat(local[code], runs_local=runs_local)
         return found
 
     def disconnected(self, peer: Peer) -> None:
@@ -209,7 +220,11 @@ class Forwarder:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _forward(self, command: Command, peer: Peer) -> Outcome:
-        """Send a request through the client's tunnel. The answer is written when it arrives.
+        """Start to send a request through the client's tunnel. Return None.
+
+        The answer is written to the client when it arrives. If the client has no tunnel yet, open
+        one; it begins with the client's last heartbeat, so that the master knows the client's
+        groups. A client that has sent no heartbeat takes over that of a lost connection.
 
         Raises NotMasterError if the request was forwarded before, and RequestError if too many
         requests of the client are waiting.
@@ -231,8 +246,13 @@ class Forwarder:
         tunnel.last_used_s = _now_s()
         self.start_task(tunnel.forward(self._sign_for_account(command)))
 
-    def _restore_membership(self, local: Handler) -> Handler:
-        """Return a handler that handles the heartbeat of a lost connection before `local`."""
+    def _wrap_to_restore_membership(self, local: Handler) -> Handler:
+        """Return a handler of a master for a request whose client must be a member of its group.
+
+        If the client has sent no heartbeat over its connection, but a member of the group has lost
+        a connection from the same address, the handler first handles the heartbeat of that
+        connection for the client. Then it returns the outcome of `local`.
+        """
 
         def handle(command: Command, peer: Peer) -> Outcome:
             heartbeat = self._presence.adopt(command, peer, _now_s())
@@ -242,11 +262,13 @@ class Forwarder:
 
         return handle
 
-    def _remember_heartbeat(self, local: Handler, *, needs_members: bool) -> Handler:
+    def _wrap_to_remember_heartbeat(self, local: Handler, *, runs_local: bool) -> Handler:
         """Return a handler for HEART_BEAT and UNREGISTER_CLIENT.
 
-        It remembers or forgets the heartbeat, and forwards the command if the client has a tunnel.
-        It calls `local` if the replica `needs_members` itself, else it answers with success.
+        The handler remembers a heartbeat, and forgets it when the client unregisters. If the
+        client has a tunnel, it forwards the command one-way, or closes a tunnel that has carried
+        nothing but heartbeats for IDLE_S. With `runs_local` it then returns the outcome of
+        `local`, else a response with SUCCESS.
         """
 
         def handle(command: Command, peer: Peer) -> Outcome:
@@ -264,17 +286,18 @@ class Forwarder:
                 else:
                     self.start_task(tunnel.forward(forwarded))
 
-            if needs_members:
+            if runs_local:
                 return local(command, peer)
             return Command(ResponseCode.SUCCESS, encode_header(HeartbeatResponse()))
 
         return handle
 
     def _sign_for_account(self, command: Command) -> Command:
-        """Return a command with the signature of the account that sent it.
+        """Return a copy of a command with the signature of the account that sent it.
 
-        Return it unchanged if it has a signature or if there is no access control. Call it only
-        while the handler of the command runs: the guard knows the account only then.
+        The replica signs the command of a client without an account. Return the command unchanged
+        if it has a signature or if there is no access control. Call this only while the handler of
+        the command runs: the guard knows the account only then.
         """
         guard = self.get_guard()
         if guard is None or ACCESS_KEY in (command.fields or {}):
@@ -296,8 +319,11 @@ class Forwarder:
     ) -> Channel:
         """Return a new connection to the master that acts for the client at address `client`.
 
-        `on_request` is called with each request of the master. Wait for a master up to
-        MASTER_WAIT_S, then raise NotMasterError.
+        `on_request(command, channel)` is called with each request that the master sends. The first
+        command of the connection is SLUICE_SPEAK_FOR, which names the client.
+
+        While there is no master, or it cannot be reached, try again every PAUSE_S. Raise
+        NotMasterError after MASTER_WAIT_S.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + MASTER_WAIT_S
@@ -328,6 +354,7 @@ class Tunnel:
     """
 
     def __init__(self, forwarder: Forwarder, peer: Peer) -> None:
+        """Create the tunnel of `peer`, the client's connection. It does not connect yet."""
         self.waiting_count = 0
         """The number of requests that wait for an answer or for a master."""
         self.last_used_s = 0.0
@@ -335,6 +362,7 @@ class Tunnel:
         self._forwarder = forwarder
         self._peer = peer
         self._connecting: asyncio.Task[Channel] | None = None
+        """The task that connects, or has connected, to the master; None if there is none."""
 
     def retire(self) -> None:
         """Close the connection to the master. The next request opens another one.
@@ -346,6 +374,10 @@ class Tunnel:
             self._forwarder.start_task(self._close_later(connecting))
 
     async def _close_later(self, connecting: asyncio.Task[Channel]) -> None:
+        """Close the connection of a retired tunnel, or cancel the attempt to connect.
+
+        Wait RETIRE_S before that if requests are in flight.
+        """
         try:
             if not connecting.done():
                 connecting.cancel()
@@ -358,11 +390,14 @@ class Tunnel:
     async def forward(self, command: Command) -> None:
         """Send a command to the master, and write the answer to the client.
 
-        Close the client's connection if it is unknown whether the command was carried out.
+        A one-way command has no answer. If there is no master, write a refusal with
+        SERVICE_NOT_AVAILABLE. If the master does not answer within ANSWER_S, write nothing. After
+        any other error it is unknown whether the command was carried out: close the client's
+        connection, which tells the client so.
         """
         self.waiting_count += 1
         try:
-            answer = await self._call_when_there_is_a_master(command)
+            answer = await self._call_with_retries(command)
             if answer is not None:
                 self._peer.write(encode_response_to(answer, command))
         except NotMasterError as error:
@@ -376,32 +411,38 @@ class Tunnel:
         finally:
             self.waiting_count -= 1
 
-    async def _call_when_there_is_a_master(self, command: Command) -> Command | None:
+    async def _call_with_retries(self, command: Command) -> Command | None:
         """Return the master's answer; None if the command is one-way.
 
-        While there is no master, repeat the call for up to MASTER_WAIT_S, then raise
-        NotMasterError.
+        While the command is refused because there is no master, repeat it every PAUSE_S. Raise
+        NotMasterError after MASTER_WAIT_S, or when the client has disconnected.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + MASTER_WAIT_S
         while True:
             try:
-                return await self._call(command)
+                return await self._call_once(command)
             except NotMasterError:
                 if loop.time() >= end_s or self._peer.closed:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _call(self, command: Command) -> Command | None:
-        """Return the master's answer; None if the command is one-way.
+    async def _call_once(self, command: Command) -> Command | None:
+        """Send a command to the master once. Return its answer; None if the command is one-way.
 
-        Raises NotMasterError if the command was not carried out. After any other error it is
-        unknown whether it was.
+        Connect first if there is no connection, or if the last attempt has failed.
+
+        Raises NotMasterError if the command was not carried out, because the tunnel was retired or
+        closed or the other replica is not the master. After any other error it is unknown whether
+        the command was carried out.
         """
         connecting = self._connecting
-        if connecting is None or (
-            connecting.done() and (connecting.cancelled() or connecting.exception())
-        ):
+        has_failed = (
+            connecting is not None
+            and connecting.done()
+            and (connecting.cancelled() or connecting.exception() is not None)
+        )
+        if connecting is None or has_failed:
             work = self._forwarder.connect(self._peer.remote, self._on_request_of_master)
             connecting = self._connecting = start_shared(work)
 
@@ -422,14 +463,16 @@ class Tunnel:
             channel.send_oneway(forwarded)
             return None
         answer = await channel.call(forwarded, ANSWER_S)
-        if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and NOT_MASTER in (
-            answer.remark or ""
-        ):
+        remark = answer.remark or ""
+        if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and NOT_MASTER in remark:
             raise NotMasterError
         return answer
 
     def _on_request_of_master(self, command: Command, channel: Channel) -> None:
-        """Forward a request of the master to the client, and the client's response back."""
+        """Send a request of the master to the client, and the client's response to the master.
+
+        `channel` is the connection to the master. A one-way request has no response.
+        """
         if command.is_oneway:
             self._peer.send_oneway(command.copy())
             return

@@ -44,7 +44,11 @@ class Presence:
         return self._heartbeats.get(peer)
 
     def disconnected(self, peer: Peer, now_s: float) -> None:
-        """Keep the heartbeat of a connection that was lost at `now_s`, on the monotonic clock."""
+        """Move the heartbeat of `peer` to those of the lost connections from its IP address.
+
+        `now_s` is the time of the loss on the monotonic clock. Of one address at most LOST_MAX
+        heartbeats are kept; the oldest is dropped. Do nothing if `peer` has sent no heartbeat.
+        """
         heartbeat = self._heartbeats.pop(peer, None)
         if heartbeat is None:
             return
@@ -52,18 +56,22 @@ class Presence:
         self._lost[peer.remote.address] = [*lost[1 - LOST_MAX :], (now_s, heartbeat)]
 
     def adopt(self, command: Command, peer: Peer, now_s: float) -> Command | None:
-        """Assign the heartbeat of a lost connection to `peer`, and return it.
+        """Make the heartbeat of a lost connection that of `peer`, and return it.
 
         The lost connection had the same IP address, and was a member of the group that `command`
-        names. Return None if there is no such heartbeat, if the command names no group, or if the
-        peer already has a heartbeat.
+        names. The oldest such heartbeat is taken, and is removed from those of the lost
+        connections. Heartbeats older than KEEP_S at `now_s`, on the monotonic clock, are dropped.
+        Return None if there is no such heartbeat, if the command names no group, or if the peer
+        already has a heartbeat.
         """
         group = command.fields and command.fields.get("consumerGroup")
         lost = self._lost.get(peer.remote.address)
         if not group or not lost or peer in self._heartbeats:
             return None
 
-        lost[:] = [one for one in lost if now_s - one[0] < KEEP_S]
+        lost[:] = [(lost_s, heartbeat) for lost_s, heartbeat in lost if now_s - lost_s < KEEP_S]
+        # The body of a heartbeat is JSON that names the client's groups. A wrong match is harmless:
+        # the client's own next heartbeat corrects it.
         name_in_json = f'"{group}"'.encode()
         for index, (_, heartbeat) in enumerate(lost):
             if name_in_json in bytes(heartbeat.body):

@@ -7,8 +7,8 @@
 One task (`Replica.run`) reads the records and executes one step after the other. The lease is
 renewed in another task. A master has at most one *side task*, which changes the record of its own
 term: a proposal of a new in-sync set, or the switch to another master. A swap with an unknown
-outcome is repeated until there is an answer (`_settle`), before anything that depends on it is done
-(design/0022, "What holds, and why", 7).
+outcome is repeated until there is an answer (`_swap_until_answered`), before anything that depends
+on it is done (design/0022, "What holds, and why", 7).
 
 A replica that stops being the master takes a new run id. The record may still name the replica, but
 with the old run id, so the replica cannot lead in that term again and the others may elect.
@@ -185,8 +185,11 @@ class Replica:
     ) -> None:
         """Create replica `replica_id` of broker name `broker` in cluster `cluster`.
 
-        `serves_reads` says whether the broker answers pulls as a slave (slaveReadEnable).
-        `lease_s` is explained at LEASE_S. `make_run_id` returns a new unique id at each call.
+        `role_executor` changes the broker's role, and `consensus` keeps the records. `incarnation`
+        is that of the broker's store. `forwarder` forwards requests of clients to the master; None
+        means that no client connects, as in tests. `serves_reads` says whether the broker answers
+        pulls as a slave (slaveReadEnable). `lease_s` is explained at LEASE_S. `make_run_id` returns
+        a new unique id at each call.
         """
         self.run_id = make_run_id()
         """The id of this run of the process. It changes when the replica stops being master."""
@@ -207,24 +210,32 @@ class Replica:
         self._published: Member | None = None
         """The replica's record at the service; None if it is unknown and must be written."""
         self._published_s = 0.0
+        """The monotonic time of the last write of the record."""
         self._candidate_term = 0
+        """The term whose master the replica has stopped following, to be elected; 0 for none."""
         self._term = NO_TERM
         """The state whose role the broker has taken."""
         self._situation: tuple[int, bool] = (-1, False)
-        """The version of the state record, and whether its master is missing."""
+        """The version of the state record (0: no record), and whether its master is missing."""
         self._situation_since_s = 0.0
+        """The monotonic time at which `_situation` last changed. Elections wait from then on."""
         self._changed = asyncio.Event()
         """Set when the next step must not wait any longer."""
         self._side_task: asyncio.Task[None] | None = None
+        """The task that changes the record of this master's own term; None if there is none."""
         self._is_handing_over = False
         self._is_rolled_back = False
+        """Whether the last read returned an older state than the view had; see ROLLED_BACK."""
 
     # ----------------------------------------------------------------------------- run and close
 
     async def run(self) -> None:
         """Execute the steps that the records demand, until cancelled.
 
-        Errors are logged, and the step is tried again. Only BrokerClosedError is raised.
+        Before each step, publish this replica's record if that is due. A step is executed at the
+        latest when the pause that the last one returned is over, and earlier when a record changes
+        or the lease is lost. Errors are logged, each text once in a row, and the step is tried
+        again after RECHECK_S or RETRY_S. Only BrokerClosedError is raised.
         """
         end_watch = self._consensus.watch(self._prefix, self._on_entries)
         logged = ""
@@ -254,16 +265,19 @@ class Replica:
     async def close(self) -> None:
         """Leave the consensus service. Call it after `run`, while the broker is still open.
 
-        A master hands over to another replica of the in-sync set if one is able to lead. The
-        replica's record is deleted, or ends with its lease if the service cannot be reached.
+        First wait up to HAND_OVER_TIMEOUT_S for the side task, then cancel it. A master then hands
+        over to another replica of the in-sync set if one is able to lead, and leaves the set. Then
+        end the lease, which deletes this replica's record (if the service cannot be reached, the
+        record ends with the lease), close all tunnels, and close the connection to the service.
         """
         if (side_task := self._side_task) is not None:
             await asyncio.wait({side_task}, timeout=HAND_OVER_TIMEOUT_S)
             side_task.cancel()
         with contextlib.suppress(SluiceError, OSError):
-            if self.is_master and (to := election.find_successor(self.view, self._id)) is not None:
+            successor = election.find_successor(self.view, self._id) if self.is_master else None
+            if successor is not None:
                 async with asyncio.timeout(2 * HAND_OVER_TIMEOUT_S):
-                    await self._hand_over(to, leaves=True)
+                    await self._hand_over(successor, leave_in_sync_set=True)
         if self._lease is not None:
             await self._lease.close()
         if self._forwarder is not None:
@@ -278,11 +292,16 @@ class Replica:
     # ------------------------------------------------------------------------------ the records
 
     def _on_entries(self, entries: Entries) -> None:
-        """Update the view from entries that a watch or a read has returned.
+        """Update the view from entries that a watch or a read has returned, and wake `run`.
 
-        A watch may be late: an older state record than the known one is ignored, and the record of
-        this replica is published again, with a read that shows whether the service was rolled
-        back. If the new state names another master, depose the broker at once.
+        If they cannot be parsed, log an error and change nothing. A watch may be late: a state
+        record that is older than the one in the view is ignored. Then the next step publishes this
+        replica's record again, because the read that belongs to it shows whether the service was
+        rolled back.
+
+        If this replica is the master and the new state names another one, depose the broker at
+        once. If the state still names this replica, give the broker its new in-sync set, except
+        while a side task is changing the record: the side task does that when it ends.
         """
         try:
             view = election.parse_view(self._prefix, entries)
@@ -291,7 +310,8 @@ class Replica:
             return
 
         old = self.view.state
-        if old is not None and (view.state is None or view.state.version < old.version):
+        is_older = old is not None and (view.state is None or view.state.version < old.version)
+        if is_older:
             view = view._replace(state=old)
             self._published = None
         self.view = view
@@ -309,17 +329,20 @@ class Replica:
         self._changed.set()
 
     def _check_for_rollback(self, known: State | None, entries: Entries) -> None:
-        """Note whether the consensus service has lost changes of the state record.
+        """Set `_is_rolled_back` and `reason` if the service has lost changes of the state record.
 
-        `known` was in the view before the read of `entries` began. A linearizable read that
-        returns an older record means that the service was rolled back. If the older version has a
-        later term, a replica was elected since the rollback: that record is accepted.
+        `known` is the state that was in the view before the read of `entries` began. A
+        linearizable read that returns an older version, or no state, means that the service was
+        rolled back. If the older version has a later term, a replica was elected since the
+        rollback. That record is accepted: remove the known state from the view, so that
+        `_on_entries` does not ignore the read one. Do nothing if `entries` cannot be parsed.
         """
         with contextlib.suppress(ValueError):  # `_on_entries` logs it
             found = election.parse_view(self._prefix, entries).state
             is_rolled_back = known is not None and (found is None or found.version < known.version)
             if is_rolled_back and found and known and found.term > known.term:
-                self.view, is_rolled_back = self.view._replace(state=None), False
+                self.view = self.view._replace(state=None)
+                is_rolled_back = False
             if is_rolled_back != self._is_rolled_back:
                 self._is_rolled_back = is_rolled_back
                 self.reason = ROLLED_BACK if is_rolled_back else ""
@@ -341,12 +364,15 @@ class Replica:
         )
 
     async def _publish(self, *, now: bool = False) -> None:
-        """Write this replica's record if it has changed, and read all records.
+        """Write this replica's record if `now` is true or `_is_publish_due`; else do nothing.
 
-        A record that differs only by the growth of the log is written every PUBLISH_S. `now`
-        writes the record in any case. Get a lease first if there is none.
+        Get a lease first if there is none. Before the write, read all records, update the view
+        from them, and check whether the service was rolled back. If the service refuses the swap
+        (the lease has ended, or the record has changed since the read), nothing is raised: the
+        lease is dropped, and the next step tries again with a new one.
 
-        Raises ConsensusError if the service does not answer, or if another replica uses the id.
+        Raises ConsensusError if the service does not answer, or if a replica with another
+        incarnation has published a record under this replica's id.
         """
         if self._lease is None:
             self._published = None
@@ -355,15 +381,8 @@ class Replica:
         # has ended, and the service refuses it.
         lease = self._lease
 
-        member, old, time_s = self.member, self._published, _now_s()
-        is_same_except_log = (
-            old is not None
-            and old._replace(log_end=member.log_end, log_term=member.log_term) == member
-            and (old.log_end == INCOMPLETE) == (member.log_end == INCOMPLETE)
-        )
-        now = now or self._is_rolled_back
-        is_recent = old == member or time_s - self._published_s < PUBLISH_S
-        if is_same_except_log and is_recent and not now:
+        member, time_s = self.member, _now_s()
+        if not now and not self._is_publish_due(member, time_s):
             return
 
         if member.log_end > 0:
@@ -389,16 +408,36 @@ class Replica:
         else:
             self._on_lease_lost()
 
+    def _is_publish_due(self, member: Member, time_s: float) -> bool:
+        """Return whether `member`, this replica's record as of `time_s`, must be written now.
+
+        A record that equals the published one is not written. One that differs only in the term
+        and the end of the log is written if PUBLISH_S have passed since the last write. Every
+        other change is written at once, also that the log becomes complete or incomplete. While
+        the service is rolled back a write is always due, because its read shows the recovery.
+        """
+        published = self._published
+        if published is None or self._is_rolled_back:
+            return True
+        if published == member:
+            return False
+        has_only_log_changed = published._replace(
+            log_end=member.log_end, log_term=member.log_term
+        ) == member and (published.log_end == INCOMPLETE) == (member.log_end == INCOMPLETE)
+        return not has_only_log_changed or time_s - self._published_s >= PUBLISH_S
+
     def _on_lease_lost(self) -> None:
-        """Let the next step get another lease."""
+        """Forget the lease and wake `run`, whose next step gets another lease."""
         self._lease = None
         self._changed.set()
 
-    async def _settle(self, state: State) -> bool:
-        """Swap `state` into the record, and return whether the record now contains it.
+    async def _swap_until_answered(self, state: State) -> bool:
+        """Swap `state` into the state record until the service answers, then read all records.
 
-        The record must have the version `state.version`. Repeat the swap until there is an answer,
-        and read the records afterwards.
+        The record must have the version `state.version`, else the service refuses the swap. A
+        ConsensusError of the swap or of the read is logged, and both are repeated after RETRY_S.
+        Update the view from the read. Return whether the swap succeeded or the record contains
+        `state` now; False means that another replica has changed the record.
         """
         change = Swap(election.state_key(self._prefix), election.encode_state(state), state.version)
         while True:
@@ -418,10 +457,16 @@ class Replica:
     # ---------------------------------------------------------------------------------- acting
 
     async def _execute_step(self) -> float:
-        """Execute the next step. Return the longest time until the one after it, in seconds.
+        """Execute what `next_step` decides. Return the pause before the next step, in seconds.
 
-        Raises ReplicaBlockedError, BrokerClosedError, and other errors after which the step is
-        tried again.
+        0.0 means that the step has changed the records or the role, so that there is a next step
+        at once. Two cases come before the decision: during a hand-over nothing is done, and a
+        master whose disk has failed steps down. Set `reason` to that of a Blocked or Wait step,
+        else to "".
+
+        Raises ReplicaBlockedError if an operator must decide, BrokerClosedError if the broker could
+        not take its role, and SluiceError or OSError for failures after which the caller repeats
+        the step.
         """
         if self._is_handing_over:
             return RECHECK_S
@@ -448,7 +493,7 @@ class Replica:
                     state.term,
                     self.member.log_end,
                 )
-                await self._settle(state)
+                await self._swap_until_answered(state)
                 return 0.0
             case Decline(state):
                 log.warning(
@@ -457,7 +502,7 @@ class Replica:
                     self._id,
                     state.master_id,
                 )
-                await self._settle(state)
+                await self._swap_until_answered(state)
                 return 0.0
             case Blocked(reason):
                 await self._take_role(NO_TERM)
@@ -467,16 +512,30 @@ class Replica:
         return RECHECK_S
 
     async def _take_role(self, state: State) -> None:
-        """Give the broker its role in `state`, unless the broker already has that role.
+        """Give the broker its role in `state`: master, slave, or slave without a master.
 
-        A master whose term is the same only gets the new in-sync set. Raises BrokerClosedError.
+        A broker that remains master of the same term only gets the new in-sync set, and proposes
+        a set without dead replicas; while a side task runs, nothing is done. A slave whose term
+        differs only in the in-sync set keeps its role. Otherwise depose the broker if it was the
+        master, set the forwarder's master, and change the role. A new master whose HA address is
+        not the one in the record starts a side task that corrects the record.
+
+        Raises BrokerClosedError if the broker could not change its role. Then `_term` is NO_TERM.
         """
-        if self.is_master and (state.term, state.run_id) == (self._term.term, self.run_id):
+        remains_master = self.is_master and (state.term, state.run_id) == (
+            self._term.term,
+            self.run_id,
+        )
+        if remains_master:
             if self._side_task is None:
                 self._update_term(state)
                 self._drop_dead_members()
             return
-        if state._replace(in_sync=self._term.in_sync, version=self._term.version) == self._term:
+        # The role of a slave does not depend on the in-sync set.
+        has_role = (
+            state._replace(in_sync=self._term.in_sync, version=self._term.version) == self._term
+        )
+        if has_role:
             return
 
         before, self._term = self._term, NO_TERM
@@ -505,10 +564,11 @@ class Replica:
     # ------------------------------------------------------------------------------ as master
 
     def _update_term(self, state: State, *, even_if_same: bool = False) -> None:
-        """Give the broker the state of its term, which ends a proposal.
+        """Record `state` as the state of the term and give it to the broker.
 
-        Do nothing if the state is the known one, unless `even_if_same`: then a proposal has ended
-        without a change.
+        The broker takes that as the end of its proposal, if it has made one. Do nothing if `state`
+        equals the recorded state, unless `even_if_same` is true: a proposal that ends without a
+        change must be reported too.
         """
         if even_if_same or state != self._term:
             self._term = state
@@ -517,10 +577,13 @@ class Replica:
     def propose(self, ids: frozenset[int]) -> None:
         """Propose that the in-sync set consists of this replica and the replicas `ids`.
 
-        The outcome is reported by `RoleExecutor.update_term`, whether the proposal succeeds or not.
-        A proposal is ignored while another change of the record is in progress: that one ends with
-        `update_term` too, after which the broker examines the set again. Each new member must have
-        sent a state report, which names its incarnation.
+        Start a side task that swaps the new set into the record. Its outcome, success or not, is
+        reported by `RoleExecutor.update_term`.
+
+        The proposal is ignored if this replica is not the master, or while another change of the
+        record is in progress: that change also ends with `update_term`, after which the broker
+        examines the set again. Each new member must have sent a state report, which names its
+        incarnation; else KeyError is raised.
         """
         if self._side_task is not None or self._is_handing_over or not self.is_master:
             return
@@ -535,8 +598,13 @@ class Replica:
         self._start_side_task(self._change_record(term._replace(in_sync=in_sync)))
 
     async def _change_record(self, state: State) -> None:
-        """Swap `state` into the record, and give the broker the state that results."""
-        await self._settle(state)
+        """Swap `state` into the record as the side task, and wake `run` afterwards.
+
+        If the record then names this run of this replica as master, give the broker the state in
+        the record, whether the swap succeeded or not. Otherwise the broker gets nothing: the next
+        step gives it the role that the record demands.
+        """
+        await self._swap_until_answered(state)
         self._side_task = None
         found = self.view.state
         # If the record is of another term by now, `_take_role` must see the change.
@@ -545,9 +613,11 @@ class Replica:
         self._changed.set()
 
     def _drop_dead_members(self) -> None:
-        """Propose an in-sync set without replicas that have no record and no connection.
+        """Propose an in-sync set without dead replicas, for whose acknowledgements sends wait.
 
-        Otherwise sends would wait for their acknowledgements.
+        A replica is dead if it is not connected to this master and has no record at the service
+        with the incarnation in the set. Do nothing if no replica of the set is dead, or if the
+        broker has no replication gate.
         """
         in_sync, members = self._role_executor.in_sync, self.view.members
         if in_sync is None:
@@ -564,14 +634,19 @@ class Replica:
             self.propose(frozenset(live))
 
     def _start_side_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as the side task. It must set `_side_task` to None when it ends."""
         self._side_task = asyncio.get_running_loop().create_task(work)
 
-    async def _hand_over(self, to: Member, *, leaves: bool = False) -> None:
-        """Make `to` the master, after pausing requests until the in-sync set has the whole log.
+    async def _hand_over(self, successor: Member, *, leave_in_sync_set: bool = False) -> None:
+        """Make `successor` the master of a new term, without losing requests.
 
-        With `leaves` this replica also leaves the in-sync set. If the set does not have the log
-        after HAND_OVER_TIMEOUT_S, resume requests and remain the master. Otherwise this replica is
-        no longer the master, whatever becomes of the swap: it has a new run id.
+        Pause requests and wait until the in-sync set has the whole log. Then step down, and swap a
+        state whose master is `successor` into the record. With `leave_in_sync_set` that state's
+        in-sync set does not contain this replica. The swap may be refused because the record has
+        changed; this replica has stepped down in any case.
+
+        If the set does not have the whole log after HAND_OVER_TIMEOUT_S, log a warning, resume
+        requests and remain the master.
         """
         self._is_handing_over = True
         executor, state, done = self._role_executor, self._term, asyncio.Event()
@@ -583,12 +658,12 @@ class Replica:
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                     await done.wait()
 
-            self._step_down(f"it hands over to replica {to.id}")
-            after = election.state_after_switch(state, to)
-            if leaves:
+            self._step_down(f"it hands over to replica {successor.id}")
+            after = election.state_after_switch(state, successor)
+            if leave_in_sync_set:
                 remaining = {key: value for key, value in after.in_sync.items() if key != self._id}
                 after = after._replace(in_sync=remaining)
-            await self._settle(after)
+            await self._swap_until_answered(after)
         except TimeoutError:
             executor.pause_requests(False)
             log.warning(
@@ -601,7 +676,11 @@ class Replica:
             self._changed.set()
 
     def _step_down(self, reason: str) -> None:
-        """Depose the broker and take a new run id, so that the record no longer names this run."""
+        """Stop being the master: depose the broker, forget the term and take a new run id.
+
+        The record still names this replica, but with the old run id. So it cannot lead in that
+        term again, and the other replicas may elect. `reason` says why the broker is deposed.
+        """
         self._role_executor.depose(reason)
         self._term, self.run_id = NO_TERM, self._make_run_id()
 
@@ -624,10 +703,12 @@ class Replica:
         }
 
     def switch(self, to: int | None) -> None:
-        """Start to hand over to replica `to`, or to the one with the longest log if None.
+        """Start to hand over to replica `to`; return before the hand-over has ended.
 
-        Raises RequestError if this replica is not the master, if the record is being changed, or
-        if no such replica can take over.
+        None as `to` chooses the replica of the in-sync set with the longest log.
+
+        Raises RequestError if this replica is not the master, if `to` is this replica, if the
+        record is being changed, or if no replica, or not replica `to`, can take over.
         """
         if not self.is_master:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is not the master.")
@@ -654,7 +735,11 @@ class Replica:
     def elect(self) -> None:
         """Start to make this replica the master, although it may lack acknowledged messages.
 
-        Raises RequestError if it is the master.
+        Log a warning and start a side task that swaps a state of a new term into the record, in
+        which this replica is the master and the whole in-sync set. Return before the swap has
+        ended; `run` then takes the role that the record demands.
+
+        Raises RequestError if this replica is already the master.
         """
         if self.is_master:
             raise RequestError(ResponseCode.SYSTEM_ERROR, "this replica is the master.")
@@ -665,13 +750,17 @@ class Replica:
         self._start_side_task(self._change_record(state))
 
     def handlers(self, local: Mapping[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
-        """Return the handlers of a replica; `local` are those of the broker in its role."""
+        """Return the handlers of the broker by request code, for its role.
+
+        `local` are the broker's own handlers, by request code. See `Forwarder.handlers` for what is
+        added to them.
+        """
         assert self._forwarder is not None, "start_replica passes a forwarder"
         reads = self._serves_reads
         return self._forwarder.handlers(local, is_slave=is_slave, serves_reads=reads)
 
     def disconnected(self, peer: Peer) -> None:
-        """Retire the tunnel of a client whose connection was lost."""
+        """Retire the tunnel of a client whose connection was lost, and keep its heartbeat."""
         if self._forwarder is not None:
             self._forwarder.disconnected(peer)
 

@@ -33,10 +33,15 @@ class DiscardingFiles(RecordingFiles):
     """
 
     def __init__(self, below: Files, paths: ReplicatedPaths) -> None:
+        """Wrap the files `below`. `paths` says which of them are replicated."""
         super().__init__(below, StateLog(paths, run_id=""))
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Open a file, like `Files.open`. A replicated file is not created if it is missing."""
+        """Open a file, like `Files.open`; changes of a replicated file are discarded.
+
+        A replicated file is not created if it is missing: with `create` the returned file looks
+        empty, and without it the error of `Files.open` is raised.
+        """
         if self._state_log.paths.name_of(path) is None:
             return self._below.open(path, create=create, access=access)
         return _DiscardingFile(
@@ -120,7 +125,9 @@ class StateApplier:
         """Whether a whole snapshot of this run was applied."""
         self._waiting: deque[Operation] = deque()
         self._snapshot: list[Operation] | None = None
+        """The operations of a snapshot since its BEGIN; None outside of a snapshot."""
         self._dirty: set[str] = set()
+        """The paths of files that have changed and are not synced."""
         self._dirty_directories: set[str] = set()
 
     @property
@@ -144,11 +151,13 @@ class StateApplier:
         self._waiting.extend(operations)
 
     def apply(self, log_end: int) -> set[str]:
-        """Apply the operations that were made before the log was longer than `log_end`.
+        """Apply the waiting operations whose `log_end` is not greater than `log_end`.
 
-        On return, the changes are durable. Return the names of the files that have changed. Raises
-        OSError and ProtocolError; then all operations are forgotten, and a snapshot is requested
-        next.
+        Operations between BEGIN and END are collected, and applied as a whole at the END. On
+        return, the changes are durable. Return the names of the files that have changed.
+
+        Raises OSError and ProtocolError. Then all operations are forgotten, so that a snapshot is
+        requested next.
         """
         changed: set[str] = set()
         try:
@@ -173,15 +182,18 @@ class StateApplier:
         return changed
 
     def finish_snapshot(self) -> None:
-        """Apply a snapshot that was written when the process was killed. Raises OSError.
+        """Finish a snapshot that was being applied when the process was killed.
 
-        Call this when a broker starts. An incomplete snapshot file is removed.
+        Call this when a broker starts. If the snapshot file is complete (its first 4 bytes are the
+        CRC-32 of the rest), make the files those of the snapshot. In any case remove the snapshot
+        file. Do nothing if there is none. Raises OSError.
         """
         path = self._paths.path_of(SNAPSHOT_NAME)
         if not self._files.exists(path):
             return
         content = read_file(self._files, path)
-        if content[:4] == zlib.crc32(content[4:]).to_bytes(4):
+        is_complete = content[:4] == zlib.crc32(content[4:]).to_bytes(4)
+        if is_complete:
             self._write_snapshot(decode_operations(content[4:]))
         self._files.remove(path)
         self._files.sync_directory(path.rpartition("/")[0])
@@ -189,7 +201,13 @@ class StateApplier:
     # --- single operations
 
     def _execute(self, operation: Operation) -> None:
-        """Apply an operation that is not part of a snapshot."""
+        """Apply an operation that is not part of a snapshot: RENAME, REMOVE, TRUNCATE or WRITE.
+
+        The changes are durable after `_sync`. A file is synced before it is renamed, so that its
+        new name never has an older content. Removing a missing file does nothing; TRUNCATE and
+        WRITE create one. Raises OSError, and ProtocolError if a name is not that of a replicated
+        file.
+        """
         path = self._paths.path_of(operation.name)
         directory = path.rpartition("/")[0]
         if operation.kind is OperationKind.RENAME:
@@ -215,13 +233,17 @@ class StateApplier:
             self._dirty.add(path)
 
     def _access(self, path: str) -> Access:
-        """Return the access of the file, or that of a new one: access rules are for the owner."""
+        """Return the access of the file at `path`, or the access with which to create it.
+
+        A new file with access rules is readable by its owner only.
+        """
         if self._files.exists(path):
             return self._files.access(path)
         is_table = (self._paths.name_of(path) or "").startswith("config/")
         return DEFAULT_ACCESS if is_table else OWNER_ONLY
 
     def _sync_file(self, path: str) -> None:
+        """Sync the file at `path` if it has changed since it was last synced."""
         if path in self._dirty:
             self._dirty.discard(path)
             with closing(self._files.open(path)) as file:
@@ -238,7 +260,12 @@ class StateApplier:
     # --- snapshots
 
     def _apply_snapshot(self, operations: list[Operation]) -> set[str]:
-        """Apply a snapshot as a whole, and return the names of the files that have changed."""
+        """Apply a snapshot as a whole, and return the names of the files that have changed.
+
+        The snapshot is first written to one file, which is removed at the end. If the process is
+        killed in between, `finish_snapshot` applies it again from that file. The file contains the
+        CRC-32 of the encoded operations (4 bytes), and the operations.
+        """
         encoded = encode_operations(operations)
         path = self._paths.path_of(SNAPSHOT_NAME)
         self._replace_file(path, zlib.crc32(encoded).to_bytes(4) + encoded, OWNER_ONLY)
@@ -249,9 +276,10 @@ class StateApplier:
         return changed
 
     def _write_snapshot(self, operations: list[Operation]) -> set[str]:
-        """Make the files those of the snapshot, and remove all others.
+        """Make the replicated files those of the snapshot, and remove all others.
 
-        Return the names of the files that have changed.
+        Call `put_unit` for each UNIT. On return, the changes are durable. Return the names of the
+        files that were written or removed; files that are the same already are not written.
         """
         contents: dict[str, bytearray] = {}
         for operation in operations:
@@ -278,7 +306,10 @@ class StateApplier:
         return changed
 
     def _replace_file(self, path: str, content: bytes | bytearray, access: Access) -> None:
-        """Replace a file atomically. The directory must be synced afterwards."""
+        """Replace or create the file at `path` atomically, with `content`, synced.
+
+        The new name is durable when `_sync` has synced the directory.
+        """
         directory, new_path = path.rpartition("/")[0], path + ".new"
         self._files.make_directory(directory)
         with closing(self._files.open(new_path, create=True, access=access)) as file:

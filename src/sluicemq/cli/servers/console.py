@@ -93,7 +93,7 @@ def console(
         from sluicemq.console import app, serve  # noqa: PLC0415 - optional packages
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"The console needs the package {error.name}, which is not installed.",
+            f"the console needs the package {error.name}, which is not installed.",
             fix=install_extra("console"),
         ) from error
     from sluicemq.client.aio.sluice import Sluice  # noqa: PLC0415 - not for `--help`

@@ -57,6 +57,6 @@ def inherited_settings() -> Mapping[str, str]:
         return {str(name): str(value) for name, value in dict(json.loads(text)).items()}
     except (ValueError, TypeError):
         raise ConfigurationError(
-            f"The environment variable {VARIABLE} does not contain settings.",
+            f"the environment variable {VARIABLE} does not contain settings.",
             fix="Remove it: `sluice up` sets it for the proxy that it starts.",
         ) from None

@@ -64,7 +64,7 @@ class RunAccount:
             return cls(account, str(values["plainAclFile"]), bool(values["isCompatible"]))
         except (ValueError, TypeError, KeyError):
             raise ConfigurationError(
-                f"The environment variable {VARIABLE} does not contain an account.",
+                f"the environment variable {VARIABLE} does not contain an account.",
                 fix="Remove it: `sluice up` sets it for the processes that it starts.",
             ) from None
 

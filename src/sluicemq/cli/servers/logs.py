@@ -70,7 +70,7 @@ def start_log(config: LogConfig) -> None:
             )
         except OSError as error:
             raise ConfigurationError(
-                f"The log file {config.path} cannot be written: {error.strerror}.",
+                f"the log file {config.path} cannot be written: {error.strerror}.",
                 fix="Name another file with --log-file, or give this user permission to write it.",
             ) from error
     else:
@@ -115,7 +115,7 @@ def parse_logback(text: str, name: str, properties: Mapping[str, str]) -> LogCon
         tree = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ConfigurationError(
-            f"The log configuration is not XML: {error}.",
+            f"the log configuration is not XML: {error}.",
             fix="Correct the file, or remove --log-config.",
         ) from error
     variables = {"file.separator": "/", **properties}
@@ -158,7 +158,7 @@ def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
             return variables[name]
         if default is None:
             raise ConfigurationError(
-                f"The log configuration contains {match[0]}, which has no value.",
+                f"the log configuration contains {match[0]}, which has no value.",
                 fix=f"Give it a default: ${{{name}:-value}}.",
             )
         return default

@@ -154,7 +154,7 @@ class _PortRegistry:
         if other != user:
             options = option if option == other_option else f"{other_option} or {option}"
             raise ConfigurationError(
-                f"Port {port} would be used by both {other} and {user}.",
+                f"the port {port} would be used by both {other} and {user}.",
                 fix=f"Choose another {options}. 0 takes a free port.",
             )
 

@@ -201,7 +201,9 @@ def broker(
         config = replace(config, name_server_addresses=())
     proxy_settings = None
     if proxy_text is not None:
-        *proxy_settings, warnings = load_local_proxy_config(proxy_text, config)
+        *proxy_settings, warnings = load_local_proxy_config(
+            proxy_text, config, path=proxy_path or ""
+        )
         log_warnings(proxy_path, warnings)
 
     async def start(servers: RunningServers) -> str:

@@ -82,7 +82,9 @@ def find_broker_file(
     `proxy_text` is the content of the proxy's file at `proxy_path`, whose brokerConfigPath names
     the broker's file. Log a warning if it names another file than `path`.
     """
-    named = parse_json(proxy_text).get("brokerConfigPath") if proxy_text else None
+    named = None
+    if proxy_text:
+        named = parse_json(proxy_text, proxy_path or "").get("brokerConfigPath")
     if not named or path is None:
         return path or named or None
     if Path(named).expanduser() != Path(path).expanduser():

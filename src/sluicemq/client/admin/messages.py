@@ -198,8 +198,8 @@ def message_by_id(
         for message in (yield from messages_by_id(brokers, name, text)):
             return message
     raise MessageNotFoundError(
-        f"no message has the id {text}{f' in {topic}' if topic is not None else ''}.",
-        fix="Check the id and the cluster. The message may have been deleted.",
+        f"no message with the ID {text!r} was found{f' in {topic}' if topic is not None else ''}.",
+        fix="Check the ID and the cluster; the message may also have been deleted.",
     )
 
 

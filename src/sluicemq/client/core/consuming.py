@@ -610,13 +610,14 @@ def make_subscription(
     if tags is not None and where is not None:
         raise ConfigurationError(
             "tags= and where= cannot be combined.",
-            fix="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
+            fix="Use only one of them; to filter by tag in where=, use the property TAGS, as in "
+            "where=\"TAGS = 'A' AND price > 3\".",
         )
-    for name, text in (("tags", tags), ("where", where)):
+    fix_tags = "tags='A||B'; to compare numbers, use where=, as in where='price > 3'"
+    for name, text, fix in (("tags", tags, fix_tags), ("where", where, "where='price > 3'")):
         if text is not None and not isinstance(text, str):
             raise ConfigurationError(
-                f"{name} must be a string, got {text!r:.60}.",
-                fix="Use for example tags='A||B' or where='price > 3'.",
+                f"{name} must be a string, got {text!r:.60}.", fix=f"Write, for example, {fix}."
             )
     kind, expression = (TAG, tags or ALL) if where is None else (SQL92, where)
     check_topic(topic)

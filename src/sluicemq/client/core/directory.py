@@ -333,13 +333,16 @@ class Directory:
         misplaced = [error for _, error in failures if isinstance(error, ConfigurationError)]
         if len(misplaced) == count:
             raise misplaced[0]
-        reasons = "; ".join(f"{address}: {error.fact}" for address, error in failures)
+        reasons = "; ".join(_failure_text(address, error) for address, error in failures)
         fixes = [error.fix for _, error in failures]
         # A fix about TLS is more specific than the usual one.
         about_tls = (one for one in fixes if "tls" in one.lower() or "certificate" in one.lower())
-        usual = "Check host and port, and that the name server is running (sluice nameserver)."
+        usual = (
+            "Check the host and port, and make sure that the name server is running; to start one, "
+            "run `sluice nameserver`."
+        )
         raise NameServerUnreachableError(
-            f"no name server responds [{reasons}].", fix=next(about_tls, usual)
+            f"no name server responded ({reasons}).", fix=next(about_tls, usual)
         )
 
     def fetch_route(self, topic: str) -> Conversation[TopicRoute | None]:
@@ -533,23 +536,37 @@ def route_not_found_error(
     that the route of TBW102 was looked for, too.
     """
     found = None if brokers is None else sorted(brokers)
-    reachable = f"The name servers ({', '.join(servers)}) respond, so the network to them works"
+    reachable = f"The name servers ({', '.join(servers)}) are reachable"
     if found == []:
         return RouteNotFoundError(
             f"no broker serves the topic {topic!r}. {reachable}, but no broker is registered with "
             "them.",
             fix="Start a broker (sluice broker), or use the name servers that it registers with.",
         )
-    registered = f", and brokers are registered with them ({', '.join(found)})" if found else ""
+    registered = (
+        f", and brokers are registered ({', '.join(found)}), but none of them serves this topic"
+        if found
+        else ", but none of their brokers serves this topic"
+    )
     cause = (
-        "the topic does not exist and automatic creation is off (no broker has TBW102)"
+        "automatic creation is off (no broker has TBW102)"
         if auto_create_tried
-        else "the topic does not exist, and consumers do not create topics"
+        else "consumers do not create topics"
     )
     return RouteNotFoundError(
-        f"no broker serves the topic {topic!r}. {reachable}{registered}; {cause}.",
-        fix=f"Check the spelling (sluice topic list), then create it: sluice topic create {topic}.",
+        f"the topic {topic!r} does not exist, and {cause}. {reachable}{registered}.",
+        fix="Check the spelling with `sluice topic list`, or create the topic with "
+        f"`sluice topic create {topic}`.",
     )
+
+
+def _failure_text(address: str, error: SluiceError) -> str:
+    """Return why a request to a name server failed, in a text that contains its address once."""
+    fact = error.fact
+    if address not in fact:
+        return f"{address}: {fact}"
+    reason = fact.removeprefix(f"Cannot connect to {address}: ")
+    return fact if reason == fact else f"{address}: {reason[:1].lower()}{reason[1:]}"
 
 
 def no_write_queue_error(topic: str) -> RouteNotFoundError:

@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, TypedDict, TypeVar, Unpack
@@ -73,7 +73,7 @@ def parse_delay_ms(delay: timedelta | float) -> int:
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
             f"delay must be a number of seconds or a timedelta, got {delay!r:.60}.",
-            fix="Use for example delay=90.",
+            fix="Write, for example, delay=90.",
         )
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
     if not 0 <= seconds < 1e10:
@@ -94,8 +94,8 @@ def parse_deliver_at_ms(moment: datetime | int) -> int:
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ConfigurationError(
-                f"deliver_at={moment} has no time zone.",
-                fix="Add one, as in datetime.now(UTC) + …, or use .astimezone() for local time.",
+                f"deliver_at must have a time zone, got {moment}.",
+                fix="Add tzinfo=UTC, or call .astimezone() if it is local time.",
             )
         return round(moment.timestamp() * 1000)
     if isinstance(moment, bool) or not isinstance(moment, int):
@@ -156,9 +156,8 @@ def delay_properties(
         level = message.delay_level
         if not isinstance(level, int) or not 0 < level <= level_max:
             raise ConfigurationError(
-                f"the delay level must be 0 to {level_max}, got {level!r:.60}.",
-                fix=f"Use a level from 1 to {level_max}, or 0 for none. For any other time use "
-                "delay= or deliver_at=.",
+                f"the delay level must be from 0 to {level_max}, got {level!r:.60}.",
+                fix="Use 0 for no delay. For any other delay, use delay= or deliver_at=.",
             )
         found[DELAY] = str(level)
     if message.delay_ms is not None:
@@ -172,10 +171,23 @@ def delay_properties(
         found[_DELIVER] = str(message.deliver_at_ms)
     if len(found) > 1:
         raise ConfigurationError(
-            f"the message has more than one delivery time: {', '.join(found)}.",
+            f"{' and '.join(_shown_delays(message))} cannot be combined.",
             fix="Use only one of delay_level, delay and deliver_at.",
         )
     return found
+
+
+def _shown_delays(message: Message | MessageDraft) -> list[str]:
+    """Return the delay options that a message has, as in "delay_level=3" and "delay=5 s"."""
+    shown = [f"delay_level={message.delay_level}"] if message.delay_level else []
+    if message.delay_ms is not None:
+        shown.append(f"delay={message.delay_ms / 1000:,} s")
+    if message.deliver_at_ms is not None:
+        try:
+            shown.append(f"deliver_at={datetime.fromtimestamp(message.deliver_at_ms / 1000, UTC)}")
+        except (ValueError, OverflowError, OSError):  # a year after 9999
+            shown.append(f"deliver_at={message.deliver_at_ms}")
+    return shown
 
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -498,29 +510,38 @@ def check_batch(messages: Sequence[Message]) -> None:
                 f"a batch must be a list of messages, got {message!r:.60}.",
                 fix="Write send_batch([Message(topic, body), …]).",
             )
-        if fault := _find_batch_fault(message, first):
+        if fault := _find_batch_fault(index, message, first):
             what, fix = fault
-            raise SendError(f"message {index} of the batch {what}. Nothing was sent.", fix=fix)
+            raise SendError(f"{what}. Nothing was sent.", fix=fix)
 
 
-def _find_batch_fault(message: Message, first: Message) -> tuple[str, str] | None:
+def _find_batch_fault(index: int, message: Message, first: Message) -> tuple[str, str] | None:
     """Return (fault, fix) if `message` cannot be in a batch that begins with `first`, else None.
 
-    The fault is the predicate of a sentence about the message, such as "is delayed".
+    `index` is the index of the message in the batch. The fault is a complete sentence without a full
+    stop.
     """
+
+    def different(what: str, value: object, first_value: object) -> str:
+        return (
+            f"all messages in a batch must have the same {what}, got {first_value!r} (message 0) "
+            f"and {value!r} (message {index})"
+        )
+
     if message.topic != first.topic:
-        what = f"goes to the topic {message.topic!r}, message 0 to {first.topic!r}"
-        return what, "Send a separate batch for each topic."
+        fault = different("topic", message.topic, first.topic)
+        return fault, "Send a separate batch for each topic."
     if message.wait_store_ok != first.wait_store_ok:
-        what = f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}"
-        return what, "Use the same value for all messages of a batch."
+        fault = different("wait_store_ok", message.wait_store_ok, first.wait_store_ok)
+        return fault, "Use the same value for all messages of a batch."
     if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
-        return "is delayed", "Send delayed messages one by one."
+        return f"message {index} of the batch is delayed", "Send delayed messages one by one."
     if message.sharding_key != first.sharding_key:
-        what = f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}"
-        return what, "Send a separate batch for each key: a batch goes to one queue."
+        fault = different("sharding key", message.sharding_key, first.sharding_key)
+        return fault, "Send a separate batch for each key: a batch goes to one queue."
     if message.topic.startswith(RETRY_PREFIX):
-        return f"goes to the retry topic {message.topic!r}", "Send it to the group's own topic."
+        fault = f"message {index} of the batch goes to the retry topic {message.topic!r}"
+        return fault, "Send it to the group's own topic."
     return None
 
 

@@ -109,9 +109,10 @@ def _check_name(what: str, name: str, limit: int) -> str:
         )
     if not _NAME.fullmatch(name):
         wrong = next(character for character in name if not _NAME.fullmatch(character))
+        shown = "a space" if wrong == " " else repr(wrong)
         raise ConfigurationError(
-            f"the {what} name {name!r} contains {wrong!r}.",
-            fix="Use ASCII letters, digits and the characters % | - _ only.",
+            f"the {what} name {name!r} contains {shown}.",
+            fix="Use only ASCII letters, digits and the characters % | - and _.",
         )
     return name
 
@@ -183,15 +184,12 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
         )
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigurationError(
-                f"names and values of properties must be strings, got {name!r} with the value "
-                f"{value!r}.",
-                fix="Convert them with str(value).",
-            )
+            raise _property_type_error(name, value)
         if is_refused_property(name) and name not in allowed:
             raise ConfigurationError(
                 f"the property name {name!r} is reserved.",
-                fix="Use the argument for it (tag=, keys=, sharding_key=…), or another name.",
+                fix="Choose another name; to set the tag, the keys or the sharding key, use tag=, "
+                "keys= or sharding_key=.",
             )
         if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
             raise ConfigurationError(
@@ -199,6 +197,16 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
                 "separate properties on the wire.",
                 fix="Remove those characters, and give every property a name.",
             )
+
+
+def _property_type_error(name: object, value: object) -> ConfigurationError:
+    """Return the error for a property whose name or value is not a string."""
+    wrong, place = (value, f"for {name!r:.60}") if isinstance(name, str) else (name, "as a name")
+    return ConfigurationError(
+        f"property names and values must be strings, got {wrong!r:.60} "
+        f"({type(wrong).__name__}) {place}.",
+        fix="Convert it with str().",
+    )
 
 
 def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
@@ -223,15 +231,16 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
         else:
             host, _, port = bare.partition(":")
         if not host or (port and not natural(port, 65_535)):
+            rule = "the port must be from 1 to 65535" if host else "it has no host"
             raise ConfigurationError(
-                f"{part!r} is not a valid address of a name server.",
-                fix="Write host:port, for example 127.0.0.1:9876.",
+                f"{part!r} is not a valid name server address: {rule}.",
+                fix="Write host:port, for example localhost:9876.",
             )
         addresses[f"{host}:{port or NAME_SERVER_PORT}"] = None
     if not addresses:
         raise ConfigurationError(
             "the list of name servers is empty.",
-            fix="Write host:port, for example 127.0.0.1:9876.",
+            fix="Write host:port, for example localhost:9876.",
         )
     return tuple(addresses)
 
@@ -256,9 +265,19 @@ class Credentials:
             return value
         if not isinstance(value, tuple | list) or len(value) != 2 or not all(value):
             raise ConfigurationError(
-                "credentials must be a pair of strings.", fix="Pass (access_key, secret_key)."
+                f"credentials must be a pair of strings, {_credentials_fault(value)}.",
+                fix="Pass both: (access_key, secret_key).",
             )
         return Credentials(*value)
+
+
+def _credentials_fault(value: object) -> str:
+    """Return what is wrong with a value that is not a pair of keys, without the keys themselves."""
+    if not isinstance(value, tuple | list):
+        return f"got {type(value).__name__}"
+    if len(value) > 2:
+        return f"got {len(value)} values"
+    return f"but {'secret_key' if value and value[0] else 'access_key'} is missing"
 
 
 def sign_request(command: Command, credentials: Credentials | None) -> Command:

@@ -506,7 +506,7 @@ def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: 
 
 
 def can_evaluate_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
-    """Return whether all brokers of the topics evaluate SQL92, False if a server does not respond."""
+    """Return whether all brokers evaluate SQL92. Return False if a server does not respond."""
     try:
         check_selector(admin, topics, group, PROBE_SELECTOR)
     except SluiceError:

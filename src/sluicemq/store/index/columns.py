@@ -208,7 +208,7 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
     message in it is not plain.
     """
     table = batch.table
-    if table is None or any(name in batch.behind for name in _NAMES):
+    if table is None or any(name in batch.properties_suffix for name in _NAMES):
         return None
     if (batch.heads["sys_flag"] & ROLLBACK == ROLLBACK).any():
         return None

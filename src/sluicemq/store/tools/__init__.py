@@ -1,3 +1,6 @@
-"""Tools over a store directory that no broker serves: they take no lock and, but for repair, write
-not one byte. Found from the files alone; ours and Java's, sound and damaged ones.
+"""Tools for store directories: describe, verify, dump, repair, backup and restore.
+
+They find everything from the files of a store, without its configuration, and accept stores of
+SluiceMQ and of RocketMQ, also damaged ones. `verify`, `dump` and `back_up` take no lock and do not
+change the store. `repair` with `write` locks the store, so that no broker uses it meanwhile.
 """

@@ -1,25 +1,29 @@
-"""A backup of a store that a broker may run on, brought forward at each run, and the way back.
+"""Back up a store, even while a broker runs on it, and restore a store from a backup.
 
-    BACKUP/backup.json          what the files below are worth: written last, at once
-    BACKUP/commitlog/…          the log, up to the newest moment; older files stay when retention
-                                removes them from the store
-    BACKUP/state/END/config/…   tables, journals and marks, as they were when the log ended at END
+    BACKUP/backup.json          the manifest: file sizes and moments. Written last, atomically
+    BACKUP/commitlog/…          the commit log up to the newest moment. Files that retention has
+                                removed from the store stay in the backup
+    BACKUP/state/END/config/…   the documents of the broker, as they were when the log ended at END
 
-A run reads the state first, twice, until it is the same both times, and then looks for the end of
-the log. So the state is what a broker that is killed at that moment leaves (of what it had not
-written down yet it says less, never more), and a restore is a start after `kill -9`, which every
-table survives. Of a replica only what is confirmed is taken: another master may cut the rest.
+Each run extends the backup up to a new *moment*: the position at which the log ends.
 
-Every record is checked, CRC included, when it is taken. Files of the log that are full are shared
-with the store where the file system can (a clone, else a hard link: nobody writes to them any
-more), the last one is copied and goes on at the next run. Consume queues, index and columns are
-derived: a restore builds them anew. What they alone know is kept: where queues are, all of whose
-messages have expired.
+A run first reads the documents repeatedly, until two reads give the same, and then looks for the
+end of the log. So the documents are those that a broker leaves if it is killed at that moment. What
+the broker had not yet written is missing, but nothing is newer than the log. A restore is therefore
+like a start after `kill -9`, which every document survives. Of a replica, only the confirmed part
+of the log is backed up, because another master may remove the rest.
 
-A restore that is interrupted leaves a mark that keeps brokers of ours out, and is begun anew by
-running it again. It may stop at any place of the log. Its state is the newest one from before, so
-consumers go on where they were at that moment, or a little earlier. The timer wheel and the timer
-log hold what waited at that place of the log, whatever the state says (`timers.build`).
+Every record is checked, including its CRC, before it is backed up. Complete files of the log, which
+are never written again, share their blocks with the store if the file system supports that (a
+clone, or a hard link). The last file is copied, and extended by the next run. Consume queues, key
+index and columns are derived from the log, and a restore builds them. The manifest contains what
+only the consume queues know: the offsets of queues whose messages have all expired.
+
+A file marks a store that is being restored, so that no SluiceMQ broker opens it. If a restore is
+interrupted, running it again starts from the beginning. A restore may end at any position of the
+log. It uses the documents of the newest moment before that position, so consumers continue where
+they were then, or a little earlier. Timer wheel and timer log contain the messages that wait at
+that position of the log, whatever the documents say (`timers.build`).
 """
 
 import json
@@ -47,30 +51,35 @@ logger = logging.getLogger(__name__)
 
 MANIFEST: Final = "backup.json"
 VERSION: Final = 1
-LOOKS_MAX: Final = 20
+"""The version of the manifest's format."""
+STATE_READS_MAX: Final = 20
 MOMENTS_MAX: Final = 1000
-"""Older ones go, with their state; the log stays."""
+"""The oldest moments beyond this number are removed with their documents. Their log stays."""
 COMPARED_BYTES: Final = 1 << 20
-"""So much at the backup's end has to be what the store has there."""
-OWN_STATE: Final = ("sluiceReplicas.json", "sluiceSnapshot")
-"""What says which replica of a broker a directory is: a restored one is a new one."""
+"""This many bytes at the end of the backup are compared with the store, to recognize it."""
+REPLICA_STATE_FILES: Final = ("sluiceReplicas.json", "sluiceSnapshot")
+"""Names in config/ that say which replica a store is. A restored store is a new replica."""
 _CHUNK_BYTES: Final = 1 << 20
 Progress = Callable[[int, int], None]
-Share = Callable[[str, str], bool]
-"""Makes the second path hold what the first does without copying; False where that cannot be."""
+"""Called with the bytes that are done, and approximately the bytes in total."""
+ShareFile = Callable[[str, str], bool]
+"""Called with an existing and a new path. Makes the new file share the blocks of the existing one,
+and returns whether the file system supports that."""
 
 
 class Moment(NamedTuple):
-    """The log ended at `end` when a backup was made, at `time_ms` (since 1970)."""
+    """A position of the log to which a backup was made: its `end`, at `time_ms` since 1970."""
 
     end: int
     time_ms: int
 
 
 class Manifest(NamedTuple):
-    """`index_file_bytes` is 0 without an index. `units`: (topic, queue id, offset, unit) of the
-    last message of queues without any. `timer_log_file_bytes` and `timer_precision_ms` are 0 where
-    they are not known.
+    """The content of backup.json.
+
+    `index_file_bytes` is 0 if the store has no key index. `units` contains (topic, queue id,
+    offset, unit) of the last message of each queue whose messages have all expired.
+    `timer_log_file_bytes` and `timer_precision_ms` are 0 if they are not known.
     """
 
     log_file_bytes: int
@@ -82,6 +91,7 @@ class Manifest(NamedTuple):
     timer_precision_ms: int = 0
 
     def to_text(self) -> str:
+        """Return the text of the file."""
         return json.dumps(
             {
                 "version": VERSION,
@@ -91,29 +101,48 @@ class Manifest(NamedTuple):
                 "moments": [{"end": end, "timeMs": time_ms} for end, time_ms in self.moments],
                 "timerLogFileBytes": self.timer_log_file_bytes,
                 "timerPrecisionMs": self.timer_precision_ms,
-                "units": [[*place, unit.hex()] for *place, unit in self.units],
+                "units": [
+                    [topic, queue_id, offset, unit.hex()]
+                    for topic, queue_id, offset, unit in self.units
+                ],
             },
             indent=1,
         )
 
     @classmethod
-    def of_text(cls, text: str) -> "Manifest":
-        found = json.loads(text)
-        if found["version"] != VERSION:
-            raise ValueError(f"version {found['version']}, not {VERSION}")
-        moments = [Moment(one["end"], one["timeMs"]) for one in found["moments"]]
-        units = [(*place, bytes.fromhex(unit)) for *place, unit in found["units"]]
-        log, queue, index = (found[f"{part}FileBytes"] for part in ("log", "queue", "index"))
-        timer_log = found.get("timerLogFileBytes", 0)
-        return cls(log, queue, index, moments, units, timer_log, found.get("timerPrecisionMs", 0))
+    def from_text(cls, text: str) -> "Manifest":
+        """Parse the text of the file.
 
-    def config(self, root: str, delay_levels: str) -> StoreConfig:
-        """Of a store in `root` with the same sizes."""
+        Raises ValueError, KeyError or TypeError if it is not a manifest of this version.
+        """
+        fields = json.loads(text)
+        if fields["version"] != VERSION:
+            raise ValueError(f"version {fields['version']}, not {VERSION}")
+        return cls(
+            log_file_bytes=fields["logFileBytes"],
+            queue_file_bytes=fields["queueFileBytes"],
+            index_file_bytes=fields["indexFileBytes"],
+            moments=[Moment(moment["end"], moment["timeMs"]) for moment in fields["moments"]],
+            units=[
+                (topic, queue_id, offset, bytes.fromhex(unit))
+                for topic, queue_id, offset, unit in fields["units"]
+            ],
+            timer_log_file_bytes=fields.get("timerLogFileBytes", 0),
+            timer_precision_ms=fields.get("timerPrecisionMs", 0),
+        )
+
+    def store_config(self, root: str, delay_levels: str) -> StoreConfig:
+        """Return the configuration of a store in `root` with the file sizes of this backup.
+
+        `delay_levels` is messageDelayLevel; "" means the default.
+        """
         config = StoreConfig(
-            root=root, commit_log_file_bytes=self.log_file_bytes,
+            root=root,
+            commit_log_file_bytes=self.log_file_bytes,
             consume_queue_file_bytes=self.queue_file_bytes,
-        )  # fmt: skip
-        config = replace(config, delay_levels=delay_levels) if delay_levels else config
+        )
+        if delay_levels:
+            config = replace(config, delay_levels=delay_levels)
         if self.timer_log_file_bytes:
             config = replace(config, timer_log_file_bytes=self.timer_log_file_bytes)
         if self.timer_precision_ms:
@@ -124,9 +153,12 @@ class Manifest(NamedTuple):
         return replace(config, index_slots=sizes.slot_count, index_entries=sizes.entry_count)
 
 
-class BackedUp(NamedTuple):
-    """The backup holds the log from `start` to `end`, of which this run took `new_bytes`: it copied
-    `copied_bytes` and shared the rest with the store.
+class BackupReport(NamedTuple):
+    """The result of a backup. The names of the fields are keys of the JSON output.
+
+    The backup contains the log from position `start` to `end`. This run has added `new_bytes` of
+    it. It has copied `copied_bytes` of them, and shared the rest with the store. The backup has
+    `moments` moments.
     """
 
     start: int
@@ -137,21 +169,25 @@ class BackedUp(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
+        """The number of new bytes that share their blocks with the store."""
         return self.new_bytes - self.copied_bytes
 
 
-class Restored(NamedTuple):
-    """The store holds the log from `start` to `end`; its tables are those of `moment`."""
+class RestoreReport(NamedTuple):
+    """The result of a restore. The names of the fields are keys of the JSON output.
+
+    The store contains the log from position `start` to `end`, and the documents of `moment`. Its
+    queues have `messages` messages, and `timed_messages` timed messages wait for their delivery.
+    """
 
     start: int
     end: int
     moment: Moment
     messages: int
     timed_messages: int = 0
-    """Of those that wait for their time."""
 
 
-# ---------------------------------------------------------------------------------- making one
+# ------------------------------------------------------------------------------------ backup
 
 
 def back_up(
@@ -162,13 +198,16 @@ def back_up(
     consume_queue_path: str = "",
     files: Files = SYSTEM_FILES,
     clock: Clock = SYSTEM_CLOCK,
-    shares: Sequence[Share] = (clone, link),
+    shares: Sequence[ShareFile] = (clone, link),
     progress: Progress = lambda done, total: None,
-) -> BackedUp:
-    """Make a backup of the store in `root` in the directory `target`, or bring it forward.
+) -> BackupReport:
+    """Back up the store in the directory `root` to `target`, or extend the backup there.
 
-    Takes no lock and writes nothing into the store. Raises StoreError when `target` is the backup
-    of another store, StoreDamagedError when the store is damaged; OSError.
+    The function takes no lock and writes nothing into the store. `shares` are tried in order for
+    each complete file of the log; a file for which none succeeds is copied.
+
+    Raises StoreError if `target` is not empty and not a backup, or a backup of another store,
+    StoreDamagedError if the log is damaged, and OSError.
     """
     config = StoreConfig(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
@@ -176,46 +215,71 @@ def back_up(
     config = detect_file_sizes(config, files, "--commit-log")
     manifest = _read_manifest(files, target) if files.exists(target) else None
     if manifest is None and files.names(target):
-        raise StoreError(f"{target} is not empty, and no backup.", fix="Name another directory.")
+        raise StoreError(
+            f"{target} is not empty, and is not a backup.", fix="Specify another directory."
+        )
     state = _read_state(files, f"{root}/config")
     log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
     log.segments.load(removes=False)
     begin = log.start
     if manifest is not None:
         begin = manifest.moments[-1].end
-        _check_same(log, f"{target}/commitlog", begin, manifest)
-    end = _sound_end(log, begin, config, progress)
-    copied = 0
+        _check_same_store(log, f"{target}/commitlog", begin, manifest)
+    end = _find_backup_end(log, begin, config, progress)
+    copied_bytes = 0
     for segment in log.segments:
         if segment.end > begin and segment.base < end:
-            copied += _take(files, segment, f"{target}/commitlog", begin, end, shares)
+            copied_bytes += _copy_segment(files, segment, f"{target}/commitlog", begin, end, shares)
     files.make_directory(f"{target}/commitlog")
-    place = f"{target}/state/{end:0{NAME_DIGITS}d}"
-    remove_tree(files, place)
-    _write_state(files, place, state)
+    state_directory = f"{target}/state/{end:0{NAME_DIGITS}d}"
+    remove_tree(files, state_directory)
+    _write_state(files, state_directory, state)
     moments = [] if manifest is None else [one for one in manifest.moments if one.end < end]
     moments.append(Moment(end, clock.now_ms()))
+    new_manifest = _make_manifest(files, config, log.start, moments[-MOMENTS_MAX:])
+    overwrite_text(files, f"{target}/{MANIFEST}", new_manifest.to_text())
+    for name in files.names(f"{target}/state"):
+        if int(name) not in [moment.end for moment in new_manifest.moments]:
+            remove_tree(files, f"{target}/state/{name}")
+    log.close()
+    start = int(files.names(f"{target}/commitlog")[0]) if end > log.start else end
+    return BackupReport(
+        start=start,
+        end=end,
+        new_bytes=end - begin,
+        copied_bytes=copied_bytes,
+        moments=len(new_manifest.moments),
+    )
+
+
+def _make_manifest(
+    files: Files, config: StoreConfig, log_start: int, moments: list[Moment]
+) -> Manifest:
+    """Return the manifest of a backup of the store of `config`, whose log begins at `log_start`."""
+    root = config.root
     queue_file_bytes = config.consume_queue_file_bytes
-    units = expired_units(files, config.consume_queue_path, queue_file_bytes, log.start)
+    units = expired_units(files, config.consume_queue_path, queue_file_bytes, log_start)
     index_file_bytes = 0
     for name in filter(is_index_name, files.names(f"{root}/index")):
         with closing(files.open(f"{root}/index/{name}")) as file:
             index_file_bytes = index_file_bytes or file.size()
-    kept = Manifest(
-        config.commit_log_file_bytes, queue_file_bytes, index_file_bytes,
-        moments[-MOMENTS_MAX:], units, *_timer_settings(files, root),
-    )  # fmt: skip
-    overwrite_text(files, f"{target}/{MANIFEST}", kept.to_text())
-    for name in files.names(f"{target}/state"):
-        if int(name) not in [one.end for one in kept.moments]:
-            remove_tree(files, f"{target}/state/{name}")
-    log.close()
-    start = int(files.names(f"{target}/commitlog")[0]) if end > log.start else end
-    return BackedUp(start, end, end - begin, copied, len(kept.moments))
+    timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, root)
+    return Manifest(
+        log_file_bytes=config.commit_log_file_bytes,
+        queue_file_bytes=queue_file_bytes,
+        index_file_bytes=index_file_bytes,
+        moments=moments,
+        units=units,
+        timer_log_file_bytes=timer_log_file_bytes,
+        timer_precision_ms=timer_precision_ms,
+    )
 
 
-def _timer_settings(files: Files, root: str) -> tuple[int, int]:
-    """Return mappedFileSizeTimerLog and timerPrecisionMs as far as the store shows them, else 0."""
+def _read_timer_settings(files: Files, root: str) -> tuple[int, int]:
+    """Return (mappedFileSizeTimerLog, timerPrecisionMs) as the files of the store show them.
+
+    A value that they do not show is 0.
+    """
     file_bytes = 0
     for name in filter(is_segment_name, files.names(f"{root}/timerlog")):
         with closing(files.open(f"{root}/timerlog/{name}")) as file:
@@ -226,102 +290,127 @@ def _timer_settings(files: Files, root: str) -> tuple[int, int]:
 
 
 def _read_manifest(files: Files, target: str) -> Manifest | None:
-    return load_text(files, f"{target}/{MANIFEST}", Manifest.of_text)
+    """Return the manifest of the backup in `target`, or None if there is none."""
+    return load_text(files, f"{target}/{MANIFEST}", Manifest.from_text)
 
 
 def _read_state(files: Files, directory: str) -> dict[str, bytes]:
-    """Name -> content of the small files, all of one moment."""
+    """Return name -> content of all files below `directory`, except REPLICA_STATE_FILES.
+
+    The files are read until two successive reads give the same, so that all contents are of one
+    moment. Raises StoreError if they differ each of STATE_READS_MAX times.
+    """
     before: dict[str, bytes] | None = None
-    for _ in range(LOOKS_MAX):
+    for _ in range(STATE_READS_MAX):
         try:
-            found = {}
-            for path in walk(files, directory):
+            contents = {}
+            for path in iter_files(files, directory):
                 with closing(files.open(path)) as file:
-                    found[path[len(directory) + 1 :]] = file.pread(file.size(), 0)
-        except FileNotFoundError:  # replaced meanwhile
+                    contents[path[len(directory) + 1 :]] = file.pread(file.size(), 0)
+        except FileNotFoundError:  # the broker has replaced a file meanwhile
             before = None
             continue
-        if found == before:
-            return {name: data for name, data in found.items() if not name.startswith(OWN_STATE)}
-        before = found
+        if contents == before:
+            return {
+                name: data
+                for name, data in contents.items()
+                if not name.startswith(REPLICA_STATE_FILES)
+            }
+        before = contents
     raise StoreError(
-        f"The files in {directory} changed each of the {LOOKS_MAX} times they were read.",
-        fix="Try it again when fewer topics and groups are being changed.",
+        f"The files in {directory} changed each of the {STATE_READS_MAX} times they were read.",
+        fix="Try again when fewer topics and groups are being changed.",
     )
 
 
-def walk(files: Files, path: str) -> Iterator[str]:
-    """Paths of the files below a directory, which may be missing."""
+def iter_files(files: Files, path: str) -> Iterator[str]:
+    """Yield the paths of all files below a directory, which may be missing."""
     for name in files.names(path):
         below = f"{path}/{name}"
         try:
             files.open(below).close()
         except IsADirectoryError:
-            yield from walk(files, below)
+            yield from iter_files(files, below)
         else:
             yield below
 
 
-def _check_same(log: CommitLog, directory: str, end: int, manifest: Manifest) -> None:
-    """Does the store have, where the backup ends, what the backup has?"""
+def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manifest) -> None:
+    """Raise StoreError if the backup in `directory`, which ends at `end`, is of another store.
+
+    The store must have the same file size, and the same bytes before `end`.
+    """
     backup = CommitLog(log.segments.files, directory, manifest.log_file_bytes)
     backup.segments.load(removes=False)
-    place = max(end - COMPARED_BYTES, log.start, backup.start)
+    position = max(end - COMPARED_BYTES, log.start, backup.start)
     fact = ""
     if manifest.log_file_bytes != log.segments.file_bytes or end > log.segments.end:
-        fact = f"the store in {log.segments.directory} is another one, or was cut"
+        fact = f"the store in {log.segments.directory} is another one, or was truncated"
     elif end < log.start:
-        fact = f"the store in {log.segments.directory} begins at {log.start} by now"
-    while not fact and place < end:
-        mine, theirs = backup.segments.at(place), log.segments.at(place)
-        assert mine is not None
-        assert theirs is not None
-        stop = min(mine.end, end)
-        if mine.read(place, stop - place) != theirs.read(place, stop - place):
-            fact = f"the store in {log.segments.directory} has other bytes from {place} on"
-        place = stop
+        fact = f"the store in {log.segments.directory} now begins at {log.start}"
+    while not fact and position < end:
+        backed_up, stored = backup.segments.at(position), log.segments.at(position)
+        assert backed_up is not None
+        assert stored is not None
+        stop = min(backed_up.end, end)
+        if backed_up.read(position, stop - position) != stored.read(position, stop - position):
+            fact = f"the store in {log.segments.directory} has other bytes from {position} on"
+        position = stop
     backup.close()
     if fact:
         raise StoreError(
-            f"{directory} holds a log that ends at {end}, and {fact}.",
+            f"{directory} contains a log that ends at {end}, but {fact}.",
             fix="Begin a new backup in an empty directory.",
         )
 
 
-def _sound_end(log: CommitLog, begin: int, config: StoreConfig, progress: Progress) -> int:
-    """Behind the last record that is whole and, on a replica, confirmed."""
+def _find_backup_end(log: CommitLog, begin: int, config: StoreConfig, progress: Progress) -> int:
+    """Return the position behind the last record that is valid and, on a replica, confirmed.
+
+    Records are checked from `begin` on. Raises StoreDamagedError if the checkpoint says that the
+    log is durable behind that position.
+    """
     files, stop = log.segments.files, log.segments.end
-    confirmed = load_text(
+    confirmed_position = load_text(
         files,
-        f"{config.root}/config/{OWN_STATE[0]}",
+        f"{config.root}/config/{REPLICA_STATE_FILES[0]}",
         lambda text: int(json.loads(text)["confirmed"]),
     )
-    if confirmed is not None:
-        stop = min(stop, max(confirmed, begin))
+    if confirmed_position is not None:
+        stop = min(stop, max(confirmed_position, begin))
     end = begin
     for found in sweep_records(log, begin, stop):
         end = found.end
         progress(end - begin, stop - begin)
     end = min(log.skip_blank(end), max(stop, end))
-    mark = read_checkpoint(files, f"{config.root}/checkpoint").latest
-    if mark is not None and end < min(mark.log_offset, stop):
+    checkpoint = read_checkpoint(files, f"{config.root}/checkpoint").latest
+    if checkpoint is not None and end < min(checkpoint.log_offset, stop):
         raise StoreDamagedError(
-            f"The log in {log.segments.directory} holds no whole record at {end}, and the"
-            f" checkpoint says that it is whole up to {mark.log_offset}.",
-            fix=f"See `sluice store verify {config.root}`; `sluice store repair` saves the rest."
-            " What was backed up before is as it was.",
+            f"The log in {log.segments.directory} contains no whole record at {end}, but the"
+            f" checkpoint says that it is complete up to {checkpoint.log_offset}.",
+            fix=f"Run `sluice store verify {config.root}` for details. `sluice store repair` saves"
+            " the other records. The earlier backup is unchanged.",
         )
     return end
 
 
-def _take(
-    files: Files, segment: Segment, directory: str, begin: int, end: int, shares: Sequence[Share]
+def _copy_segment(
+    files: Files,
+    segment: Segment,
+    directory: str,
+    begin: int,
+    end: int,
+    shares: Sequence[ShareFile],
 ) -> int:
-    """The bytes from `begin` to `end` of one file of a log; returns how many were copied."""
+    """Copy the bytes of one file of a log from position `begin` to `end` into `directory`.
+
+    A file that is needed completely is shared instead if one of `shares` succeeds. Returns the
+    number of bytes that were copied.
+    """
     files.make_directory(directory)
     path = f"{directory}/{segment.base:0{NAME_DIGITS}d}"
     is_new = begin <= segment.base
-    if is_new and files.exists(path):  # of a run that was interrupted
+    if is_new and files.exists(path):  # an interrupted run has left it
         files.remove(path)
     if is_new and segment.end <= end and any(share(segment.path, path) for share in shares):
         files.sync_directory(directory)
@@ -333,31 +422,37 @@ def _take(
             data = segment.read(at, min(_CHUNK_BYTES, stop - at))
             file.pwrite(data, at - segment.base)
         file.sync()
-    files.sync_directory(directory)  # after each: no power loss leaves a gap
+    # The directory is synced after each file, so that a power loss leaves no gap between files.
+    files.sync_directory(directory)
     segment.release()
     return stop - position
 
 
 def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
-    for name, data in {"": b"", **state}.items():
-        path = f"{directory}/config/{name}".rstrip("/")
-        files.make_directory(path.rpartition("/")[0] if name else path)
-        if name:
-            with closing(files.open(path, create=True)) as file:
-                file.pwrite(data, 0)
-                file.sync()
-            files.sync_directory(path.rpartition("/")[0])
+    """Write files with these names and contents below `directory`/config, durably.
+
+    The directory is created even if there are no files.
+    """
+    files.make_directory(f"{directory}/config")
+    for name, data in state.items():
+        path = f"{directory}/config/{name}"
+        parent = path.rpartition("/")[0]
+        files.make_directory(parent)
+        with closing(files.open(path, create=True)) as file:
+            file.pwrite(data, 0)
+            file.sync()
+        files.sync_directory(parent)
 
 
 def remove_tree(files: Files, path: str) -> None:
-    """A directory with what lies in it, if it is there."""
+    """Remove a file, or a directory with everything in it, if it exists."""
     for name in files.names(path):
         remove_tree(files, f"{path}/{name}")
     if files.exists(path):
         files.remove(path)
 
 
-# ---------------------------------------------------------------------------------- and back
+# ----------------------------------------------------------------------------------- restore
 
 
 def restore(
@@ -368,31 +463,40 @@ def restore(
     delay_levels: str = "",
     files: Files = SYSTEM_FILES,
     clock: Clock = SYSTEM_CLOCK,
-    shares: Sequence[Share] = (clone,),
+    shares: Sequence[ShareFile] = (clone,),
     progress: Progress = lambda done, total: None,
-) -> Restored:
-    """Make a store in `root`, which must be empty, of the backup in `source`: whole, or up to the
-    last record that ends `at` a place of the log or before.
+) -> RestoreReport:
+    """Create a store in `root` from the backup in the directory `source`.
 
-    Any broker, Java's too, may open it. `delay_levels` is messageDelayLevel where it is not the
-    default. Raises StoreError, OSError.
+    `root` must be empty, or contain what an interrupted restore has left. Records that end behind
+    position `at` of the log are left out; None restores all. `delay_levels` is the broker's
+    messageDelayLevel; "" means the default. `shares` are used as in `back_up`. SluiceMQ and
+    RocketMQ brokers can open the store.
+
+    Raises StoreError if `source` is not a backup, `root` is not empty or the backup does not
+    contain position `at`, and OSError.
     """
     manifest = _read_manifest(files, source)
     if manifest is None:
-        raise StoreError(f"{source} is no backup.", fix="Name what `sluice store backup` made.")
+        raise StoreError(
+            f"{source} is not a backup.",
+            fix="Specify a directory that `sluice store backup` has written.",
+        )
     if files.names(root) and not files.exists(f"{root}/{RESTORING_FILE}"):
-        raise StoreError(f"{root} is not empty.", fix="Name a directory that is not there yet.")
+        raise StoreError(
+            f"{root} is not empty.", fix="Specify a directory that does not exist yet."
+        )
     log = CommitLog(files, f"{source}/commitlog", manifest.log_file_bytes)
     log.segments.load(removes=False)
     last = manifest.moments[-1].end
     end = last if at is None else at
     if not log.start <= end <= last:
         raise StoreError(
-            f"The backup in {source} holds the log from {log.start} to {last}, not {end}.",
-            fix="Name a place between.",
+            f"The backup in {source} contains the log from {log.start} to {last}, not {end}.",
+            fix="Specify a position in that range.",
         )
-    before = [one for one in manifest.moments if one.end <= end]
-    moment = before[-1] if before else manifest.moments[0]
+    earlier = [moment for moment in manifest.moments if moment.end <= end]
+    moment = earlier[-1] if earlier else manifest.moments[0]
     state = _read_state(files, f"{source}/state/{moment.end:0{NAME_DIGITS}d}/config")
     for name in set(files.names(root)) - {RESTORING_FILE}:
         remove_tree(files, f"{root}/{name}")
@@ -401,13 +505,27 @@ def restore(
     _write_state(files, root, state)
     for segment in log.segments:
         if segment.base < end:
-            _take(files, segment, f"{root}/commitlog", 0, end, shares)
+            _copy_segment(files, segment, f"{root}/commitlog", 0, end, shares)
             progress(segment.end - log.start, end - log.start)
     log.close()
-    config = manifest.config(root, delay_levels)
-    # Let a start make queues and index: it looks at all, and builds what is missing.
-    write_abort(files, f"{root}/abort")
-    store = Store(config, files, clock, files.lock(f"{root}/lock"))
+    result = _build_derived_files(
+        files, clock, manifest, moment, manifest.store_config(root, delay_levels)
+    )
+    files.remove(f"{root}/{RESTORING_FILE}")
+    files.sync_directory(root)
+    return result
+
+
+def _build_derived_files(
+    files: Files, clock: Clock, manifest: Manifest, moment: Moment, config: StoreConfig
+) -> RestoreReport:
+    """Build queues, index and timer files of a store that has only a log and documents.
+
+    `moment` is that of the documents.
+    """
+    # The file `abort` makes the store examine the whole log and build what is missing.
+    write_abort(files, f"{config.root}/abort")
+    store = Store(config, files, clock, files.lock(f"{config.root}/lock"))
     for topic, queue_id, offset, unit in manifest.units:
         store.begin_queue(topic, queue_id, offset, unit)
     while config.index_enable and not store.keys.catch_up():
@@ -415,10 +533,15 @@ def restore(
     ranges = [store.queue_offsets(*key) for key in store.queues()]
     messages = sum(high - low for low, high in ranges)
     timers = build_timer_files(store, files, config, clock.now_ms())
-    result = Restored(store.log_start, store.written_offset, moment, messages, timers.waiting)
+    result = RestoreReport(
+        start=store.log_start,
+        end=store.written_offset,
+        moment=moment,
+        messages=messages,
+        timed_messages=timers.waiting,
+    )
     store.close()
-    if not config.index_enable:  # whoever opens it makes one if he wants one, Java's too
-        write_abort(files, f"{root}/abort")
-    files.remove(f"{root}/{RESTORING_FILE}")
-    files.sync_directory(root)
+    if not config.index_enable:
+        # A broker with an index, also RocketMQ's, then builds one at its first start.
+        write_abort(files, f"{config.root}/abort")
     return result

@@ -1,11 +1,12 @@
-"""What a store holds, in figures and as plain values, for `sluice store` and for scripts.
+"""Describe and dump the content of a store as plain values, for `sluice store` and for scripts.
 
-`describe` speaks of the store as a whole, `list_queues` of each queue. Both look at units and at
-the records of the first and last of them only, so they take seconds on a store of any size.
+`describe` summarizes the store, and `list_queues` each queue. Both read the units of the queues and
+only the first and the last record of each, so they take seconds for a store of any size.
 
-Each `dump_…` walks over one part of the store and yields dicts that JSON can say. The log is walked
-from end to end, also over damage (which is a value of its own); what a `Selection` says about
-topic, queue, offset and time is decided in columns, so that only wanted records are decoded.
+Each `dump_…` function walks over one part of the store and yields dicts that can be written as
+JSON. The log is read from its start to its end, past damaged parts, which are yielded as dicts of
+their own. A `Selection` restricts the result by topic, queue, offset, time, key and filter. Most of
+it is decided in columns, so that only the selected records are decoded.
 """
 
 import base64
@@ -24,41 +25,38 @@ from sluicemq.record.codec import decode_properties, decode_record, hash_key, pa
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, parse_slots
-from sluicemq.store.tools.checks import (
-    HEADER,
-    JSON_DOCUMENTS,
-    IndexHeader,
-    load_index,
-    read_document,
-)
+from sluicemq.store.tools.checks import JSON_DOCUMENTS, read_document
+from sluicemq.store.tools.index_check import HEADER, IndexHeader, load_index
 from sluicemq.store.tools.layout import (
-    BATCH_UNIT,
-    Blank,
-    Hole,
-    LogWalk,
+    FileSequence,
     QueueKey,
-    Run,
     StoreLayout,
-    UnitFile,
     file_size,
-    is_address,
-    is_blank,
-    is_used,
-    last_data,
-    read_extension,
     read_file,
-    record_at,
 )
+from sluicemq.store.tools.units import (
+    BATCH_UNIT_TYPE,
+    UnitArray,
+    UnitReader,
+    blank_mask,
+    is_extension_address,
+    read_extension,
+    used_mask,
+)
+from sluicemq.store.tools.walk import Blank, InvalidRange, LogWalk, Run, find_data_end, read_record
 
 _HEAD_BYTES = 76
 _JAVA_FIELDS = ("log_time_ms", "queue_time_ms", "index_time_ms", "flushed_offset", "confirm_offset")
+"""RocketMQ's fields of the checkpoint, of 8 bytes each, by the names that the dump gives them."""
 
 
 class QueueInfo(NamedTuple):
-    """One queue. `size_bytes` is that of its messages in the log, `file_bytes` of its own files.
+    """A summary of one queue. The names of the fields are keys of the JSON output.
 
-    `offset_min` is the first message that the log still holds; times (ms) are store times of the
-    first and last message, 0 when there is none or it cannot be read.
+    `kind` is "plain", "light" or "batch". The queue has messages from `offset_min` on, the first
+    one that is still in the log, and before `offset_max`. `size_bytes` is the size of these
+    messages in the log, `file_bytes` that of the queue's own files. Times are store times in ms of
+    the first and the last message; 0 if there is none or it cannot be read.
     """
 
     topic: str
@@ -75,81 +73,107 @@ class QueueInfo(NamedTuple):
 
 
 def list_queues(layout: StoreLayout, topic: str | None = None) -> Iterator[QueueInfo]:
-    """Every queue, by topic and queue id; of one topic when it is named."""
-    for key, series in sorted(layout.queues.items()):
-        if topic not in (None, key[0]):
-            continue
-        units = UnitFile(series)
-        first: int | None = None
-        messages = size = first_position = last_position = 0
-        for offset, part in units.pieces():
-            rows = np.flatnonzero(
-                is_used(part) & ~is_blank(part) & (part["position"] >= layout.log.start)
-            )
-            if not len(rows):
-                continue
-            if first is None:
-                first, first_position = offset + int(rows[0]), int(part["position"][rows[0]])
-            last_position = int(part["position"][rows[-1]])
-            messages += len(rows)
-            size += int(part["size"][rows].astype(np.int64).sum())
-        yield QueueInfo(
-            *key,
-            "light" if key[0].startswith(LMQ_PREFIX) else "plain",
-            units.end if first is None else first,
-            units.end,
-            messages,
-            size,
-            store_time_ms(layout, first_position) if messages else 0,
-            store_time_ms(layout, last_position) if messages else 0,
-            len(series),
-            series.size_bytes,
-        )
-    for key, series in sorted(layout.batch_queues.items()):
-        if topic not in (None, key[0]):
-            continue
-        units = UnitFile(series, BATCH_UNIT)
-        found = [
-            part[is_used(part) & (part["position"] >= layout.log.start)]
-            for _, part in units.pieces()
-        ]
-        parts = np.concatenate(found) if found else np.empty(0, BATCH_UNIT)
-        low = high = first = last = 0
-        if len(parts):
-            low, high = int(parts["first"][0]), int(parts["first"][-1]) + int(parts["count"][-1])
-            first, last = int(parts["store_time"][0]), int(parts["store_time"][-1])
-        size = int(parts["size"].astype(np.int64).sum())
-        messages = int(parts["count"].astype(np.int64).sum())
-        yield QueueInfo(
-            *key, "batch", low, high, messages, size, first, last, len(series), series.size_bytes
-        )
+    """Yield a summary of each queue, sorted by topic and queue id; batch queues come last.
+
+    If `topic` is given, only its queues are yielded.
+    """
+    for key, sequence in sorted(layout.queues.items()):
+        if topic in (None, key[0]):
+            yield _summarize_queue(layout, key, sequence)
+    for key, sequence in sorted(layout.batch_queues.items()):
+        if topic in (None, key[0]):
+            yield _summarize_batch_queue(layout, key, sequence)
 
 
-def store_time_ms(layout: StoreLayout, position: int) -> int:
-    """Of the record at a position; 0 when none can be read there."""
+def _summarize_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence) -> QueueInfo:
+    units = UnitReader(sequence)
+    offset_min: int | None = None
+    messages = size_bytes = first_position = last_position = 0
+    for offset, part in units.iter_units():
+        is_retained = part["position"] >= layout.log.start
+        rows = np.flatnonzero(used_mask(part) & ~blank_mask(part) & is_retained)
+        if not len(rows):
+            continue
+        if offset_min is None:
+            offset_min = offset + int(rows[0])
+            first_position = int(part["position"][rows[0]])
+        last_position = int(part["position"][rows[-1]])
+        messages += len(rows)
+        size_bytes += int(part["size"][rows].astype(np.int64).sum())
+    return QueueInfo(
+        topic=key[0],
+        queue_id=key[1],
+        kind="light" if key[0].startswith(LMQ_PREFIX) else "plain",
+        offset_min=units.end_offset if offset_min is None else offset_min,
+        offset_max=units.end_offset,
+        messages=messages,
+        size_bytes=size_bytes,
+        first_time_ms=read_store_time_ms(layout, first_position) if messages else 0,
+        last_time_ms=read_store_time_ms(layout, last_position) if messages else 0,
+        files=len(sequence),
+        file_bytes=sequence.size_bytes,
+    )
+
+
+def _summarize_batch_queue(layout: StoreLayout, key: QueueKey, sequence: FileSequence) -> QueueInfo:
+    reader = UnitReader(sequence, BATCH_UNIT_TYPE)
+    parts = [
+        part[used_mask(part) & (part["position"] >= layout.log.start)]
+        for _, part in reader.iter_units()
+    ]
+    units = np.concatenate(parts) if parts else np.empty(0, BATCH_UNIT_TYPE)
+    offset_min = offset_max = first_time_ms = last_time_ms = 0
+    if len(units):
+        offset_min = int(units["first"][0])
+        offset_max = int(units["first"][-1]) + int(units["count"][-1])
+        first_time_ms, last_time_ms = int(units["store_time"][0]), int(units["store_time"][-1])
+    return QueueInfo(
+        topic=key[0],
+        queue_id=key[1],
+        kind="batch",
+        offset_min=offset_min,
+        offset_max=offset_max,
+        messages=int(units["count"].astype(np.int64).sum()),
+        size_bytes=int(units["size"].astype(np.int64).sum()),
+        first_time_ms=first_time_ms,
+        last_time_ms=last_time_ms,
+        files=len(sequence),
+        file_bytes=sequence.size_bytes,
+    )
+
+
+def read_store_time_ms(layout: StoreLayout, position: int) -> int:
+    """Return the store time of the record at a position of the log; 0 if there is no record."""
     head = layout.log.read(position, _HEAD_BYTES)
     if len(head) < _HEAD_BYTES or int.from_bytes(head[28:36], "big") != position:
         return 0
+    # The born host before the store time has 20 bytes instead of 8 if it is an IPv6 address.
     at = 68 if int.from_bytes(head[36:40], "big") & BORN_HOST_IPV6 else 56
     return int.from_bytes(head[at : at + 8], "big")
 
 
 def read_checkpoint_file(layout: StoreLayout) -> dict[str, Any] | None:
-    """All that the checkpoint says: RocketMQ's fields, and our marks (the newest counts)."""
+    """Return the content of the checkpoint, or None if it does not exist.
+
+    The dict has RocketMQ's fields and, as "marks", the valid checkpoints of SluiceMQ: the one with
+    the largest "sequence" is used.
+    """
     data = read_file(layout.files, layout.checkpoint_path, CHECKPOINT_BYTES)
     if data is None:
         return None
     data = data.ljust(CHECKPOINT_BYTES, b"\0")
     fields: dict[str, Any] = {
-        name: int.from_bytes(data[at * 8 : at * 8 + 8], "big", signed=True)
-        for at, name in enumerate(_JAVA_FIELDS)
+        name: int.from_bytes(data[number * 8 : number * 8 + 8], "big", signed=True)
+        for number, name in enumerate(_JAVA_FIELDS)
     }
-    fields["marks"] = [mark._asdict() for mark in parse_slots(data) if mark is not None]
+    fields["marks"] = [
+        checkpoint._asdict() for checkpoint in parse_slots(data) if checkpoint is not None
+    ]
     return fields
 
 
-def index_headers(layout: StoreLayout) -> Iterator[tuple[str, int, IndexHeader]]:
-    """(path, size, header) of each index file that has one."""
+def iter_index_headers(layout: StoreLayout) -> Iterator[tuple[str, int, IndexHeader]]:
+    """Yield (path, size in bytes, header) of each index file that is long enough for a header."""
     for path in layout.indexes:
         data = read_file(layout.files, path, HEADER.size)
         if data is not None and len(data) == HEADER.size:
@@ -157,9 +181,13 @@ def index_headers(layout: StoreLayout) -> Iterator[tuple[str, int, IndexHeader]]
 
 
 def read_documents(layout: StoreLayout) -> Iterator[tuple[str, Any, str]]:
-    """(name, value, problem) of each document in config/ that is JSON."""
-    for path in layout.documents():
-        name = layout.name_of(path)
+    """Yield (name, value, problem) of each JSON document in config/.
+
+    If the document cannot be read, the value is None and `problem` says why; otherwise `problem`
+    is "".
+    """
+    for path in layout.document_paths():
+        name = layout.shorten_path(path)
         if name.endswith((".json", *JSON_DOCUMENTS)):
             try:
                 yield name, read_document(layout, path), ""
@@ -168,12 +196,14 @@ def read_documents(layout: StoreLayout) -> Iterator[tuple[str, Any, str]]:
 
 
 def describe(layout: StoreLayout) -> dict[str, Any]:
-    """The store as a whole; plain values, as `sluice store info --json` prints them."""
+    """Return a summary of the store as plain values, as `sluice store info --json` prints it."""
     log = layout.log
     queues = list(list_queues(layout))
-    ends = [queue.last_time_ms for queue in queues]
-    starts = [queue.first_time_ms for queue in queues if queue.first_time_ms]
-    indexes = list(index_headers(layout))
+    last_times = [queue.last_time_ms for queue in queues]
+    first_times = [queue.first_time_ms for queue in queues if queue.first_time_ms]
+    # The messages of light queues are also in plain queues.
+    counted_queues = [queue for queue in queues if queue.kind != "light"]
+    indexes = list(iter_index_headers(layout))
     return {
         "root": layout.root,
         "interrupted": layout.was_interrupted,
@@ -181,20 +211,23 @@ def describe(layout: StoreLayout) -> dict[str, Any]:
             "directories": layout.log_paths,
             "start": log.start,
             "files": len(log),
-            "file_bytes": log.file_bytes,
+            "file_bytes": log.usual_file_bytes,
             "bytes": log.size_bytes,
         },
         "queues": {
             "topics": len({queue.topic for queue in queues}),
             "queues": len(queues),
-            "messages": sum(queue.messages for queue in queues if queue.kind != "light"),
-            "message_bytes": sum(queue.size_bytes for queue in queues if queue.kind != "light"),
+            "messages": sum(queue.messages for queue in counted_queues),
+            "message_bytes": sum(queue.size_bytes for queue in counted_queues),
             "files": sum(queue.files for queue in queues),
-            "file_bytes": next((s.file_bytes for s in layout.queues.values() if len(s)), 0),
+            "file_bytes": next(
+                (sequence.usual_file_bytes for sequence in layout.queues.values() if len(sequence)),
+                0,
+            ),
             "extensions": len(layout.extensions),
         },
-        "first_time_ms": min(starts, default=0),
-        "last_time_ms": max(ends, default=0),
+        "first_time_ms": min(first_times, default=0),
+        "last_time_ms": max(last_times, default=0),
         "index": {
             "files": len(indexes),
             "entries": sum(max(header.entry_limit - 1, 0) for _, _, header in indexes),
@@ -212,18 +245,27 @@ BODY_TEXT: Final = "text"
 BODY_BASE64: Final = "base64"
 BODY_NONE: Final = "none"
 TRANSACTIONS: Final = {0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
+"""The transaction bits of a record's sys flag, by the names that the dump gives them."""
 _TIMER_FIELDS: Final = (
-    "last_read_time_ms", "last_flush_position", "last_queue_offset", "master_queue_offset",
-    "state_version", "timestamp", "counter",
-)  # fmt: skip
+    "last_read_time_ms",
+    "last_flush_position",
+    "last_queue_offset",
+    "master_queue_offset",
+    "state_version",
+    "timestamp",
+    "counter",
+)
+"""The fields of RocketMQ's timercheck, of 8 bytes each, by the names that the dump gives them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is wanted; None and the widest range want everything. Ranges include their ends.
+    """Which messages, units and index entries are dumped. The default selects everything.
 
-    `matches` decides on a message's properties (tags or SQL92), `tag_codes` is what a unit's code
-    may be, when that says the same.
+    Each field restricts the selection; None means no restriction. Ranges include both ends. `key`
+    is a key or a message id. `matches` is a filter that is called with a message's properties.
+    `tag_codes` are all tag codes of the messages that `matches` accepts, if only their tags decide:
+    then other units are skipped without reading their records.
     """
 
     topic: str | None = None
@@ -238,33 +280,42 @@ class Selection:
 
     @property
     def is_everything(self) -> bool:
+        """Whether nothing is restricted."""
         return self == Selection()
 
     @property
     def has_times(self) -> bool:
+        """Whether the store time is restricted."""
         return self.time_min_ms > 0 or self.time_max_ms < (1 << 63) - 1
 
-    def wants_queue(self, key: QueueKey) -> bool:
+    @property
+    def needs_properties(self) -> bool:
+        """Whether the properties of a message are needed to decide."""
+        return self.key is not None or self.matches is not None
+
+    def includes_queue(self, key: QueueKey) -> bool:
+        """Return whether messages of a queue may be selected."""
         return self.topic in (None, key[0]) and self.queue_id in (None, key[1])
 
-    def wants_time(self, time_ms: int) -> bool:
+    def includes_time(self, time_ms: int) -> bool:
+        """Return whether a store time is in the selected range."""
         return self.time_min_ms <= time_ms <= self.time_max_ms
 
-    def rows(self, records: Records) -> list[int]:
-        """The numbers of the records of the wanted queue, offsets and times."""
+    def select_rows(self, records: Records) -> list[int]:
+        """Return the rows of the records whose queue, offset and time are selected."""
         offsets, times = records.field("queue_offset"), records.field("store_time")
-        good = (offsets >= self.offset_min) & (offsets <= self.offset_max)
-        good &= (times >= self.time_min_ms) & (times <= self.time_max_ms)
+        is_selected = (offsets >= self.offset_min) & (offsets <= self.offset_max)
+        is_selected &= (times >= self.time_min_ms) & (times <= self.time_max_ms)
         if self.queue_id is not None:
-            good &= records.field("queue_id") == self.queue_id
+            is_selected &= records.field("queue_id") == self.queue_id
         if self.topic is not None:
             names, ids = records.topics
             name = self.topic.encode()
-            good &= ids == (names.index(name) if name in names else -1)
-        return list(np.flatnonzero(good).tolist())
+            is_selected &= ids == (names.index(name) if name in names else -1)
+        return list(np.flatnonzero(is_selected).tolist())
 
-    def wants(self, properties: Mapping[str, str]) -> bool:
-        """By key, tag and expression."""
+    def includes_properties(self, properties: Mapping[str, str]) -> bool:
+        """Return whether a message with these properties has the key and matches the filter."""
         keys = (properties.get(UNIQ_KEY), *properties.get(KEYS, "").split(" "))
         if self.key is not None and self.key not in keys:
             return False
@@ -274,18 +325,26 @@ class Selection:
 def dump_log(
     layout: StoreLayout, selection: Selection, body: str = BODY_TEXT
 ) -> Iterator[dict[str, Any]]:
-    """Messages in the order of the log; damage, blank ends of files, and the tail between them."""
-    holes: list[Hole] = []
-    decides = selection.key is not None or selection.matches is not None
+    """Yield the selected messages in the order of the log, and what else is in the log.
+
+    Each dict has a "kind": "message", "damage" (bytes without a valid record), "blank" (the unused
+    end of a file; only if everything is selected) or "tail" (bytes behind the last record). `body`
+    is one of BODY_TEXT, BODY_BASE64 and BODY_NONE. Raises OSError.
+    """
+    # Invalid ranges are damage if anything valid follows, otherwise they are the tail.
+    pending: list[InvalidRange] = []
     for found in LogWalk(layout.log):
-        if isinstance(found, Hole) and not found.is_record:
-            holes.append(found)  # damage when something good follows, else the tail
+        if isinstance(found, InvalidRange) and not found.is_record:
+            pending.append(found)
             continue
-        for hole in holes:
+        for invalid in pending:
             yield {
-                "kind": "damage", "position": hole.start, "end": hole.end, "reason": hole.reason,
-            }  # fmt: skip
-        holes.clear()
+                "kind": "damage",
+                "position": invalid.start,
+                "end": invalid.end,
+                "reason": invalid.reason,
+            }
+        pending.clear()
         if isinstance(found, Blank):
             if selection.is_everything:
                 yield {"kind": "blank", "position": found.start, "end": found.end}
@@ -293,21 +352,31 @@ def dump_log(
         records = (
             found.records
             if isinstance(found, Run)
-            else record_at(layout.log, found.start, found.end - found.start)
+            else read_record(layout.log, found.start, found.end - found.start)
         )
         assert records is not None  # the walk has just read it
-        for row in selection.rows(records):
-            properties = records.property_bytes(row) if decides else b""
-            if not decides or selection.wants(decode_properties(properties)):
+        for row in selection.select_rows(records):
+            properties = records.property_bytes(row) if selection.needs_properties else b""
+            if not selection.needs_properties or selection.includes_properties(
+                decode_properties(properties)
+            ):
                 yield message_value(bytes(records.record_bytes(row)), body)
-    if holes and (end := last_data(layout.log, holes[0].start)) is not None:
+    if pending and (end := find_data_end(layout.log, pending[0].start)) is not None:
         yield {
-            "kind": "tail", "position": holes[0].start, "end": end, "reason": holes[0].reason,
-        }  # fmt: skip
+            "kind": "tail",
+            "position": pending[0].start,
+            "end": end,
+            "reason": pending[0].reason,
+        }
 
 
 def message_value(record: bytes, body: str) -> dict[str, Any]:
-    """One stored record as plain values."""
+    """Return a stored record as plain values.
+
+    `body` selects how the body is included: BODY_TEXT as "body", or as "body_base64" if it is not
+    UTF-8; BODY_BASE64 as "body_base64"; BODY_NONE not at all. A body that cannot be decompressed is
+    included as it is stored, with the reason as "body_problem".
+    """
     head = parse_head(record)
     message = decode_record(record)
     value: dict[str, Any] = {
@@ -348,113 +417,153 @@ def message_value(record: bytes, body: str) -> dict[str, Any]:
 
 
 def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Units of the wanted queues, in order; batch queues after them."""
-    for key, series in sorted(layout.queues.items()):
-        if selection.wants_queue(key):
-            units = UnitFile(series)
-            limit = min(selection.offset_max + 1, units.end)
-            for start, part in units.pieces(selection.offset_min, limit):
-                yield from _units(layout, key, start, part, selection)
-    for key, series in sorted(layout.batch_queues.items()):
-        if selection.wants_queue(key):
-            for start, part in UnitFile(series, BATCH_UNIT).pieces():
-                for at in np.flatnonzero(is_used(part)).tolist():
-                    fields = dict(zip(part.dtype.names, part[at].tolist(), strict=True))
-                    first, count = fields["first"], fields["count"]
-                    is_beside = (
-                        first > selection.offset_max or first + count <= selection.offset_min
-                    )
-                    if not is_beside and selection.wants_time(fields["store_time"]):
-                        yield {
-                            "kind": "batch_unit", "topic": key[0], "queue_id": key[1],
-                            "number": start + at, "offset": first, "count": count,
-                            "position": fields["position"], "size": fields["size"],
-                            "tag_code": fields["code"], "store_time_ms": fields["store_time"],
-                        }  # fmt: skip
+    """Yield the selected units, sorted by topic, queue and offset; batch queues come last.
+
+    The "kind" of a dict is "unit" or "batch_unit". Raises OSError.
+    """
+    for key, sequence in sorted(layout.queues.items()):
+        if selection.includes_queue(key):
+            units = UnitReader(sequence)
+            limit = min(selection.offset_max + 1, units.end_offset)
+            for start, part in units.iter_units(selection.offset_min, limit):
+                yield from _dump_units(layout, key, start, part, selection)
+    for key, sequence in sorted(layout.batch_queues.items()):
+        if selection.includes_queue(key):
+            for start, part in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
+                yield from _dump_batch_units(key, start, part, selection)
 
 
-def _units(
-    layout: StoreLayout, key: QueueKey, start: int, part: Any, selection: Selection
+def _dump_units(
+    layout: StoreLayout, key: QueueKey, start: int, units: UnitArray, selection: Selection
 ) -> Iterator[dict[str, Any]]:
-    used, blank = is_used(part), is_blank(part)
-    for at in range(len(part)):
-        position, size, code = part[at].tolist()
+    """Yield the selected ones of `units`, whose offsets begin with `start`."""
+    is_used, is_blank = used_mask(units), blank_mask(units)
+    for row in range(len(units)):
+        position, size, code = units[row].tolist()
         value: dict[str, Any] = {
-            "kind": "unit", "topic": key[0], "queue_id": key[1], "offset": start + at,
-            "position": position, "size": size,
-        }  # fmt: skip
-        if blank[at] or not used[at]:
-            if selection.matches is None and selection.key is None and not selection.has_times:
-                yield {**value, "blank" if blank[at] else "unused": True}
+            "kind": "unit",
+            "topic": key[0],
+            "queue_id": key[1],
+            "offset": start + row,
+            "position": position,
+            "size": size,
+        }
+        if is_blank[row] or not is_used[row]:
+            if not selection.needs_properties and not selection.has_times:
+                yield {**value, "blank" if is_blank[row] else "unused": True}
             continue
-        if is_address(code):
-            found = read_extension(layout.extensions.get(key), code)
-            value |= {} if found is None else {"tag_code": found.tag_code}
+        if is_extension_address(code):
+            extension = read_extension(layout.extensions.get(key), code)
+            value |= {} if extension is None else {"tag_code": extension.tag_code}
             value["extension_address"] = code
-            value["extension"] = found and found._asdict() | {"bitmap": found.bitmap.hex()}
+            value["extension"] = extension and extension._asdict() | {
+                "bitmap": extension.bitmap.hex()
+            }
         else:
             is_time = key[0] == SCHEDULE_TOPIC and code > 1 << 31
             value["due_time_ms" if is_time else "tag_code"] = code
         if selection.tag_codes is not None and value.get("tag_code") not in selection.tag_codes:
             continue
-        if selection.has_times and not selection.wants_time(store_time_ms(layout, position)):
+        if selection.has_times and not selection.includes_time(
+            read_store_time_ms(layout, position)
+        ):
             continue
-        if selection.key is not None or selection.matches is not None:
-            record = record_at(layout.log, position)
+        if selection.needs_properties:
+            record = read_record(layout.log, position)
             if record is None or record.sizes[0] != size:
                 continue
-            if not selection.wants(decode_properties(record.property_bytes(0))):
+            if not selection.includes_properties(decode_properties(record.property_bytes(0))):
                 continue
         yield value
 
 
+def _dump_batch_units(
+    key: QueueKey, start: int, units: UnitArray, selection: Selection
+) -> Iterator[dict[str, Any]]:
+    """Yield the selected ones of `units`, whose numbers begin with `start`."""
+    for row in np.flatnonzero(used_mask(units)).tolist():
+        fields = dict(zip(units.dtype.names or (), units[row].tolist(), strict=True))
+        first, count = fields["first"], fields["count"]
+        is_outside = first > selection.offset_max or first + count <= selection.offset_min
+        if not is_outside and selection.includes_time(fields["store_time"]):
+            yield {
+                "kind": "batch_unit",
+                "topic": key[0],
+                "queue_id": key[1],
+                "number": start + row,
+                "offset": first,
+                "count": count,
+                "position": fields["position"],
+                "size": fields["size"],
+                "tag_code": fields["code"],
+                "store_time_ms": fields["store_time"],
+            }
+
+
 def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
-    """Each index file's header, then its wanted entries in order."""
-    hashes: set[int] | None = None
+    """Yield for each index file its header ("index_file"), and then its selected entries ("entry").
+
+    A key selects entries by its hash, so entries of other keys may be among them. Raises OSError.
+    """
+    wanted_hashes: set[int] | None = None
     if selection.key is not None:
         topics = {topic for topic, _ in layout.queues}
         topics = topics if selection.topic is None else {selection.topic}
-        hashes = {hash_key(topic, selection.key) for topic in topics}
-    for path, size, header in index_headers(layout):
-        name = layout.name_of(path)
+        wanted_hashes = {hash_key(topic, selection.key) for topic in topics}
+    for path, size, header in iter_index_headers(layout):
+        name = layout.shorten_path(path)
         file = load_index(layout.files, path)
         yield {
-            "kind": "index_file", "file": name, "bytes": size, **header._asdict(),
+            "kind": "index_file",
+            "file": name,
+            "bytes": size,
+            **header._asdict(),
             "slots": None if file is None else len(file.slots),
-        }  # fmt: skip
+        }
         if file is None:
             continue
-        wanted = np.ones(len(file.hashes), np.bool_)
-        if hashes is not None:
-            wanted = np.isin(file.hashes, list(hashes))
+        is_selected = np.ones(len(file.hashes), np.bool_)
+        if wanted_hashes is not None:
+            is_selected = np.isin(file.hashes, list(wanted_hashes))
+        # The time of an entry is in seconds: its message may have been stored up to 999 ms later.
         times = file.header.begin_time_ms + file.times * 1000
-        wanted &= (times + 999 >= selection.time_min_ms) & (times <= selection.time_max_ms)
-        for at in np.flatnonzero(wanted).tolist():
-            position = int(file.positions[at])
+        is_selected &= times + 999 >= selection.time_min_ms
+        is_selected &= times <= selection.time_max_ms
+        for row in np.flatnonzero(is_selected).tolist():
+            position = int(file.positions[row])
             if selection.topic is not None:
-                record = record_at(layout.log, position)
+                record = read_record(layout.log, position)
                 if record is None or record.topics[0][0] != selection.topic.encode():
                     continue
             yield {
-                "kind": "entry", "file": name, "number": at + 1,
-                "slot": int(file.hashes[at] % len(file.slots)), "hash": int(file.hashes[at]),
-                "position": position, "seconds": int(file.times[at]), "time_ms": int(times[at]),
-                "previous": int(file.previous[at]),
-            }  # fmt: skip
+                "kind": "entry",
+                "file": name,
+                "number": row + 1,
+                "slot": int(file.hashes[row] % len(file.slots)),
+                "hash": int(file.hashes[row]),
+                "position": position,
+                "seconds": int(file.times[row]),
+                "time_ms": int(times[row]),
+                "previous": int(file.previous[row]),
+            }
 
 
 def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:
-    """One value, or none without a checkpoint."""
+    """Yield one dict with the content of the checkpoint, or nothing if it does not exist."""
     fields = read_checkpoint_file(layout)
     if fields is not None:
         yield {"kind": "checkpoint", **fields}
 
 
 def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
-    """The documents in config/, as they are after reading; keys are text."""
+    """Yield each JSON document in config/, and the binary timercheck, with its value.
+
+    RocketMQ writes objects with numbers as keys; here all keys are strings. A document that cannot
+    be read has a "problem" instead of a "value".
+    """
     for name, value, problem in read_documents(layout):
-        rest = {"problem": problem} if problem else {"value": _plain(value)}
-        yield {"kind": "document", "file": name, **rest}
+        content = {"problem": problem} if problem else {"value": _with_text_keys(value)}
+        yield {"kind": "document", "file": name, **content}
     data = read_file(layout.files, f"{layout.root}/config/timercheck", 8 * len(_TIMER_FIELDS))
     if data is not None and len(data) == 8 * len(_TIMER_FIELDS):
         numbers = np.frombuffer(data, ">i8").tolist()
@@ -462,7 +571,10 @@ def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
         yield {"kind": "document", "file": "config/timercheck", "value": fields}
 
 
-def _plain(value: Any) -> Any:
+def _with_text_keys(value: Any) -> Any:
+    """Return a JSON value with all keys of objects converted to strings."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+        return {str(key): _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_text_keys(item) for item in value]
+    return value

@@ -1,57 +1,53 @@
-"""Which messages a damaged log has lost, and the records that close its holes.
+"""Find out which messages a damaged commit log has lost.
 
-Two witnesses know what is lost: the offsets of the good records (each queue counts in ones, so a
-jump from 5 to 9 with a hole between the two records says that 6, 7 and 8 were in it), and the units
-of the queues (which say it also at a queue's ends, and how long the records were). A unit alone
-counts only where no good record contradicts it: a damaged unit must not make a good message a lost
-one.
+There are two sources:
 
-Recovery, RocketMQ's too, ends the log at the first byte that is no record. So a hole is filled from
-its beginning to its end with records that both brokers accept:
+    offsets    The offsets of a queue increase by 1. If two records of a queue with an invalid range
+               between them have the offsets 5 and 9, the messages 6, 7 and 8 were in that range.
+    units      The units of the consume queues also locate the lost messages at both ends of a
+               queue, and say how long the records were.
 
-    place holder   for each message known to be lost: its topic, queue and offset, an empty body
-                   and, where there is room, the property SLUICE_LOST. Offsets stay what they
-                   were, also when somebody builds the queues anew from the log; our readers
-                   pass over it (`log.PLACEHOLDER_CODE`)
-    filler         a rolled-back message: it stands in no queue and in no index
-    blank record   where the hole reaches the end of its file
+A unit counts only if no valid record contradicts it. A damaged unit must not turn a message that
+exists into a lost one.
 
-The bytes between are zeros. A hole at the very end of the log gets its place holders only: what
-follows them is free.
+The queue offset of a record has no checksum itself. `LostMessageFinder` therefore also finds valid
+records whose offset cannot be right.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.model.message import PREPARED
-from sluicemq.model.system_names import SCHEDULE_TOPIC
-from sluicemq.model.topic import TOPIC_LENGTH_MAX
-from sluicemq.record.codec import encode_record
-from sluicemq.record.layout import BLANK, MAGIC_BLANK, RECORD_BYTES_MIN
+from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.bulk import QueueUnits
-from sluicemq.store.log import PLACEHOLDER_CODE, PLACEHOLDER_NAME, PLACEHOLDER_PREPARED_OFFSET
+from sluicemq.store.log import PLACEHOLDER_CODE
 from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_valid_key
-from sluicemq.store.tools.layout import Hole, Run, Series
+from sluicemq.store.tools.layout import FileSequence, QueueKey
+from sluicemq.store.tools.walk import InvalidRange, Run
 
-QueueKey = tuple[str, int]
 
+class LostMessage(NamedTuple):
+    """A message that is lost.
 
-class Lost(NamedTuple):
-    """A message that is gone: about where in the log it lay (exactly, when a unit told)."""
+    `position` is where its record was in the log: exactly, if a unit says so. Otherwise it is the
+    start of the invalid range in which the record was, or the position of a lost message before it.
+    """
 
     position: int
     key: QueueKey
     offset: int
 
 
-class _Gap(NamedTuple):
-    """The offsets [first, end) of a queue are missing between two places in the log."""
+class _OffsetGap(NamedTuple):
+    """Offsets [first, end) of a queue, which no record between two positions of the log has.
+
+    `after` and `before` are the positions of the records that precede and follow the gap.
+    """
 
     first: int
     end: int
@@ -59,319 +55,282 @@ class _Gap(NamedTuple):
     before: int
 
 
-class _Place(NamedTuple):
-    """A record of a queue: its offset, where it lies and ends."""
+class _QueueRecord(NamedTuple):
+    """A record of a queue: its offset, and its bytes [position, end) in the log.
+
+    `is_placeholder` says that an earlier repair has written it in place of a lost message. It may
+    be at an earlier position than that message was.
+    """
 
     offset: int
     position: int
     end: int
-    is_holder: bool = False
-    """It holds the place of a lost message, maybe before the place where that one lay."""
+    is_placeholder: bool = False
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What the good records say of a queue."""
+class _QueueState:
+    """What the valid records say about one queue.
 
-    first: _Place
-    last: _Place
-    gaps: list[_Gap] = field(default_factory=list)
-    suspect: _Place | None = None
+    `first` and `last` are the first and the last record that was accepted. `suspect` is the last
+    record if its offset was not plausible: the next record of the queue confirms or refutes it.
+    """
 
-    def is_plausible(self, place: _Place) -> bool:
-        """A record's offset has no checksum: one that goes back, or skips more than there is room
-        for, may be damaged (as in `store.recovery`).
+    first: _QueueRecord
+    last: _QueueRecord
+    gaps: list[_OffsetGap] = field(default_factory=list)
+    suspect: _QueueRecord | None = None
+
+    def is_plausible(self, record: _QueueRecord) -> bool:
+        """Return whether a record may follow the last one.
+
+        Its offset must be greater, and the log must have room for the messages that it skips. Its
+        offset has no checksum, so other offsets may be damaged (as in `store.recover`).
         """
-        skipped = place.offset - self.last.offset
-        has_room = skipped * RECORD_BYTES_MIN <= place.position - self.last.position
-        return skipped > 0 and (has_room or self.last.is_holder)
+        skipped = record.offset - self.last.offset
+        has_room = skipped * RECORD_BYTES_MIN <= record.position - self.last.position
+        return skipped > 0 and (has_room or self.last.is_placeholder)
 
-    def accept(self, place: _Place) -> None:
-        if place.offset > self.last.offset + 1:
-            gap = _Gap(self.last.offset + 1, place.offset, self.last.position, place.position)
+    def accept(self, record: _QueueRecord) -> None:
+        """Make `record` the last one, and note the gap of offsets before it, if there is one."""
+        if record.offset > self.last.offset + 1:
+            gap = _OffsetGap(
+                self.last.offset + 1, record.offset, self.last.position, record.position
+            )
             self.gaps.append(gap)
-        self.last = place
+        self.last = record
 
     def may_lack(self, offset: int, position: int) -> bool:
-        """Whether the records leave room for one with this offset at this place."""
+        """Return whether a lost message may have had this offset at this position of the log."""
         if position < self.first.position:
             return offset < self.first.offset
         if position > self.last.position:
             return offset > self.last.offset
-        at = bisect_right(self.gaps, position, key=lambda gap: gap.after) - 1
-        if at < 0:
+        index = bisect_right(self.gaps, position, key=lambda gap: gap.after) - 1
+        if index < 0:
             return False
-        gap = self.gaps[at]
+        gap = self.gaps[index]
         return gap.first <= offset < gap.end and position < gap.before
 
 
-def _place(group: QueueUnits, row: int) -> _Place:
+def _queue_record(group: QueueUnits, row: int) -> _QueueRecord:
+    """Return the record of one unit."""
     position, size, code = group.units[row].tolist()
-    return _Place(int(group.offsets[row]), position, position + size, code == PLACEHOLDER_CODE)
+    is_placeholder = code == PLACEHOLDER_CODE
+    return _QueueRecord(int(group.offsets[row]), position, position + size, is_placeholder)
 
 
-class Inventory:
-    """Counts the good records of all queues as a walk finds them; then knows what is lost."""
+class LostMessageFinder:
+    """Records the offsets of all valid records, and derives the lost messages from them.
 
-    def __init__(self, log_start: int, queues: dict[QueueKey, Series]) -> None:
+    Call `add_run` with each run of records in the order of the log, then `finish`, then
+    `find_lost`. `record_count` is the number of valid records.
+
+    After `finish`, `contradicted` maps valid records whose offset cannot be right, as invalid
+    ranges, to the queue that they name. `doubtful_positions` are the positions of records whose
+    offset may be right or wrong; repair leaves them in the log, but puts them into no queue.
+    """
+
+    def __init__(self, log_start: int, queues: dict[QueueKey, FileSequence]) -> None:
         self._log_start = log_start
         self._queues = queues
-        self._seen: dict[QueueKey, _Seen] = {}
-        self.records = 0
-        self.contradicted: dict[Hole, QueueKey] = {}
-        """Records whose offset cannot be in the queue that they name; complete after `finish`."""
-        self.doubtful: set[int] = set()
-        """Positions of records that may or may not be right: no queue gets them, they stay."""
+        self._states: dict[QueueKey, _QueueState] = {}
+        self.record_count = 0
+        self.contradicted: dict[InvalidRange, QueueKey] = {}
+        self.doubtful_positions: set[int] = set()
 
-    def add(self, run: Run) -> None:
-        self.records += len(run)
+    def add_run(self, run: Run) -> None:
+        """Count the records of a run, and check their offsets."""
+        self.record_count += len(run)
         for group in run.groups:
             key = (group.topic.decode(errors="replace"), group.queue_id)
-            # Two in a row confirm each other, and with them all that follow.
+            # Two consecutive records confirm each other, and all consecutive ones that follow.
             is_consecutive = group.is_consecutive and len(group.offsets) > 1
             for row in range(2 if is_consecutive else len(group.offsets)):
-                self._add(key, _place(group, row))
-            seen = self._seen.get(key)
-            if is_consecutive and seen is not None and seen.suspect is None:
-                seen.last = _place(group, -1)
+                self._add_record(key, _queue_record(group, row))
+            state = self._states.get(key)
+            if is_consecutive and state is not None and state.suspect is None:
+                state.last = _queue_record(group, -1)
 
-    def _add(self, key: QueueKey, place: _Place) -> None:
-        if not is_valid_key(key) or not 0 <= place.offset <= OFFSET_MAX:
-            self._contradict(key, place)
+    def _add_record(self, key: QueueKey, record: _QueueRecord) -> None:
+        """Check the offset of a record against those of the earlier records of its queue."""
+        if not is_valid_key(key) or not 0 <= record.offset <= OFFSET_MAX:
+            self._contradict(key, record)
             return
-        seen = self._seen.get(key)
-        if seen is None:
-            has_room = place.offset * RECORD_BYTES_MIN <= place.position
-            if has_room or self._log_start or place.is_holder:
-                self._seen[key] = _Seen(place, place)
-            else:
-                self._contradict(key, place)  # so many cannot have been before it
+        state = self._states.get(key)
+        if state is None:
+            has_room = record.offset * RECORD_BYTES_MIN <= record.position
+            if has_room or self._log_start or record.is_placeholder:
+                self._states[key] = _QueueState(record, record)
+            else:  # the log has no room for the messages before this one
+                self._contradict(key, record)
             return
-        suspect, seen.suspect = seen.suspect, None
-        if suspect is not None:
-            # Do the queue's files know the record before, and at this offset another record?
-            series = self._queues.get(key)
-            known = _position_of_unit(series, suspect.offset)
-            is_denied = (
-                known not in (None, suspect.position)
-                and _position_of_unit(series, seen.last.offset) == seen.last.position
-            )
-            if suspect.offset + 1 == place.offset and not is_denied:
-                if suspect.offset and seen.first == seen.last:
-                    self._contradict(key, seen.first)  # not the two, but the one before is wrong
-                    seen.first = suspect
-                seen.last = suspect  # the topic was made again, or the queue goes on from there
-            else:
-                self._contradict(key, suspect)
-        if seen.is_plausible(place):
-            seen.accept(place)
+        if state.suspect is not None:
+            self._judge_suspect(key, state, state.suspect, record)
+        if state.is_plausible(record):
+            state.accept(record)
         else:
-            seen.suspect = place
+            state.suspect = record
 
-    def _contradict(self, key: QueueKey, place: _Place) -> None:
-        reason = f"it says that it is message {place.offset} of queue {key[0]}/{key[1]}"
-        self.contradicted[Hole(place.position, place.end, f"{reason}, which cannot be")] = key
+    def _judge_suspect(
+        self, key: QueueKey, state: _QueueState, suspect: _QueueRecord, next_record: _QueueRecord
+    ) -> None:
+        """Accept the suspect of a queue if the next record confirms it, or contradict it."""
+        state.suspect = None
+        # The units refute it if they have another record at its offset, and the last record.
+        sequence = self._queues.get(key)
+        unit_position = _read_unit_position(sequence, suspect.offset)
+        is_refuted = (
+            unit_position not in (None, suspect.position)
+            and _read_unit_position(sequence, state.last.offset) == state.last.position
+        )
+        if suspect.offset + 1 == next_record.offset and not is_refuted:
+            # The topic was created again, or the queue continues at this offset.
+            if suspect.offset and state.first == state.last:
+                # The queue has a single record before these two: that one is wrong.
+                self._contradict(key, state.first)
+                state.first = suspect
+            state.last = suspect
+        else:
+            self._contradict(key, suspect)
 
-    def finish(self, queues: dict[QueueKey, Series]) -> None:
-        """Judge the records that were still in doubt at the end of the log."""
-        for key, seen in list(self._seen.items()):
-            place, seen.suspect = seen.suspect, None
-            if place is None:
-                first, series = seen.first, queues.get(key)
-                if first == seen.last and series is not None:
-                    is_known = _position_of_unit(series, first.offset) == first.position
-                    size = first.end - first.position
-                    others = () if is_known else _units(series)  # by another offset than its own?
-                    if any(((u["position"] == first.position) & (u["size"] == size)).any()
-                           for _, u in others):  # fmt: skip
-                        self._contradict(key, first)
-                        del self._seen[key]
-                continue
-            position = _position_of_unit(queues.get(key), place.offset)
-            is_lone = seen.first == seen.last
-            if position == place.position:
-                if is_lone and place.offset:
-                    self._contradict(key, seen.first)
-                    seen.first = place
-                seen.last = place
-            elif place.offset == 0 and not position:
-                seen.last = place  # the topic was made again, and has one message
-            elif position is not None and position in (seen.first.position, seen.last.position):
-                self._contradict(key, place)
-            else:
-                self.doubtful.add(place.position)
+    def _contradict(self, key: QueueKey, record: _QueueRecord) -> None:
+        reason = (
+            f"the record says that it is message {record.offset} of queue {key[0]}/{key[1]}, which"
+            " is not possible"
+        )
+        self.contradicted[InvalidRange(record.position, record.end, reason)] = key
 
-    def lost(self, holes: list[Hole], queues: dict[QueueKey, Series]) -> list[Lost]:
-        """The messages that lay in these holes, in the order in which they may be put back."""
-        starts = [hole.start for hole in holes]
-        found: list[Lost] = []
-        for key in sorted(self._seen.keys() | queues.keys()):
-            series = queues.get(key)
-            known = self._from_units(key, series, holes) if series is not None and holes else {}
-            seen = self._seen.get(key)
-            gaps = [] if seen is None else seen.gaps
-            # Before the first record too when the log is there from its beginning, and something
-            # else than this record tells of the queue.
-            if seen is not None and not self._log_start:
-                first = seen.first
-                is_told = _position_of_unit(series, first.offset) == first.position
-                has_room = 0 < first.offset * RECORD_BYTES_MIN <= first.position
-                if has_room and (is_told or seen.last != first):
-                    gaps = [_Gap(0, first.offset, -1, first.position), *gaps]
-            for gap in gaps:
-                hole = bisect_left(starts, gap.after)
-                if hole == len(holes) or holes[hole].start >= gap.before:
-                    continue  # no damage between the two: the queue was like this
-                position = holes[hole].start
-                for offset in range(gap.first, gap.end):
-                    position = known.pop(offset, position)
-                    found.append(Lost(position, key, offset))
-            found += [Lost(position, key, offset) for offset, position in known.items()]
-        return sorted(found)
+    def finish(self, queues: dict[QueueKey, FileSequence]) -> None:
+        """Judge the records that are still suspect at the end of the log, by the units in `queues`.
 
-    def _from_units(self, key: QueueKey, series: Series, holes: list[Hole]) -> dict[int, int]:
-        """Offset -> position of the units that point into holes and contradict no record. Without
-        those that lie before one with a smaller offset: they are damaged.
+        A queue with a single record is judged as well.
         """
-        seen = self._seen.get(key)
-        known: dict[int, int] = {}
-        last = -1
-        starts, ends = np.array([hole[:2] for hole in holes]).T
-        for first, units in _units(series):
-            places = units["position"].astype(np.int64)
-            holes_of = np.searchsorted(starts, places, side="right") - 1
-            inside = (holes_of >= 0) & (units["size"] >= RECORD_BYTES_MIN)
-            inside &= places + units["size"] <= ends[np.maximum(holes_of, 0)]
-            if self._log_start == 0:  # so many have been before it
-                inside &= (first + np.arange(len(units))) * RECORD_BYTES_MIN <= places
-            for row in np.flatnonzero(inside).tolist():
-                offset, position = first + row, int(places[row])
-                if position > last and (seen is None or seen.may_lack(offset, position)):
-                    known[offset] = last = position
-        return known
+        for key, state in list(self._states.items()):
+            suspect, state.suspect = state.suspect, None
+            sequence = queues.get(key)
+            if suspect is None:
+                self._judge_only_record(key, state, sequence)
+                continue
+            unit_position = _read_unit_position(sequence, suspect.offset)
+            has_single_record = state.first == state.last
+            if unit_position == suspect.position:
+                if has_single_record and suspect.offset:
+                    self._contradict(key, state.first)
+                    state.first = suspect
+                state.last = suspect
+            elif suspect.offset == 0 and not unit_position:
+                state.last = suspect  # the topic was created again, and has one message
+            elif unit_position is not None and unit_position in (
+                state.first.position,
+                state.last.position,
+            ):
+                self._contradict(key, suspect)
+            else:
+                self.doubtful_positions.add(suspect.position)
+
+    def _judge_only_record(
+        self, key: QueueKey, state: _QueueState, sequence: FileSequence | None
+    ) -> None:
+        """Contradict the only record of a queue if its unit is found at another offset."""
+        record = state.first
+        if record != state.last or sequence is None:
+            return
+        if _read_unit_position(sequence, record.offset) == record.position:
+            return
+        size = record.end - record.position
+        if any(
+            ((units["position"] == record.position) & (units["size"] == size)).any()
+            for _, units in _iter_units(sequence)
+        ):
+            self._contradict(key, record)
+            del self._states[key]
+
+    def find_lost(
+        self, invalid_ranges: list[InvalidRange], queues: dict[QueueKey, FileSequence]
+    ) -> list[LostMessage]:
+        """Return the messages that were in `invalid_ranges`, sorted by position, queue and offset.
+
+        That is an order in which placeholders for them can be written. `queues` are the queues'
+        files. Call it after `finish`.
+        """
+        starts = [invalid.start for invalid in invalid_ranges]
+        lost: list[LostMessage] = []
+        for key in sorted(self._states.keys() | queues.keys()):
+            sequence = queues.get(key)
+            position_by_offset = (
+                self._find_units_in(key, sequence, invalid_ranges)
+                if sequence is not None and invalid_ranges
+                else {}
+            )
+            for gap in self._list_gaps(key, sequence):
+                index = bisect_left(starts, gap.after)
+                if index == len(invalid_ranges) or invalid_ranges[index].start >= gap.before:
+                    continue  # nothing is damaged between the two: the gap was there before
+                position = invalid_ranges[index].start
+                for offset in range(gap.first, gap.end):
+                    position = position_by_offset.pop(offset, position)
+                    lost.append(LostMessage(position, key, offset))
+            lost += [
+                LostMessage(position, key, offset)
+                for offset, position in position_by_offset.items()
+            ]
+        return sorted(lost)
+
+    def _list_gaps(self, key: QueueKey, sequence: FileSequence | None) -> list[_OffsetGap]:
+        """Return the gaps between the offsets of a queue, and the one before its first record.
+
+        The latter counts only if the log is complete from its beginning, and something else than
+        the first record confirms its offset.
+        """
+        state = self._states.get(key)
+        if state is None:
+            return []
+        if self._log_start:
+            return state.gaps
+        first = state.first
+        has_unit = _read_unit_position(sequence, first.offset) == first.position
+        has_room = 0 < first.offset * RECORD_BYTES_MIN <= first.position
+        if has_room and (has_unit or state.last != first):
+            return [_OffsetGap(0, first.offset, -1, first.position), *state.gaps]
+        return state.gaps
+
+    def _find_units_in(
+        self, key: QueueKey, sequence: FileSequence, invalid_ranges: list[InvalidRange]
+    ) -> dict[int, int]:
+        """Return offset -> position of the units that lead into invalid ranges.
+
+        Units that contradict a valid record are left out. So are units whose position is not
+        greater than that of a smaller offset: they are damaged.
+        """
+        state = self._states.get(key)
+        position_by_offset: dict[int, int] = {}
+        last_position = -1
+        starts, ends = np.array([invalid[:2] for invalid in invalid_ranges]).T
+        for first_offset, units in _iter_units(sequence):
+            positions = units["position"].astype(np.int64)
+            range_indexes = np.searchsorted(starts, positions, side="right") - 1
+            is_inside = (range_indexes >= 0) & (units["size"] >= RECORD_BYTES_MIN)
+            is_inside &= positions + units["size"] <= ends[np.maximum(range_indexes, 0)]
+            if self._log_start == 0:  # the log must have room for the messages before
+                offsets = first_offset + np.arange(len(units))
+                is_inside &= offsets * RECORD_BYTES_MIN <= positions
+            for row in np.flatnonzero(is_inside).tolist():
+                offset, position = first_offset + row, int(positions[row])
+                if position > last_position and (state is None or state.may_lack(offset, position)):
+                    position_by_offset[offset] = last_position = position
+        return position_by_offset
 
 
-def _position_of_unit(series: Series | None, offset: int) -> int | None:
-    """Where the queue's files say that the message lies; None when they do not say."""
-    data = series.read(offset * UNIT_BYTES, UNIT_BYTES) if series is not None else b""
+def _read_unit_position(sequence: FileSequence | None, offset: int) -> int | None:
+    """Return the position in the unit at `offset`, or None if the queue's files have no unit."""
+    data = b""
+    if sequence is not None:
+        data = sequence.read(offset * UNIT_BYTES, UNIT_BYTES)
     return int.from_bytes(data[:8]) if len(data) == UNIT_BYTES and any(data[8:12]) else None
 
 
-def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
-    """(queue offset of the first, units) of the parts of the files that may hold something."""
-    for at, data in series.data(align=UNIT_BYTES):
-        yield at // UNIT_BYTES, np.frombuffer(data, UNIT_COLUMNS)
-
-
-FILLER_BYTES_MAX: Final = 1 << 20
-FILLER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1
-_FILLER_BYTES: Final = RECORD_BYTES_MIN + len(PLACEHOLDER_NAME)
-_ROLLBACK: Final = PREPARED | 8
-_HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
-_HEAD_BYTES: Final = 88
-_PROPERTIES: Final = f"{PLACEHOLDER_NAME}\x011\x02".encode()
-_DELAYED: Final = f"REAL_TOPIC\x01{PLACEHOLDER_NAME}\x02REAL_QID\x010\x02".encode()
-"""Where a broker's delayed delivery sends the place holder of a delayed message."""
-
-Piece = tuple[int, bytes]
-
-
-class Bridge(NamedTuple):
-    """What to write into a hole: pieces by position, zeros between; where the log goes on."""
-
-    pieces: list[Piece]
-    end: int
-    placed: list[Lost]
-    left_out: list[Lost]
-
-
-def build_bridge(
-    hole: Hole, file_end: int, lost: list[Lost], time_ms: int, *, is_last: bool
-) -> Bridge:
-    """Fill the hole. `time_ms` is the store time that its records bear; it is at the log's end
-    (`is_last`) or has good records behind it. What finds no room is `left_out`.
-    """
-    room_end = hole.end - (BLANK.size if hole.end == file_end else 0)
-    is_marked = sum(_size(item, True) for item in lost) <= room_end - hole.start
-    pieces: list[Piece] = []
-    placed: list[Lost] = []
-    left_out: list[Lost] = []
-    at = hole.start
-    for item in lost:
-        size = _size(item, is_marked)
-        if at + size > room_end:
-            left_out.append(item)
-            continue
-        pieces.append((at, _place_holder(item, at, time_ms, is_marked=is_marked)))
-        placed.append(item)
-        at += size
-    if is_last:
-        return Bridge(pieces, at, placed, left_out)
-    if hole.end == file_end:
-        # One more record: a file must not begin with a blank one, since brokers look at the first
-        # record of a file to see how old it is.
-        if file_end - at >= _FILLER_BYTES + BLANK.size:
-            pieces += _filler(at, _FILLER_BYTES, time_ms)
-            at += _FILLER_BYTES
-        if file_end > at:
-            pieces.append((at, BLANK.struct.pack(file_end - at, MAGIC_BLANK)))
-    elif 0 < hole.end - at < FILLER_BYTES_MIN and placed:
-        at, _ = pieces.pop()
-        body = bytes(hole.end - at - _size(placed[-1], is_marked))
-        pieces.append((at, _place_holder(placed[-1], at, time_ms, body, is_marked=is_marked)))
-        at = hole.end
-    while at < hole.end < file_end:  # the heads and the ends of fillers, their bodies are zeros
-        size = min(hole.end - at, FILLER_BYTES_MAX)
-        if 0 < hole.end - at - size < FILLER_BYTES_MIN:
-            size -= FILLER_BYTES_MIN
-        pieces += _filler(at, size, time_ms)
-        at += size
-    return Bridge(pieces, hole.end, placed, left_out)
-
-
-def _properties(item: Lost, is_marked: bool) -> bytes:
-    if not is_marked:
-        return b""
-    return _PROPERTIES + _DELAYED if item.key[0] == SCHEDULE_TOPIC else _PROPERTIES
-
-
-def _size(item: Lost, is_marked: bool) -> int:
-    name = item.key[0].encode()
-    extra = 1 if len(name) > TOPIC_LENGTH_MAX else 0
-    return RECORD_BYTES_MIN + extra + len(name) + len(_properties(item, is_marked))
-
-
-def _place_holder(
-    item: Lost, position: int, time_ms: int, body: bytes = b"", *, is_marked: bool
-) -> bytes:
-    (topic, queue_id), offset = item.key, item.offset
-    properties = _properties(item, is_marked)
-    return _record(
-        topic, queue_id, offset, position, body, properties, 0, time_ms, PLACEHOLDER_PREPARED_OFFSET
-    )
-
-
-def _filler(at: int, size: int, time_ms: int) -> list[Piece]:
-    topic = PLACEHOLDER_NAME[: max(1, size - RECORD_BYTES_MIN)]
-    body = bytes(size - RECORD_BYTES_MIN - len(topic))
-    record = _record(topic, 0, 0, at, body, b"", _ROLLBACK, time_ms)
-    tail = len(topic) + 3
-    return [(at, record[:_HEAD_BYTES]), (at + size - tail, record[-tail:])]
-
-
-def _record(
-    topic: str,
-    queue_id: int,
-    offset: int,
-    position: int,
-    body: bytes,
-    properties: bytes,
-    sys_flag: int,
-    time_ms: int,
-    prepared_offset: int = 0,
-) -> bytes:
-    return encode_record(
-        topic=topic, queue_id=queue_id, queue_offset=offset, physical_offset=position, body=body,
-        properties=properties, flag=0, sys_flag=sys_flag, born_time_ms=time_ms, born_host=_HOST,
-        store_time_ms=time_ms, store_host=_HOST, prepared_offset=prepared_offset,
-    )  # fmt: skip
+def _iter_units(sequence: FileSequence) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield (offset of the first unit, units) of all parts of a queue that may not be zeros."""
+    for position, data in sequence.iter_data(align=UNIT_BYTES):
+        yield position // UNIT_BYTES, np.frombuffer(data, UNIT_COLUMNS)

@@ -1,22 +1,24 @@
-"""`sluice store repair`: what is whole in a damaged store is kept, at its place, and read on.
+"""Repair a damaged store: `sluice store repair`.
 
-    1. walk      the whole log, behind damage too: good records, and holes between (`LogWalk`)
-    2. count     which messages were in the holes, from offsets that are missing and from the units
-                 of the queues (`lost`)
-    3. bridge    each hole is filled with records that brokers accept and readers pass over; files
-                 that are missing or short are made whole
-    4. requeue   the log is walked again, and the queues are made to say what it says (`Requeue`)
-    5. mark      a new durable mark: nothing before it is bad
+All valid records stay at their positions, and brokers and clients can read on behind the damage:
 
-Without `write` the first two are done and nothing is changed. Every byte that is overwritten is
-copied first (`edits`). Running it again after it was interrupted does the rest.
+    1. walk      the whole log, past damaged parts (`LogWalk`): valid records and invalid ranges
+    2. count     find out which messages were in the invalid ranges (`LostMessageFinder`)
+    3. replace   fill each invalid range with records that brokers accept and readers skip
+                 (`build_replacement`); create missing files, and extend short ones
+    4. queues    walk over the log again, and make the queues agree with it (`QueueRepair`)
+    5. finish    write a new checkpoint, up to the end of the log
 
-A replica whose log is mended is not what the others know any more. What says which replica it is,
-and what it has, goes to the copies too (CLAIMS): so it is in nobody's in-sync set, and does not
-follow a master as if it had its bytes.
+Without `write`, only the first two steps are done, and nothing is changed. Every byte that is
+overwritten is saved first (`RepairWriter`). If a repair is interrupted, another run completes it.
 
-Bytes behind the last good record are damage only as far as the durable mark says that they were
-safely on disk; else they are the torn tail of a crash, which the next start cuts off by itself.
+The log of a repaired replica is no longer the one that the other replicas know. Therefore the files
+that say which replica it is, and what it has, are moved to the backup (REPLICA_FILES). The replica
+is then in no in-sync set, and does not follow a master as if it had the master's bytes.
+
+Invalid bytes behind the last valid record are damage only up to the position at which the
+checkpoint says that the log was durable. Behind it they are the torn tail of a crash, which the
+next start removes.
 """
 
 from bisect import bisect_left
@@ -38,22 +40,17 @@ from sluicemq.store.directory import (
 )
 from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
-from sluicemq.store.tools.checks import known_topics
-from sluicemq.store.tools.edits import Edits, Requeue
-from sluicemq.store.tools.layout import (
-    Blank,
-    Hole,
-    LogWalk,
-    Run,
-    StoreLayout,
-    last_data,
-    usual_size,
-)
-from sluicemq.store.tools.lost import Inventory, Lost, build_bridge
+from sluicemq.store.tools.checks import read_topic_names
+from sluicemq.store.tools.edits import RepairWriter
+from sluicemq.store.tools.layout import StoreLayout, find_usual_file_bytes
+from sluicemq.store.tools.lost import LostMessage, LostMessageFinder
+from sluicemq.store.tools.queue_repair import QueueRepair
+from sluicemq.store.tools.replacement import build_replacement
+from sluicemq.store.tools.walk import Blank, InvalidRange, LogWalk, Run, find_data_end
 
 
 class LostRange(NamedTuple):
-    """Messages of a queue that cannot be brought back: offsets `first` to `last`."""
+    """Messages of a queue that are lost: those with offsets `first` to `last`, both included."""
 
     topic: str
     queue_id: int
@@ -62,11 +59,16 @@ class LostRange(NamedTuple):
 
     @property
     def messages(self) -> int:
+        """The number of lost messages."""
         return self.last - self.first + 1
 
 
 class DamagedRange(NamedTuple):
-    """Bytes [start, end) of the log that hold no whole record."""
+    """Bytes [start, end) of the log that contain no valid record.
+
+    `file` is the path of the file, `reason` a phrase that says what is wrong at `start`, and
+    `messages_lost` the number of messages that were in the range.
+    """
 
     file: str
     start: int
@@ -77,68 +79,90 @@ class DamagedRange(NamedTuple):
 
 @dataclass(slots=True)
 class RepairReport:
-    """What was found, and what was done when `is_written`."""
+    """What `repair` has found, and what it has done if `is_written` is set.
+
+    The names of the fields are keys of the JSON output.
+    """
 
     root: str
     records: int = 0
+    """The number of valid records."""
     log_end: int = 0
+    """The position behind the last record."""
     damaged: list[DamagedRange] = field(default_factory=list)
     lost: list[LostRange] = field(default_factory=list)
     not_placed: list[LostRange] = field(default_factory=list)
-    """Lost ones that found no room for a place holder: brokers that build queues anew will move
-    the offsets behind them."""
+    """Lost messages for whose placeholders there was no room. If a broker builds the queues again,
+    the offsets of the messages behind them change."""
     tail_bytes: int = 0
-    """What lies behind the end and was never safe: the next start cuts it off."""
+    """The number of bytes behind the end of the log that were never durable. The next start removes
+    them."""
     bad_files: list[str] = field(default_factory=list)
-    """Files that are missing or have another size."""
+    """Sentences about files that are missing or have another size than the others."""
     mended: int = 0
-    """Records that were whole but for their queue offset, which a queue's unit knows."""
+    """The number of records that are valid except for their queue offset, which a unit of the queue
+    contains."""
     wrong_units: int = 0
+    """The number of units that do not agree with the log."""
     missing_queues: int = 0
+    """The number of queues that have records, but no files."""
     is_written: bool = False
     backup: str = ""
+    """The directory that contains the overwritten bytes."""
     bytes_changed: int = 0
 
     @property
     def is_sound(self) -> bool:
+        """Whether nothing has to be repaired. A torn tail does not count."""
         found = (self.damaged, self.bad_files, self.mended, self.wrong_units, self.missing_queues)
         return not any(found)
 
     @property
     def messages_lost(self) -> int:
+        """The number of lost messages, of all queues."""
         return sum(lost.messages for lost in self.lost)
 
     def to_json(self) -> dict[str, Any]:
-        facts = asdict(self)
+        """Return the report as a value for JSON, including `is_sound` and `messages_lost`."""
+        fields = asdict(self)
         for name in ("damaged", "lost", "not_placed"):
-            facts[name] = [item._asdict() for item in getattr(self, name)]
-        return facts | {"is_sound": self.is_sound, "messages_lost": self.messages_lost}
+            fields[name] = [item._asdict() for item in getattr(self, name)]
+        return fields | {"is_sound": self.is_sound, "messages_lost": self.messages_lost}
 
 
 Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all)."""
+"""Called with the bytes that are done, and approximately the bytes in total."""
 QUEUE_FILE_BYTES: Final = 6_000_000
-CLAIMS: Final = ("replica.json", "epochFileCheckpoint", "config/sluiceReplicas.json")
-"""Which disk it is, who wrote what of the log, and what is known to be confirmed."""
-OFFSET_AT: Final = 20
-"""Where in a record its queue offset stands (spec/store.md §2.1)."""
+"""The size of new queue files if the store has no queue files."""
+REPLICA_FILES: Final = ("replica.json", "epochFileCheckpoint", "config/sluiceReplicas.json")
+"""The incarnation of the store, the terms of its log, and the confirmed position."""
+QUEUE_OFFSET_AT: Final = 20
+"""The index of the queue offset in a record (spec/store.md §2.1)."""
+_PROGRESS_BYTES: Final = 1 << 22
+"""Progress is reported after this many bytes of the log."""
 
 
 @dataclass(slots=True)
-class _Found:
-    """The outcome of the first walk."""
+class _RepairPlan:
+    """What the first walk has found, and what has to be written.
 
-    holes: list[Hole]
-    tail: list[Hole]
-    """Behind the end, and never safe."""
-    lost: list[list[Lost]]
-    end: int
-    times: list[int]
-    """The store time of the last good record before each hole."""
+    `damaged_ranges` are the invalid ranges to fill. `lost_messages` and `times_ms` have an item for
+    each of them: the messages that were in it, and the store time of the last valid record before
+    it. `tail` are the invalid ranges at the end of the log that were never durable. `log_end` is
+    the position behind the last valid record, and `last_time_ms` its store time.
+
+    `offset_fixes` maps the positions of records to their right queue offset. `doubtful_positions`
+    are those of records that no queue gets.
+    """
+
+    damaged_ranges: list[InvalidRange]
+    tail: list[InvalidRange]
+    lost_messages: list[list[LostMessage]]
+    log_end: int
+    times_ms: list[int]
     last_time_ms: int
-    fixes: dict[int, int] = field(default_factory=dict)
-    """Records (by position) that get another queue offset."""
-    doubtful: set[int] = field(default_factory=set)
+    offset_fixes: dict[int, int] = field(default_factory=dict)
+    doubtful_positions: set[int] = field(default_factory=set)
 
 
 def repair(
@@ -154,238 +178,284 @@ def repair(
     files: Files = SYSTEM_FILES,
     progress: Progress | None = None,
 ) -> RepairReport:
-    """Look for damage in the store below `root`; mend it when `write` is set.
+    """Find the damage of the store in the directory `root`, and repair it if `write` is set.
 
-    `stamp` names the backup (`repair-<stamp>`). The sizes of the files are taken from the files
-    where they are not given. `delay_levels_ms` (messageDelayLevel) counts for units of delayed
-    messages that are missing: the others keep their times. Raises StoreError when there is no
-    store, StoreLockedError when a broker runs on it (only with `write`).
+    `stamp` is part of the backup's name (`repair-<stamp>`). `log_file_bytes` and
+    `queue_file_bytes` are the sizes of the files; by default they are the most frequent sizes of
+    the existing files. `delay_levels_ms` are the delays of messageDelayLevel, from which the due
+    times in missing units of delayed messages are computed; existing due times stay.
+
+    Raises StoreError if there is no store or it cannot be repaired as it is, StoreLockedError if
+    `write` is set and a broker uses the store, and OSError.
     """
     with ExitStack() as stack:
         if write:
             stack.callback(files.lock(f"{root.rstrip('/')}/lock"))
 
-        def find() -> StoreLayout:
+        def find_layout() -> StoreLayout:
             return StoreLayout.find(
-                root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path,
+                root,
+                commit_log_path=commit_log_path,
+                consume_queue_path=consume_queue_path,
                 files=files,
-            )  # fmt: skip
+            )
 
-        work = _Repair(
-            find, log_file_bytes, queue_file_bytes, delay_levels_ms, progress or (lambda *_: None)
+        run = _Repair(
+            find_layout,
+            log_file_bytes,
+            queue_file_bytes,
+            delay_levels_ms,
+            progress or (lambda *_: None),
         )
-        stack.callback(work.close)
-        work.look()
-        if write and not work.report.is_sound:
-            work.mend(f"{work.layout.root}/repair-{stamp or 'backup'}")
-        return work.report
+        stack.callback(run.close)
+        run.find_damage()
+        if write and not run.report.is_sound:
+            run.write(f"{run.layout.root}/repair-{stamp or 'backup'}")
+        return run.report
 
 
 class _Repair:
-    """One repair: `look`, then `mend`."""
+    """One repair: call `find_damage`, then `write`. `report` is the result."""
 
     def __init__(
         self,
-        find: Callable[[], StoreLayout],
+        find_layout: Callable[[], StoreLayout],
         log_file_bytes: int | None,
         queue_file_bytes: int | None,
         delays_ms: Sequence[int],
         progress: Progress,
     ) -> None:
+        """Find the files of the store and their sizes.
+
+        Raises StoreError if the log is in several directories, or has files that do not fit its
+        file size.
+        """
         self._delays_ms = delays_ms
-        self._find = find
+        self._find_layout = find_layout
         self._progress = progress
-        self.layout = layout = find()
+        self.layout = layout = find_layout()
         if len(layout.log_paths) > 1:
             raise StoreError(
-                f"The log lies in {len(layout.log_paths)} directories.",
+                f"The commit log is in {len(layout.log_paths)} directories.",
                 fix="Copy its files into one directory, and repair that.",
             )
         self._files = layout.files
-        self._log_bytes = log_file_bytes or layout.log.file_bytes
-        self._queue_bytes = (
-            queue_file_bytes or usual_size(layout.queues.values()) or QUEUE_FILE_BYTES
+        self._log_file_bytes = log_file_bytes or layout.log.usual_file_bytes
+        self._queue_file_bytes = (
+            queue_file_bytes or find_usual_file_bytes(layout.queues.values()) or QUEUE_FILE_BYTES
         )
-        self._checkpoint = _checkpoint(layout)
+        self._checkpoint = _read_checkpoint(layout)
         self._log = layout.log
-        for item in layout.log.items:
-            if item.base % self._log_bytes or item.size > self._log_bytes:
+        for segment in layout.log.segments:
+            if segment.base % self._log_file_bytes or segment.size > self._log_file_bytes:
                 raise StoreError(
-                    f"{item.path} has {item.size} bytes, files of this log should have"
-                    f" {self._log_bytes}.",
-                    fix="Say the size with --log-file-bytes (mappedFileSizeCommitLog), or move"
+                    f"{segment.path} has {segment.size} bytes, files of this log should have"
+                    f" {self._log_file_bytes}.",
+                    fix="Specify the size with --log-file-bytes (mappedFileSizeCommitLog), or move"
                     " the file away if it does not belong here.",
                 )
-        self._found = _Found([], [], [], 0, [], 0)
+        self._plan = _RepairPlan([], [], [], 0, [], 0)
         self.report = RepairReport(layout.root)
 
     def close(self) -> None:
+        """Close the files of the store."""
         self.layout.close()
 
-    # --- looking
+    @property
+    def _durable_end(self) -> int:
+        """The position up to which the checkpoint says that the log was durable, or 0."""
+        newest = self._checkpoint.latest
+        return newest.log_offset if newest is not None else 0
 
-    def look(self) -> None:
+    # --- finding damage
+
+    def find_damage(self) -> None:
+        """Walk over the log, compare the queues with it, and fill the report and the plan."""
         report, layout = self.report, self.layout
-        self._note_files()
-        inventory = Inventory(self._log.start, layout.queues)
-        mark = self._checkpoint.latest
-        safe_end = (mark.log_offset if mark is not None else 0) if layout.was_interrupted else None
-        requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, known_topics(layout), None,
-            safe_end,
-        )  # fmt: skip
-        holes: list[Hole] = []
-        times: list[int] = []
+        self._check_file_sizes()
+        finder = LostMessageFinder(self._log.start, layout.queues)
+        comparison = QueueRepair(
+            queues=layout.queues,
+            directory=layout.queue_path,
+            file_bytes=self._queue_file_bytes,
+            topics=read_topic_names(layout),
+            writer=None,
+            durable_end=self._durable_end if layout.was_interrupted else None,
+        )
+        invalid_ranges: list[InvalidRange] = []
+        times_ms: list[int] = []
         time_ms = 0
-        walk = self._walk()
-        for found in self._steps(walk):
-            if isinstance(found, Hole):
-                if holes and holes[-1].end == found.start and found.start % self._log_bytes:
-                    holes[-1] = holes[-1]._replace(end=found.end)
+        walk = self._start_walk()
+        for found in self._iter_with_progress(walk):
+            if isinstance(found, InvalidRange):
+                last = invalid_ranges[-1] if invalid_ranges else None
+                if (
+                    last is not None
+                    and last.end == found.start
+                    and found.start % self._log_file_bytes
+                ):
+                    invalid_ranges[-1] = last._replace(end=found.end)
                     continue
-                holes.append(found)
-                times.append(time_ms)
+                invalid_ranges.append(found)
+                times_ms.append(time_ms)
             else:
-                inventory.add(found)
-                requeue.add(found)
+                finder.add_run(found)
+                comparison.add_run(found)
                 time_ms = found.store_time_ms
-        requeue.finish(walk.end)
-        inventory.finish(layout.queues)
-        for hole in inventory.contradicted:
-            at = bisect_left(holes, hole)
-            holes.insert(at, hole)
-            times.insert(at, times[at - 1] if at else time_ms)
-        self._sort_out(walk.end, holes, times, time_ms, inventory)
-        report.log_end = walk.end
-        report.wrong_units = requeue.wrong_units
-        report.missing_queues = len(requeue.missing_queues)
+        comparison.finish(walk.valid_end)
+        finder.finish(layout.queues)
+        for invalid in finder.contradicted:
+            index = bisect_left(invalid_ranges, invalid)
+            invalid_ranges.insert(index, invalid)
+            times_ms.insert(index, times_ms[index - 1] if index else time_ms)
+        self._make_plan(walk.valid_end, invalid_ranges, times_ms, time_ms, finder)
+        report.log_end = walk.valid_end
+        report.wrong_units = comparison.wrong_unit_count
+        report.missing_queues = len(comparison.missing_queues)
 
-    def _walk(self) -> LogWalk:
-        """As far as the files, or the mark, say that the log goes."""
-        size, mark = self._log_bytes, self._checkpoint.latest
-        stop = max(self._log.items[-1].base + 1, mark.log_offset if mark is not None else 0)
+    def _start_walk(self) -> LogWalk:
+        """Return a walk over the log up to its last file or its durable end."""
+        size = self._log_file_bytes
+        stop = max(self._log.segments[-1].base + 1, self._durable_end)
         extents = [(base, base + size) for base in range(self._log.start, stop, size)]
         return LogWalk(self._log, extents, self._delays_ms, is_forgiving=True)
 
-    def _steps(self, walk: LogWalk) -> Iterator[Run | Hole]:
-        told = begin = walk.position
-        # About where the log ends: the last file counts as far as the mark says.
-        mark = self._checkpoint.latest
-        end = max(self._log.items[-1].base, mark.log_offset if mark is not None else 0)
-        total = max(end - begin, 1)
+    def _iter_with_progress(self, walk: LogWalk) -> Iterator[Run | InvalidRange]:
+        """Yield what the walk finds, except blank ends of files, and report its progress."""
+        last_reported = start = walk.position
+        # Where the log ends is not known: of the last file, the part up to the durable end counts.
+        end = max(self._log.segments[-1].base, self._durable_end)
+        total = max(end - start, 1)
         for found in walk:
             if not isinstance(found, Blank):
                 yield found
-            if walk.position - told > 1 << 22:
-                told = walk.position
-                self._progress(min(told - begin, total), total)
+            if walk.position - last_reported > _PROGRESS_BYTES:
+                last_reported = walk.position
+                self._progress(min(last_reported - start, total), total)
         self._progress(total, total)
 
-    def _note_files(self) -> None:
-        report = self.report
-        items = self._log.items
-        mark = self._checkpoint.latest
-        if mark is not None and 0 <= mark.log_start < items[0].base:
-            report.bad_files.append(
-                f"{self._log_path(mark.log_start)} is missing, and what follows up to"
-                f" {items[0].base:020d}"
+    def _check_file_sizes(self) -> None:
+        """Add files to the report that are missing or have another size than they should."""
+        bad_files = self.report.bad_files
+        segments = self._log.segments
+        newest = self._checkpoint.latest
+        if newest is not None and 0 <= newest.log_start < segments[0].base:
+            bad_files.append(
+                f"{self._log_file_path(newest.log_start)} and the files behind it, up to"
+                f" {segments[0].base:020d}, are missing"
             )
-        expected = items[0].base
-        for item in items:
-            while expected < item.base:
-                report.bad_files.append(f"{self._log_path(expected)} is missing")
-                expected += self._log_bytes
-            if item.size != self._log_bytes:
-                report.bad_files.append(f"{item.path} has {item.size} of {self._log_bytes} bytes")
-            expected += self._log_bytes
-        for series in self.layout.queues.values():
-            for item in series.items:
-                if item.size != self._queue_bytes:
-                    report.bad_files.append(
-                        f"{item.path} has {item.size} of {self._queue_bytes} bytes"
-                    )
+        expected_base = segments[0].base
+        for segment in segments:
+            while expected_base < segment.base:
+                bad_files.append(f"{self._log_file_path(expected_base)} is missing")
+                expected_base += self._log_file_bytes
+            if segment.size != self._log_file_bytes:
+                bad_files.append(
+                    f"{segment.path} has {segment.size} of {self._log_file_bytes} bytes"
+                )
+            expected_base += self._log_file_bytes
+        for sequence in self.layout.queues.values():
+            bad_files += [
+                f"{segment.path} has {segment.size} of {self._queue_file_bytes} bytes"
+                for segment in sequence.segments
+                if segment.size != self._queue_file_bytes
+            ]
 
-    def _sort_out(
-        self, end: int, holes: list[Hole], times: list[int], last_time_ms: int, inventory: Inventory
+    def _make_plan(
+        self,
+        log_end: int,
+        invalid_ranges: list[InvalidRange],
+        times_ms: list[int],
+        last_time_ms: int,
+        finder: LostMessageFinder,
     ) -> None:
-        """Tell damage from a torn tail, and find out what was lost."""
-        mark = self._checkpoint.latest
-        safe_end = mark.log_offset if mark is not None else 0
-        real = [n for n, hole in enumerate(holes) if hole.start < max(end, safe_end)]
-        tail = holes[len(real) :]
-        used = last_data(self._log, tail[0].start) if tail else None
-        self.report.tail_bytes = max((used or 0) - max(end, safe_end), 0)
-        holes, times = [holes[n] for n in real], [times[n] for n in real]
-        lost = inventory.lost(holes, self.layout.queues)
-        whole = {hole.start: key for hole, key in inventory.contradicted.items()}
-        fixes = {
-            item.position: item.offset for item in lost if whole.get(item.position) == item.key
+        """Distinguish damage from a torn tail, find the lost messages, and set the plan.
+
+        `times_ms` has the store time of the last record before each of `invalid_ranges`.
+        """
+        damage_end = max(log_end, self._durable_end)
+        damaged = [n for n, invalid in enumerate(invalid_ranges) if invalid.start < damage_end]
+        tail = invalid_ranges[len(damaged) :]
+        data_end = find_data_end(self._log, tail[0].start) if tail else None
+        self.report.tail_bytes = max((data_end or 0) - damage_end, 0)
+        ranges, times_ms = [invalid_ranges[n] for n in damaged], [times_ms[n] for n in damaged]
+
+        # Records that are valid except for their offset get the right one if a unit has it.
+        lost = finder.find_lost(ranges, self.layout.queues)
+        contradicted = {invalid.start: key for invalid, key in finder.contradicted.items()}
+        offset_fixes = {
+            message.position: message.offset
+            for message in lost
+            if contradicted.get(message.position) == message.key
         }
-        lost = [item for item in lost if item.position not in fixes]
-        kept = [n for n, hole in enumerate(holes) if hole.start not in fixes]
-        holes, times = [holes[n] for n in kept], [times[n] for n in kept]
-        self.report.mended = len(fixes)
-        self.report.records = inventory.records - len(inventory.contradicted) + len(fixes)
-        if holes and holes[-1].start >= end:  # at the end: only what the mark vouches for
-            lost = [item for item in lost if item.position < max(end, safe_end)]
-        by_hole = [
-            [item for item in lost if hole.start <= item.position < hole.end] for hole in holes
+        lost = [message for message in lost if message.position not in offset_fixes]
+        rest = [n for n, invalid in enumerate(ranges) if invalid.start not in offset_fixes]
+        ranges, times_ms = [ranges[n] for n in rest], [times_ms[n] for n in rest]
+        self.report.mended = len(offset_fixes)
+        self.report.records = finder.record_count - len(finder.contradicted) + len(offset_fixes)
+
+        if ranges and ranges[-1].start >= log_end:
+            # At the end of the log, only messages count that were durable.
+            lost = [message for message in lost if message.position < damage_end]
+        lost_by_range = [
+            [message for message in lost if invalid.start <= message.position < invalid.end]
+            for invalid in ranges
         ]
-        at_end = [number for number, hole in enumerate(holes) if hole.start >= end]
-        for number in at_end[1:]:  # the log goes on in the first of them alone
-            by_hole[at_end[0]] += by_hole[number]
-            by_hole[number] = []
-        self._found = _Found(
-            holes, tail, by_hole, end, times, last_time_ms, fixes, inventory.doubtful
+        ranges_at_end = [n for n, invalid in enumerate(ranges) if invalid.start >= log_end]
+        for n in ranges_at_end[1:]:  # the log continues in the first of these ranges
+            lost_by_range[ranges_at_end[0]] += lost_by_range[n]
+            lost_by_range[n] = []
+        self._plan = _RepairPlan(
+            damaged_ranges=ranges,
+            tail=tail,
+            lost_messages=lost_by_range,
+            log_end=log_end,
+            times_ms=times_ms,
+            last_time_ms=last_time_ms,
+            offset_fixes=offset_fixes,
+            doubtful_positions=finder.doubtful_positions,
         )
         self.report.damaged = [
             DamagedRange(
-                self._log_path(hole.start - hole.start % self._log_bytes), hole.start,
-                min(hole.end, max(end, safe_end)), hole.reason, len(items),
+                self._log_file_path(invalid.start - invalid.start % self._log_file_bytes),
+                invalid.start,
+                min(invalid.end, damage_end),
+                invalid.reason,
+                len(messages),
             )
-            for hole, items in zip(holes, by_hole, strict=True)
-        ]  # fmt: skip
-        self.report.lost = _ranges(lost)
+            for invalid, messages in zip(ranges, lost_by_range, strict=True)
+        ]
+        self.report.lost = _group_into_ranges(lost)
 
-    def _log_path(self, base: int) -> str:
+    def _log_file_path(self, base: int) -> str:
+        """Return the path of the file of the log that begins at position `base`."""
         return f"{self.layout.log_paths[0]}/{base:020d}"
 
-    # --- mending
+    # --- writing
 
-    def mend(self, backup: str) -> None:
+    def write(self, backup: str) -> None:
+        """Repair the store as planned. The directory `backup` gets the overwritten bytes.
+
+        Raises StoreError if the log is still damaged afterwards, and OSError.
+        """
         self._progress(0, 1)
-        if self.report.damaged or self.report.mended or self.report.bad_files:
-            self._take_claims(backup)
-        edits = Edits(self._files, self.layout.root, backup)
-        left_out, end, time_ms = self._bridge(edits)
+        report = self.report
+        if report.damaged or report.mended or report.bad_files:
+            self._move_replica_files(backup)
+        writer = RepairWriter(self._files, self.layout.root, backup)
+        without_room, log_end, time_ms = self._write_replacements(writer)
         self._log.close()
         self.layout.close()
-        self.layout = self._find()
+        self.layout = self._find_layout()
         self._log = self.layout.log
-        self._requeue(edits, end)
-        edits.close()
-        # From now on everything before the end counts as safe, as it is.
-        queues = ConsumeQueues(self._files, self.layout.queue_path, self._queue_bytes)
-        queues.load(after_crash=False, removes=False)
-        old = self._checkpoint.latest or Checkpoint(0, 0, 0, 0, 0)
-        count, units = queues.digest()
-        queues.close()
-        mark = old._replace(
-            sequence=old.sequence + 1, log_offset=end, queues=count, units=units,
-            store_time_ms=time_ms, log_start=self._log.start,
-        )  # fmt: skip
-        if mark.index_offset > end:
-            mark = Checkpoint(*mark[:5], log_start=mark.log_start)
-        write_checkpoint(
-            self._files, self.layout.checkpoint_path, mark,
-            index_time_ms=self._checkpoint.index_time_ms,
-        )  # fmt: skip
-        report = self.report
-        report.not_placed = _ranges(left_out)
-        report.log_end = end
+        self._repair_queues(writer, log_end)
+        writer.close()
+        self._write_checkpoint(log_end, time_ms)
+        report.not_placed = _group_into_ranges(without_room)
+        report.log_end = log_end
         report.is_written = True
         report.backup = backup
-        report.bytes_changed = edits.changed_bytes
+        report.bytes_changed = writer.changed_bytes
         self._files.make_directory(backup)
         with closing(self._files.open(f"{backup}/report.json", create=True)) as file:
             data = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
@@ -394,66 +464,117 @@ class _Repair:
             file.sync()
         self._files.sync_directory(backup)
 
-    def _take_claims(self, backup: str) -> None:
-        """Durably, before a byte of the log is another."""
+    def _write_checkpoint(self, log_end: int, time_ms: int) -> None:
+        """Write a checkpoint: log and queues are durable, as they are now, up to `log_end`.
+
+        `time_ms` is the store time of the last record.
+        """
+        queues = ConsumeQueues(self._files, self.layout.queue_path, self._queue_file_bytes)
+        queues.load(after_crash=False, removes=False)
+        old = self._checkpoint.latest or Checkpoint(
+            sequence=0, log_offset=0, queues=0, units=0, store_time_ms=0
+        )
+        queue_count, unit_sum = queues.digest()
+        queues.close()
+        checkpoint = old._replace(
+            sequence=old.sequence + 1,
+            log_offset=log_end,
+            queues=queue_count,
+            units=unit_sum,
+            store_time_ms=time_ms,
+            log_start=self._log.start,
+        )
+        if checkpoint.index_offset > log_end:
+            # The index has entries for records that are gone: do not vouch for it.
+            checkpoint = Checkpoint(*checkpoint[:5], log_start=checkpoint.log_start)
+        write_checkpoint(
+            self._files,
+            self.layout.checkpoint_path,
+            checkpoint,
+            index_time_ms=self._checkpoint.index_time_ms,
+        )
+
+    def _move_replica_files(self, backup: str) -> None:
+        """Move REPLICA_FILES to the backup, durably, before the first byte of the log changes."""
         files, root = self._files, self.layout.root
-        for name in CLAIMS:
-            if files.exists(path := f"{root}/{name}"):
+        for name in REPLICA_FILES:
+            path = f"{root}/{name}"
+            if files.exists(path):
                 files.make_directory(backup)
                 files.rename(path, f"{backup}/{name.rpartition('/')[2]}")
                 files.sync_directory(backup)
                 files.sync_directory(path.rpartition("/")[0])
 
-    def _bridge(self, edits: Edits) -> tuple[list[Lost], int, int]:
-        """Close the holes; returns the lost ones without a place, the log's end, its last time."""
-        found = self._found
-        end, time_ms = found.end, found.last_time_ms
-        left_out: list[Lost] = []
-        sizes = {item.base: item.size for item in self._log.items}
-        last = max([*sizes, *(hole.start for hole in found.holes)])
-        for base in range(self._log.start, last + 1, self._log_bytes):
-            if sizes.get(base) != self._log_bytes:
-                edits.make_file(self._log_path(base), self._log_bytes)
-        for hole, lost, before_ms in zip(found.holes, found.lost, found.times, strict=True):
-            is_last = hole.start >= found.end
-            file_base = hole.start - hole.start % self._log_bytes
-            bridge = build_bridge(
-                hole, file_base + self._log_bytes, lost, before_ms or time_ms or 1, is_last=is_last
-            )
-            left_out += bridge.left_out
-            path, at = self._log_path(file_base), hole.start
-            for position, data in bridge.pieces:  # and zeros between them
-                edits.zero(path, at - file_base, position - file_base)
-                edits.write(path, position - file_base, data)
-                at = position + len(data)
-            edits.zero(path, at - file_base, hole.end - file_base)
-            end = max(end, bridge.end if bridge.placed or not is_last else end)
-        for position, offset in found.fixes.items():
-            base = position - position % self._log_bytes
-            edits.write(self._log_path(base), position - base + OFFSET_AT, offset.to_bytes(8))
-        for hole in found.tail:
-            base = hole.start - hole.start % self._log_bytes
-            edits.zero(self._log_path(base), hole.start - base, hole.end - base)
-        edits.flush()
-        return left_out, end, time_ms
+    def _write_replacements(self, writer: RepairWriter) -> tuple[list[LostMessage], int, int]:
+        """Fill the damaged ranges, fix queue offsets in records, and clear the tail.
 
-    def _requeue(self, edits: Edits, end: int) -> None:
+        Returns (lost messages for whose placeholders there is no room, end of the log, store time
+        of its last record).
+        """
+        plan = self._plan
+        log_end, time_ms = plan.log_end, plan.last_time_ms
+        without_room: list[LostMessage] = []
+        sizes = {segment.base: segment.size for segment in self._log.segments}
+        last_base = max([*sizes, *(invalid.start for invalid in plan.damaged_ranges)])
+        for base in range(self._log.start, last_base + 1, self._log_file_bytes):
+            if sizes.get(base) != self._log_file_bytes:
+                writer.resize_file(self._log_file_path(base), self._log_file_bytes)
+        for invalid, lost, before_ms in zip(
+            plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True
+        ):
+            is_last = invalid.start >= plan.log_end
+            base = invalid.start - invalid.start % self._log_file_bytes
+            replacement = build_replacement(
+                invalid,
+                base + self._log_file_bytes,
+                lost,
+                before_ms or time_ms or 1,
+                is_last=is_last,
+            )
+            without_room += replacement.without_room
+            path, at = self._log_file_path(base), invalid.start
+            for position, data in replacement.pieces:
+                writer.write_zeros(path, at - base, position - base)
+                writer.write(path, position - base, data)
+                at = position + len(data)
+            writer.write_zeros(path, at - base, invalid.end - base)
+            if replacement.placed or not is_last:
+                log_end = max(log_end, replacement.end)
+        for position, offset in plan.offset_fixes.items():
+            base = position - position % self._log_file_bytes
+            offset_at = position - base + QUEUE_OFFSET_AT
+            writer.write(self._log_file_path(base), offset_at, offset.to_bytes(8))
+        for invalid in plan.tail:
+            base = invalid.start - invalid.start % self._log_file_bytes
+            writer.write_zeros(self._log_file_path(base), invalid.start - base, invalid.end - base)
+        writer.flush()
+        return without_room, log_end, time_ms
+
+    def _repair_queues(self, writer: RepairWriter, log_end: int) -> None:
+        """Give the queue files their size, and make the queues agree with the repaired log.
+
+        Raises StoreError if the log, which ends at `log_end`, is still damaged.
+        """
         layout = self.layout
-        for series in layout.queues.values():
-            for item in series.items:
-                if item.size != self._queue_bytes:
-                    edits.make_file(item.path, self._queue_bytes)
+        for sequence in layout.queues.values():
+            for segment in sequence.segments:
+                if segment.size != self._queue_file_bytes:
+                    writer.resize_file(segment.path, self._queue_file_bytes)
         layout.close()
-        self.layout = layout = self._find()
+        self.layout = layout = self._find_layout()
         self._log = layout.log
-        requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, known_topics(layout), edits
-        )  # fmt: skip
-        requeue.skip = self._found.doubtful
-        walk = self._walk()
-        for found in self._steps(walk):
-            if isinstance(found, Hole):
-                if found.start < end:
+        queue_repair = QueueRepair(
+            queues=layout.queues,
+            directory=layout.queue_path,
+            file_bytes=self._queue_file_bytes,
+            topics=read_topic_names(layout),
+            writer=writer,
+        )
+        queue_repair.skipped_positions = self._plan.doubtful_positions
+        walk = self._start_walk()
+        for found in self._iter_with_progress(walk):
+            if isinstance(found, InvalidRange):
+                if found.start < log_end:
                     raise StoreError(
                         f"The log is still damaged at {found.start} after its repair:"
                         f" {found.reason}.",
@@ -461,23 +582,27 @@ class _Repair:
                         " it there.",
                     )
                 continue
-            requeue.add(found)
-        requeue.finish(end)
+            queue_repair.add_run(found)
+        queue_repair.finish(log_end)
 
 
-def _checkpoint(layout: StoreLayout) -> CheckpointContent:
+def _read_checkpoint(layout: StoreLayout) -> CheckpointContent:
+    """Return the content of the checkpoint; an empty one if the disk cannot read it."""
     try:
         return read_checkpoint(layout.files, layout.checkpoint_path)
     except OSError:
         return CheckpointContent(0, None)
 
 
-def _ranges(lost: list[Lost]) -> list[LostRange]:
-    """The lost messages as runs of offsets, by topic and queue."""
-    runs = []
-    by_queue = sorted((item.key, item.offset) for item in lost)
-    for _, run in groupby(enumerate(by_queue), lambda pair: (pair[1][0], pair[1][1] - pair[0])):
-        items = [item for _, item in run]
-        (topic, queue_id), first = items[0]
-        runs.append(LostRange(topic, queue_id, first, items[-1][1]))
-    return runs
+def _group_into_ranges(lost: list[LostMessage]) -> list[LostRange]:
+    """Return the lost messages as ranges of consecutive offsets, sorted by topic and queue."""
+    ranges = []
+    sorted_messages = sorted((message.key, message.offset) for message in lost)
+    # In a range of consecutive offsets, the offset minus the index is the same for all messages.
+    for _, group in groupby(
+        enumerate(sorted_messages), lambda pair: (pair[1][0], pair[1][1] - pair[0])
+    ):
+        messages = [message for _, message in group]
+        (topic, queue_id), first = messages[0]
+        ranges.append(LostRange(topic, queue_id, first, messages[-1][1]))
+    return ranges

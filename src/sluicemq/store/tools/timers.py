@@ -1,8 +1,8 @@
 """Check that a store still knows every timed message that waits.
 
-While the commit log is read, each message of the timer queue is noted. It is removed again when its
-delivery follows, its next record after a roll, or its recall. A message that is left waits: it has
-to be in the timer wheel, or behind the checkpoint, where the next start reads it.
+While the commit log is read, each message of the timer queue is noted. It is removed again when
+its delivery follows, or its next record after a roll. A message that is left waits: it has to be in
+the timer wheel, or behind the checkpoint, where the next start reads it, unless it was recalled.
 
 The wheel is checked as at the start of a broker: by its identity, its checksum, or its chains.
 """
@@ -38,15 +38,21 @@ from sluicemq.store.timers.placing import (
 )
 from sluicemq.store.timers.state import DISTRUST_REASONS, identity_details, timer_files_checksum
 from sluicemq.store.tools.checks import ERROR, NOTE, WARNING, Findings
-from sluicemq.store.tools.layout import Run, StoreLayout
+from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.walk import Run
 
 PRECISION_MS: Final = 1000
+"""timerPrecisionMs of a wheel without identity file."""
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
-_WANTED: Final = TIMER_OUT_KEY + b"\x01"
+_TIMER_OUT_START: Final = TIMER_OUT_KEY + b"\x01"
 
 
-class _Noted(NamedTuple):
-    """A timed message whose delivery has not been seen yet."""
+class _TimedMessage(NamedTuple):
+    """A timed message whose delivery has not been found in the log yet.
+
+    `position` and `offset` are those of its record in the timer queue. It is delivered to `topic`
+    at `out_ms`, a time in ms since 1970.
+    """
 
     position: int
     offset: int
@@ -55,25 +61,27 @@ class _Noted(NamedTuple):
 
 
 class TimerCheck:
-    """The check of one store. Call `add` with each run of records in the order of the log, then
-    `finish`.
+    """The check of the timed messages of one store.
+
+    Call `add_run` with each run of records in the order of the log, then `finish`.
     """
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
         self._layout = layout
         self._findings = findings
-        self._noted: dict[bytes, list[_Noted]] = {}
-        self._marks: set[tuple[int, bytes]] = set()
+        self._waiting: dict[bytes, list[_TimedMessage]] = {}
+        self._recalls: set[tuple[int, bytes]] = set()
 
     # --- while walking
 
-    def add(self, run: Run) -> None:
-        """Note the timed messages and recalls of a run of records, and remove the messages whose
-        delivery or next roll the run contains.
+    def add_run(self, run: Run) -> None:
+        """Note the timed messages and recalls of a run of records.
+
+        Messages whose delivery or next roll the run contains are removed again.
         """
         records = run.records
         data = records.raw.tobytes()
-        if _WANTED not in data:
+        if _TIMER_OUT_START not in data:
             return
         for row in _rows_with(data, records.starts, records.ends):
             start = int(records.starts[row])
@@ -82,104 +90,120 @@ class TimerCheck:
             if record is None or out is None or not out.isdigit():
                 continue
             if record.topic != _TIMER_TOPIC:
-                self._cross_off(delivery_key(record))
+                self._remove_delivered(delivery_key(record))
                 continue
             if ROLL_COUNT_KEY + b"\x01" in record.properties:
-                self._cross_off(delivery_key(record, more_rolls=-1))
+                self._remove_delivered(delivery_key(record, more_rolls=-1))
             if TIMER_DELETES_KEY in record.properties:
                 key = find_property(record.properties, TIMER_DELETES_KEY) or b""
-                self._marks.add((int(out), key))
+                self._recalls.add((int(out), key))
                 continue
-            noted = _Noted(
+            message = _TimedMessage(
                 record.physical_offset, record.queue_offset, int(out), target_queue(record)[0]
             )
-            self._noted.setdefault(delivery_key(record), []).append(noted)
+            self._waiting.setdefault(delivery_key(record), []).append(message)
 
-    def _cross_off(self, key: bytes) -> None:
-        noted = self._noted.get(key)
-        if noted is not None:
-            noted.pop(0)
-            if not noted:
-                del self._noted[key]
+    def _remove_delivered(self, key: bytes) -> None:
+        """Remove the oldest message that waits with a delivery key, if there is one."""
+        messages = self._waiting.get(key)
+        if messages is not None:
+            messages.pop(0)
+            if not messages:
+                del self._waiting[key]
 
     # --- at the end
 
     def finish(self) -> None:
-        """Compare the messages that wait with the wheel, as the next start would find it, and add
-        what is wrong to the findings.
+        """Compare the messages that wait with the timer wheel, and add findings.
+
+        The wheel is read as the next start would find it.
         """
         layout = self._layout
         path = f"{layout.root}/config/timercheck"
-        found = _Files(layout, read_timer_checkpoint(layout.files, path))
-        if not self._noted and not found.is_there:
+        found = _TimerFilesOnDisk(layout, read_timer_checkpoint(layout.files, path))
+        if not self._waiting and not found.exists:
             return
         if found.is_discarded:
-            return  # the next start builds them, and delivers what waits
-        if found.reason:
-            # Without an incarnation in their checkpoint, RocketMQ has written them last: it trusts
-            # its own files, and each message that they lack is a finding of its own.
+            return  # the next start builds the files, and delivers the messages that wait
+        if found.distrust_reason:
+            # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
+            # trusts its own files, and each message that they lack is a finding of its own.
             severity = WARNING if found.checkpoint.incarnation else NOTE
             self._findings.add(
-                severity, "timer-files", "timerwheel",
-                f"timer wheel and timer log cannot be trusted: {found.reason}; a start of"
+                severity,
+                "timer-files",
+                "timerwheel",
+                f"timer wheel and timer log cannot be trusted: {found.distrust_reason}; a start of"
                 " SluiceMQ builds them again, RocketMQ may lose timed messages",
-            )  # fmt: skip
-        listed = found.listed()
-        for noted in sorted(one for many in self._noted.values() for one in many):
-            self._check(noted, found, listed)
-        for due_ms, position in found.lost(layout.log.start):
+            )
+        listed = found.list_positions()
+        for message in sorted(one for many in self._waiting.values() for one in many):
+            self._check(message, found, listed)
+        for due_ms, position in found.find_expired(layout.log.start):
             self._findings.add(
-                ERROR, "timer-gone", f"{TIMER_TOPIC} commitlog {position}",
+                ERROR,
+                "timer-gone",
+                f"{TIMER_TOPIC} commitlog {position}",
                 f"a timed message is due at {due_ms} ms, and retention has removed its record: the"
                 f" log begins at {layout.log.start}. Set fileReservedTime to more than the longest"
                 " delay.",
-            )  # fmt: skip
+            )
 
-    def _check(self, noted: _Noted, found: "_Files", listed: set[int]) -> None:
-        """Add a finding for a message that waits, unless the next start delivers it, its topic was
-        deleted, or it was recalled.
+    def _check(self, message: _TimedMessage, found: "_TimerFilesOnDisk", listed: set[int]) -> None:
+        """Add a finding for a message that waits, unless there is a reason why it is not lost.
+
+        Such reasons are that the next start delivers it, that its topic was deleted, or that it was
+        recalled. `listed` are the positions of all messages in the wheel.
         """
-        known = found.checkpoint
-        will_be_taken_in = noted.offset >= found.queue_offset
-        is_past = noted.out_ms + found.precision_ms <= known.read_ms
-        if noted.position in listed or (will_be_taken_in and not is_past):
+        checkpoint = found.checkpoint
+        will_be_read = message.offset >= found.queue_offset
+        is_past = message.out_ms + found.precision_ms <= checkpoint.read_ms
+        if message.position in listed or (will_be_read and not is_past):
             return
-        if is_past and is_revive_topic(noted.topic):
+        if is_past and is_revive_topic(message.topic):
             return
-        if will_be_taken_in and known.replay_offset >= 0 and noted.offset >= known.replay_offset:
+        if will_be_read and 0 <= checkpoint.replay_offset <= message.offset:
             return
-        if not found.counts(noted) or self._is_recalled(noted):
+        if not found.is_live(message) or self._is_recalled(message):
             return
-        is_found = bool(found.reason)
+        will_be_rebuilt = bool(found.distrust_reason)
+        consequence = (
+            "; a start of SluiceMQ delivers it"
+            if will_be_rebuilt
+            else ": it is lost. Send it again"
+        )
         self._findings.add(
-            WARNING if is_found else ERROR, "timer-missing",
-            f"{TIMER_TOPIC}/0 offset {noted.offset}",
-            f"the timed message at commit log position {noted.position}, due at"
-            f" {noted.out_ms} ms for {noted.topic}, is"
-            " neither in the timer wheel nor delivered"
-            + ("; a start of SluiceMQ delivers it" if is_found else ": it is lost. Send it again"),
-        )  # fmt: skip
+            WARNING if will_be_rebuilt else ERROR,
+            "timer-missing",
+            f"{TIMER_TOPIC}/0 offset {message.offset}",
+            f"the timed message at commit log position {message.position}, due at"
+            f" {message.out_ms} ms for {message.topic}, is neither in the timer wheel nor delivered"
+            + consequence,
+        )
 
-    def _is_recalled(self, noted: _Noted) -> bool:
-        if not self._marks:
+    def _is_recalled(self, message: _TimedMessage) -> bool:
+        """Return whether the log contains a recall of a message."""
+        if not self._recalls:
             return False
-        size = int.from_bytes(self._layout.log.read(noted.position, 4))
-        record = parse_record(self._layout.log.read(noted.position, size))
-        return record is not None and (noted.out_ms, recall_key(record.properties)) in self._marks
+        size = int.from_bytes(self._layout.log.read(message.position, 4))
+        record = parse_record(self._layout.log.read(message.position, size))
+        return (
+            record is not None and (message.out_ms, recall_key(record.properties)) in self._recalls
+        )
 
 
 def _rows_with(data: bytes, starts: np.ndarray, ends: np.ndarray) -> Iterator[int]:
     """Yield the rows whose records name a time in TIMER_OUT_MS."""
-    at, last = data.find(_WANTED), -1
+    at, last = data.find(_TIMER_OUT_START), -1
     while at >= 0:
         row = int(np.searchsorted(starts, at, side="right")) - 1
         if row > last and at < ends[row]:
             last = row
             yield row
-        at = data.find(_WANTED, max(at + 1, int(ends[row]) if row >= 0 else 0))
+        at = data.find(_TIMER_OUT_START, max(at + 1, int(ends[row]) if row >= 0 else 0))
 
 
-class _Files:
+class _TimerFilesOnDisk:
     """The timer wheel and timer log, as the next start would find them. Changes no file."""
 
     def __init__(self, layout: StoreLayout, known: TimerCheckpoint | None) -> None:
@@ -191,15 +215,15 @@ class _Files:
         sizes = [
             size
             for name in files.names(f"{root}/timerlog")
-            if (size := _size_of(layout, f"{root}/timerlog/{name}"))
+            if (size := _file_size(layout, f"{root}/timerlog/{name}"))
         ]
-        self.is_there = bool(sizes) or files.exists(f"{root}/timerwheel")
+        self.exists = bool(sizes) or files.exists(f"{root}/timerwheel")
         self.wheel = TimerWheel(files, f"{root}/timerwheel", PRECISION_MS)
         self.log = TimerLog(files, f"{root}/timerlog", sizes[0] if sizes else UNIT_BYTES * 100)
         self.precision_ms = PRECISION_MS
         self.queue_offset = self.checkpoint.queue_offset
         self._deleted = DeletedTopics.load(files, root)
-        self.reason = self._distrust()
+        self.distrust_reason = self._find_distrust_reason()
 
     @property
     def is_discarded(self) -> bool:
@@ -207,9 +231,10 @@ class _Files:
         found = self._identity.identity
         return found is not None and found.state is FileState.DISCARDED
 
-    def _distrust(self) -> str:
-        """Load and check the files as a start would. Return why they cannot be trusted, as a
-        phrase; "" if they can.
+    def _find_distrust_reason(self) -> str:
+        """Load and check the files as a start would.
+
+        Return why they cannot be trusted, as a phrase, or "" if they can.
         """
         known, log, wheel = self.checkpoint, self.log, self.wheel
         try:
@@ -228,7 +253,8 @@ class _Files:
         if verdict is FileVerdict.UNKNOWN and not (known.incarnation or found):
             if known.log_end and not wheel.exists:
                 return "the timer wheel is missing"
-            self._walk_on()  # RocketMQ's, or of an older version: each message is compared
+            # RocketMQ or an older version has written the files: each message is compared.
+            self._load_later_units()
             return ""
         if verdict in DISTRUST_REASONS:
             return DISTRUST_REASONS[verdict]
@@ -241,30 +267,32 @@ class _Files:
                 known, self.precision_ms
             )
             return "" if is_same else "config/timercheck is not that of the last orderly stop"
-        self._walk_on()
+        self._load_later_units()
         return find_disagreement(wheel, log, known.read_ms, self.precision_ms) or ""
 
-    def _walk_on(self) -> None:
+    def _load_later_units(self) -> None:
         """Add the units behind the checkpoint to the wheel, in memory, as a start does."""
         found = recover_units(self.wheel, self.log, self.queue_offset, self._layout.log.read)
         self.log.reset_end(max(found.end, self.log.end))
         self.queue_offset = found.queue_offset
 
-    def listed(self) -> set[int]:
-        """Return the positions in the commit log of all messages that the wheel holds."""
-        return {position for _, position in self._live()}
+    def list_positions(self) -> set[int]:
+        """Return the positions in the commit log of all messages in the wheel."""
+        return {position for _, position in self._list_live_units()}
 
-    def lost(self, log_start: int) -> list[tuple[int, int]]:
-        """Return (due in ms, position) of the messages that the wheel holds and whose records lie
-        before `log_start`, where the commit log begins.
-        """
-        return [one for one in self._live() if one[1] < log_start]
+    def find_expired(self, log_start: int) -> list[tuple[int, int]]:
+        """Return (due time in ms, position) of messages in the wheel whose records are gone.
 
-    def _live(self) -> list[tuple[int, int]]:
-        """Return (due in ms, position) of the units whose slot in the wheel is occupied; leave out
-        recalls.
+        Their positions are before `log_start`, where the commit log begins.
         """
-        if not self.is_there or not self.wheel.exists:
+        return [one for one in self._list_live_units() if one[1] < log_start]
+
+    def _list_live_units(self) -> list[tuple[int, int]]:
+        """Return (due time in ms, position) of the units whose slot in the wheel is occupied.
+
+        Recalls are left out.
+        """
+        if not self.exists or not self.wheel.exists:
             return []
         first_ms = self.checkpoint.read_ms
         end_ms = first_ms + SLOTS // 2 * self.precision_ms
@@ -279,12 +307,12 @@ class _Files:
             found += [pair for pair in pairs if pair[0] in chains]
         return found
 
-    def counts(self, noted: _Noted) -> bool:
+    def is_live(self, message: _TimedMessage) -> bool:
         """Return whether a message still counts: its topic was not deleted after it was stored."""
-        return self._deleted.is_live(noted.topic, noted.position)
+        return self._deleted.is_live(message.topic, message.position)
 
 
-def _size_of(layout: StoreLayout, path: str) -> int:
+def _file_size(layout: StoreLayout, path: str) -> int:
     file = layout.files.open(path)
     try:
         return file.size()

@@ -1,25 +1,20 @@
-"""Is every byte of a store as it must be? One walk over the log answers for log, queues and index.
+"""Verify a store: one walk over the commit log checks the log, the queues and the key index.
 
-    log          lengths, places, CRC of every body, the CRC property where records have one, no
-                 lost sectors in topic and properties; bytes that are no records; missing files
-    queues       every unit against its record and every record against its unit, order, ends,
-                 extensions; batch queues too
+    log          lengths, positions, the CRC of every body, the CRC property of records that have
+                 one, lost sectors in topics and properties; bytes without records; missing files
+    queues       every unit against its record and every record against its unit, the order of
+                 units, queue ends, extension units; batch queues too
     index        chains, headers, every entry against a key of its message, keys without entry
-    timers       wheel and timer log by their identity; every timed message that waits
-    the rest     sizes and names of files, checkpoint and mark, documents
+                 (`index_check`)
+    timers       timer wheel and timer log; every timed message that waits (`timers`)
+    other files  sizes and names of files, checkpoint, documents (`checks`)
 
-Nothing protects flags, hosts, born time, reconsume times and most properties of a record, unless
-records carry the CRC property (enabledAppendPropCRC): a byte changed there is not found.
+The flags, hosts, born time, reconsume times and most properties of a record have no checksum,
+unless the record has the CRC property (enabledAppendPropCRC). A byte that changes there is not
+detected.
 
-`QueueCheck` holds queues against the log, both ways: every record has its unit, every unit its
-record. While the log is walked, each run of records is compared with the units that should be
-there, in columns; a unit that agrees is marked as seen. What does not agree at once (delayed
-messages, whose code is a time; addresses in ConsumeQueueExt; light queues; damage) is looked at one
-by one, with the same code that makes units at recovery. At the end each queue is read once: what
-nobody saw is explained.
-
-A record without a unit is no damage by itself: a deleted topic leaves its records in the log until
-they expire, and a topic made again uses the same offsets for later records.
+A record without a unit is not always damage. A deleted topic leaves its records in the log until
+they expire, and a topic that is created again uses the same offsets for later records.
 """
 
 from collections import defaultdict
@@ -40,46 +35,46 @@ from sluicemq.record.codec import (
     parse_head,
 )
 from sluicemq.record.layout import RECORD_HEAD
-from sluicemq.record.table import Positions, Records, rows_at, rows_begin_with
+from sluicemq.record.table import Mask, Positions, Records, rows_at, rows_begin_with
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import SEARCH_BYTES_MAX, parse_log_record
 from sluicemq.store.recover import may_be_lost_write
 from sluicemq.store.tools.checks import (
     ERROR,
-    KEPT_PER_KIND,
+    LISTED_PER_KIND_MAX,
     NOTE,
     WARNING,
     Findings,
-    IndexCheck,
     check_checkpoint,
     check_documents,
-    check_series,
-    known_topics,
+    check_files,
+    read_topic_names,
 )
-from sluicemq.store.tools.layout import (
-    BATCH_UNIT,
-    Hole,
-    LogWalk,
-    QueueKey,
-    Run,
-    StoreLayout,
-    UnitFile,
-    is_address,
-    is_blank,
-    is_used,
-    last_data,
-    read_extension,
-    record_at,
-)
+from sluicemq.store.tools.index_check import IndexCheck
+from sluicemq.store.tools.layout import QueueKey, StoreLayout
 from sluicemq.store.tools.timers import TimerCheck
+from sluicemq.store.tools.units import (
+    BATCH_UNIT_TYPE,
+    UnitArray,
+    UnitReader,
+    blank_mask,
+    is_extension_address,
+    read_extension,
+    used_mask,
+)
+from sluicemq.store.tools.walk import InvalidRange, LogWalk, Run, find_data_end, read_record
 
-_BEGIN: Final = RECORD_HEAD.struct_of("size", "physical_offset")
+_SIZE_AND_POSITION: Final = RECORD_HEAD.struct_of("size", "physical_offset")
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the log that are done, and about how many there are."""
+"""Called with the bytes of the log that have been read, and approximately the bytes to read."""
 
 
-class Verified(NamedTuple):
-    """What was looked at, and what was found."""
+class VerifyReport(NamedTuple):
+    """The result of `verify`.
+
+    `records`, `units` and `entries` are the numbers of valid records in the log, of units in the
+    queues, and of entries in the index. The log has records from position `log_start` to `log_end`.
+    """
 
     findings: Findings
     records: int
@@ -92,152 +87,197 @@ class Verified(NamedTuple):
 def verify(
     layout: StoreLayout,
     progress: Progress = lambda done, total: None,
-    kept_per_kind: int = KEPT_PER_KIND,
-) -> Verified:
-    """Reads everything, writes nothing. Raises OSError where a disk cannot read."""
-    return _Verification(layout, Findings(kept_per_kind)).run(progress)
+    listed_per_kind_max: int = LISTED_PER_KIND_MAX,
+) -> VerifyReport:
+    """Read the whole store and return what is wrong with it. Nothing is written.
+
+    At most `listed_per_kind_max` findings of each kind are listed; the others are only counted.
+    Raises OSError if the disk cannot read a file.
+    """
+    return _Verification(layout, Findings(listed_per_kind_max)).run(progress)
 
 
 class _Verification:
-    """One run: the walk and what it collects."""
+    """One run of verify: the walk over the log, and the checks that follow it."""
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
         self._layout = layout
         self._findings = findings
-        self._interrupted = layout.was_interrupted
-        mark = read_checkpoint(layout.files, layout.checkpoint_path).latest
-        self._durable = 1 << 63 if mark is None or not self._interrupted else mark.log_offset
-        self._queues = QueueCheck(layout, findings, known_topics(layout))
-        self._index = IndexCheck(layout, findings, mark)
+        self._was_interrupted = layout.was_interrupted
+        checkpoint = read_checkpoint(layout.files, layout.checkpoint_path).latest
+        self._durable_end = (
+            1 << 63 if checkpoint is None or not self._was_interrupted else checkpoint.log_offset
+        )
+        self._queues = QueueCheck(layout, findings, read_topic_names(layout))
+        self._index = IndexCheck(layout, findings, checkpoint)
         self._timers = TimerCheck(layout, findings)
-        self._holes: list[Hole] = []
+        self._damaged_ranges: list[InvalidRange] = []
         self._records = 0
-        self._last_time = 0
+        self._last_time_ms = 0
 
-    def run(self, progress: Progress) -> Verified:
-        layout, findings, log = self._layout, self._findings, self._layout.log
-        check_series(layout, findings)
-        walk = LogWalk(log)
-        total = max(self._queues.log_end - log.start, 1)
-        waiting: list[Hole] = []  # damage when something follows, else the tail
-        for found in walk:
-            progress(walk.position - log.start, max(total, walk.position - log.start))
-            if isinstance(found, Hole) and not found.is_record:
-                waiting.append(found)
-                continue
-            for hole in waiting:
-                self._holes.append(hole)
-                severity, text = ERROR, f"are no records: {hole.reason}"
-                if hole.is_missing:
-                    text = "are not there: a file is missing"
-                elif self._was_unsafe(hole):
-                    severity = WARNING
-                    text += "; behind the durable mark, so the next start cuts the log here"
-                text = f"{hole.end - hole.start} bytes, up to {hole.end}, {text}"
-                findings.add(severity, "damage", f"commitlog {hole.start}", text)
-                self._index.damage(hole)
-            waiting.clear()
-            if isinstance(found, Hole):
-                self._holes.append(found)
-                self._index.damage(found)
-            elif isinstance(found, Run):
-                self._records += len(found)
-                self._last_time = max(self._last_time, int(found.records.field("store_time").max()))
-                self._check_checksums(found.records)
-                self._queues.add(found)
-                self._index.add(found)
-                self._timers.add(found)
-        log_end = walk.whole_end
-        for hole in self._holes:
-            if hole.is_record:
-                self._bad_record(hole, log_end)
-        self._check_tail(waiting)
-        self._queues.finish(log.start, log_end, self._holes)
+    def run(self, progress: Progress) -> VerifyReport:
+        """Walk over the log, make all checks, and return the report."""
+        layout, findings = self._layout, self._findings
+        check_files(layout, findings)
+        walk = LogWalk(layout.log)
+        tail = self._walk_log(walk, progress)
+        log_end = walk.plausible_end
+        for invalid in self._damaged_ranges:
+            if invalid.is_record:
+                self._add_damaged_record(invalid, log_end)
+        self._check_tail(tail)
+        self._queues.finish(layout.log.start, log_end, self._damaged_ranges)
         self._index.finish(log_end)
         self._timers.finish()
-        self._check_batches(log_end)
-        end = waiting[0].start if waiting else walk.position
-        check_checkpoint(layout, findings, end, self._last_time)
-        check_documents(layout, findings, self._queues.ends())
-        return Verified(
-            findings, self._records, self._queues.units, self._index.entries, log.start, log_end
+        self._check_batch_queues(log_end)
+        continued_at = tail[0].start if tail else walk.position
+        check_checkpoint(layout, findings, continued_at, self._last_time_ms)
+        check_documents(layout, findings, self._queues.end_offsets())
+        return VerifyReport(
+            findings=findings,
+            records=self._records,
+            units=self._queues.unit_count,
+            entries=self._index.entry_count,
+            log_start=layout.log.start,
+            log_end=log_end,
         )
 
-    def _was_unsafe(self, hole: Hole) -> bool:
-        """Whether a power loss may have taken what was there (`recover.may_be_lost_write`)."""
-        start, end = hole.start, hole.end
-        if start < self._durable:
+    def _walk_log(self, walk: LogWalk, progress: Progress) -> list[InvalidRange]:
+        """Hand each part of the log to the checks. Return the invalid ranges at its end."""
+        log_start = self._layout.log.start
+        total = max(self._queues.last_position - log_start, 1)
+        pending: list[InvalidRange] = []  # damage if anything follows, otherwise the tail
+        for found in walk:
+            done = walk.position - log_start
+            progress(done, max(total, done))
+            if isinstance(found, InvalidRange) and not found.is_record:
+                pending.append(found)
+                continue
+            for invalid in pending:
+                self._add_damage(invalid)
+            pending.clear()
+            if isinstance(found, InvalidRange):
+                self._damaged_ranges.append(found)
+                self._index.add_invalid_range(found)
+            elif isinstance(found, Run):
+                self._records += len(found)
+                last_time_ms = int(found.records.field("store_time").max())
+                self._last_time_ms = max(self._last_time_ms, last_time_ms)
+                self._check_checksums(found.records)
+                self._queues.add_run(found)
+                self._index.add_run(found)
+                self._timers.add_run(found)
+        return pending
+
+    def _add_damage(self, invalid: InvalidRange) -> None:
+        """Add a finding for an invalid range that is not a plausible record."""
+        self._damaged_ranges.append(invalid)
+        severity, text = ERROR, f"are not records: {invalid.reason}"
+        if invalid.is_file_missing:
+            text = "do not exist: a file is missing"
+        elif self._may_be_lost_write(invalid):
+            severity = WARNING
+            text += "; they are behind the checkpoint, so the next start ends the log here"
+        text = f"{invalid.end - invalid.start} bytes, up to {invalid.end}, {text}"
+        self._findings.add(severity, "damage", f"commitlog {invalid.start}", text)
+        self._index.add_invalid_range(invalid)
+
+    def _may_be_lost_write(self, invalid: InvalidRange) -> bool:
+        """Return whether a power loss can explain an invalid range.
+
+        That is only possible behind the durable end of the log (`recover.may_be_lost_write`).
+        """
+        start, end = invalid.start, invalid.end
+        if start < self._durable_end:
             return False
         data = self._layout.log.read(start, min(end - start, SEARCH_BYTES_MAX))
-        items = self._layout.log.items
-        return may_be_lost_write(data, start, ends_file=any(item.base == end for item in items))
+        ends_file = any(segment.base == end for segment in self._layout.log.segments)
+        return may_be_lost_write(data, start, ends_file=ends_file)
 
     def _check_checksums(self, records: Records) -> None:
-        """The CRC over the whole record, where it has one (spec/store.md §2.4)."""
-        places = np.maximum(records.ends - CHECKSUM_BYTES, 0)
-        there = rows_begin_with(rows_at(records.raw, places, len(CHECKSUM_START)), CHECKSUM_START)
-        there &= records.property_lengths >= CHECKSUM_BYTES
-        for row in np.flatnonzero(there).tolist():
+        """Check the CRC of each whole record that has the CRC property (spec/store.md §2.4)."""
+        starts = np.maximum(records.ends - CHECKSUM_BYTES, 0)
+        has_checksum = rows_begin_with(
+            rows_at(records.raw, starts, len(CHECKSUM_START)), CHECKSUM_START
+        )
+        has_checksum &= records.property_lengths >= CHECKSUM_BYTES
+        for row in np.flatnonzero(has_checksum).tolist():
             if not has_valid_checksum(records.record_bytes(row)):
                 position = records.base + int(records.starts[row])
                 self._findings.add(
-                    ERROR, "record-crc", f"commitlog {position}",
-                    "the record's CRC property is not that of its bytes",
-                )  # fmt: skip
+                    ERROR,
+                    "record-crc",
+                    f"commitlog {position}",
+                    "the CRC property of the record does not match its bytes",
+                )
 
-    def _bad_record(self, hole: Hole, log_end: int) -> None:
-        """One whose lengths and place alone are right."""
-        record = record_at(self._layout.log, hole.start, hole.end - hole.start)
+    def _add_damaged_record(self, invalid: InvalidRange, log_end: int) -> None:
+        """Add a finding for an invalid record whose lengths and position are plausible."""
+        record = read_record(self._layout.log, invalid.start, invalid.end - invalid.start)
         assert record is not None  # the walk has just read it
         self._check_checksums(record)
         head = parse_head(record.raw.data)
         kind = "torn-record" if is_body_intact(record.raw.data, head) else "body-crc"
-        is_tail = self._interrupted and (hole.end == log_end or self._was_unsafe(hole))
+        is_tail = self._was_interrupted and (
+            invalid.end == log_end or self._may_be_lost_write(invalid)
+        )
+        topic = record.topics[0][0].decode(errors="replace")
         text = (
-            f"of the record of {hole.end - hole.start} bytes there,"
-            f" {record.topics[0][0].decode(errors='replace')}/{head.queue_id} offset"
-            f" {head.queue_offset}, not all is left: {hole.reason}"
+            f"the record there ({invalid.end - invalid.start} bytes, {topic}/{head.queue_id} offset"
+            f" {head.queue_offset}) is damaged: {invalid.reason}"
         )
         if is_tail:
-            text += "; a torn tail, which the next start cuts off"
+            text += "; it is a torn tail, which the next start removes"
         severity = WARNING if is_tail else ERROR
-        self._findings.add(severity, kind, f"commitlog {hole.start}", text)
+        self._findings.add(severity, kind, f"commitlog {invalid.start}", text)
 
-    def _check_tail(self, holes: list[Hole]) -> None:
-        """What lies behind the last record."""
-        end = last_data(self._layout.log, holes[0].start) if holes else None
+    def _check_tail(self, tail: list[InvalidRange]) -> None:
+        """Add a finding if there are bytes other than zeros behind the last record."""
+        end = find_data_end(self._layout.log, tail[0].start) if tail else None
         if end is None:
             return
-        start, known = holes[0].start, self._queues.log_end
-        severity, what = WARNING, "the next start cuts them off"
-        if not self._interrupted and known >= start:
-            severity, what = ERROR, f"a queue knows a message at {known}"
+        start, last_position = tail[0].start, self._queues.last_position
+        severity, consequence = WARNING, "the next start removes them"
+        if not self._was_interrupted and last_position >= start:
+            severity, consequence = ERROR, f"a queue has a unit for a record at {last_position}"
         self._findings.add(
-            severity, "tail", f"commitlog {start}",
-            f"behind the last record there are bytes up to {end}, {holes[0].reason}; {what}",
-        )  # fmt: skip
+            severity,
+            "tail",
+            f"commitlog {start}",
+            f"there are bytes behind the last record, up to {end}: {tail[0].reason}; {consequence}",
+        )
 
-    def _check_batches(self, log_end: int) -> None:
-        """Units of BatchCQ: each leads to a record of its size."""
-        for (topic, queue_id), series in sorted(self._layout.batch_queues.items()):
-            for number, units in UnitFile(series, BATCH_UNIT).pieces():
-                good = is_used(units) & (units["position"] >= self._layout.log.start)
-                for at in np.flatnonzero(good).tolist():
-                    position, size = int(units["position"][at]), int(units["size"][at])
-                    head = self._layout.log.read(position, _BEGIN.size)
-                    is_there = len(head) == _BEGIN.size and _BEGIN.unpack(head) == (size, position)
-                    if position + size > log_end or not is_there:
+    def _check_batch_queues(self, log_end: int) -> None:
+        """Check that each unit of a batch queue leads to a record of its size."""
+        log = self._layout.log
+        for (topic, queue_id), sequence in sorted(self._layout.batch_queues.items()):
+            for number, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
+                is_retained = used_mask(units) & (units["position"] >= log.start)
+                for row in np.flatnonzero(is_retained).tolist():
+                    position, size = int(units["position"][row]), int(units["size"][row])
+                    head = log.read(position, _SIZE_AND_POSITION.size)
+                    has_record = len(head) == _SIZE_AND_POSITION.size and (
+                        _SIZE_AND_POSITION.unpack(head) == (size, position)
+                    )
+                    if position + size > log_end or not has_record:
                         self._findings.add(
-                            ERROR, "unit", f"{topic}/{queue_id} batch {number + at}",
-                            f"no record of {size} bytes is at {position}, where its unit says",
-                        )  # fmt: skip
+                            ERROR,
+                            "unit",
+                            f"{topic}/{queue_id} batch {number + row}",
+                            f"there is no record of {size} bytes at {position}, to which its unit"
+                            " leads",
+                        )
 
 
-STRAYS_MAX: Final = 100_000
+UNMATCHED_RECORDS_MAX: Final = 100_000
+"""Further records without a matching unit are counted, but not explained."""
 
 
-class Stray(NamedTuple):
-    """A record whose unit is not there, or says something else."""
+class UnmatchedRecord(NamedTuple):
+    """A record of the log whose unit is missing or leads elsewhere.
+
+    `unit_position` is the position in the unit at the record's offset, or None without such a unit.
+    """
 
     key: QueueKey
     offset: int
@@ -246,227 +286,331 @@ class Stray(NamedTuple):
 
 
 class CheckedQueue:
-    """One queue and which of its units have been found right."""
+    """A queue that is being checked.
 
-    def __init__(self, units: UnitFile) -> None:
+    `is_confirmed` says for each unit whether a record has been found that agrees with it.
+    `last_position` is the position in the last unit, or -1 without units.
+    """
+
+    def __init__(self, units: UnitReader) -> None:
         self.units = units
-        self.seen = np.zeros(max(units.end - units.first, 0), np.bool_)
+        self.is_confirmed = np.zeros(max(units.end_offset - units.first_offset, 0), np.bool_)
         self.last_position = -1
-        for _, last in units.pieces(units.end - 1):
-            self.last_position = int(last["position"][-1])
+        for _, last_units in units.iter_units(units.end_offset - 1):
+            self.last_position = int(last_units["position"][-1])
 
 
 class QueueCheck:
-    """Give it each run of records, then call `finish`."""
+    """The check of all consume queues of a store against the log, in both directions.
+
+    Call `add_run` with each run of records in the order of the log, then `finish`. `add_run`
+    compares the records with the units that recovery would build for them, as columns, and marks
+    the units that agree. Units that do not agree at once (delayed messages, whose code is a time,
+    addresses of extension units, light queues, damage) are examined one by one. `finish` reads
+    each queue, and explains the units that no record has confirmed.
+    """
 
     def __init__(self, layout: StoreLayout, findings: Findings, topics: set[str] | None) -> None:
-        """`topics` are those that topics.json knows; None when it cannot be read."""
+        """Find the units of all queues.
+
+        `topics` are those in topics.json, or None if it cannot be read. Raises OSError.
+        """
         self._layout = layout
         self._findings = findings
         self._topics = topics
-        self._interrupted = layout.was_interrupted
-        self._late_ends: dict[QueueKey, int] = {}
-        self.queues = {key: CheckedQueue(UnitFile(s)) for key, s in layout.queues.items()}
-        self._strays: list[Stray] = []
+        self._was_interrupted = layout.was_interrupted
+        self._pending_ends: dict[QueueKey, int] = {}
+        self.queues = {
+            key: CheckedQueue(UnitReader(sequence)) for key, sequence in layout.queues.items()
+        }
+        self._unmatched_records: list[UnmatchedRecord] = []
         self._delays: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        self.units = sum(queue.units.end - queue.units.first for queue in self.queues.values())
+        self.unit_count = sum(
+            queue.units.end_offset - queue.units.first_offset for queue in self.queues.values()
+        )
 
     @property
-    def log_end(self) -> int:
-        """The last position that a unit names: about where the log ends."""
+    def last_position(self) -> int:
+        """The largest position in the last units of all queues: approximately the log's end."""
         return max((queue.last_position for queue in self.queues.values()), default=0)
 
-    # --- while walking
+    # --- while the log is walked
 
-    def add(self, run: Run) -> None:
-        """Compare the units of all records of a run."""
+    def add_run(self, run: Run) -> None:
+        """Compare the units of all records of a run with the queues."""
         for group in run.groups:
             key = (group.topic.decode("utf-8", "replace"), group.queue_id)
             queue, wanted, offsets = self.queues.get(key), group.units, group.offsets
             positions = wanted["position"].astype(np.int64)
             if queue is None:
-                self._stray(key, offsets, positions, None)
+                self._add_unmatched(key, offsets, positions, None)
                 continue
-            units, there = queue.units.at(offsets)
-            placed = there & (units["position"] == positions) & (units["size"] == wanted["size"])
-            queue.seen[offsets[placed] - queue.units.first] = True
-            differs = placed & (units["code"] != wanted["code"])  # not as a rule
-            if not placed.all():
-                known = np.where(there, units["position"], -1)[~placed]
-                self._stray(key, offsets[~placed], positions[~placed], known)
-            for at in np.flatnonzero(differs).tolist():
-                self._check_code(key, int(offsets[at]), int(units["code"][at]), wanted[at])
+            units, exists = queue.units.read_at(offsets)
+            agrees = exists & (units["position"] == positions) & (units["size"] == wanted["size"])
+            queue.is_confirmed[offsets[agrees] - queue.units.first_offset] = True
+            has_other_code = agrees & (units["code"] != wanted["code"])
+            if not agrees.all():
+                unit_positions = np.where(exists, units["position"], -1)[~agrees]
+                self._add_unmatched(key, offsets[~agrees], positions[~agrees], unit_positions)
+            for row in np.flatnonzero(has_other_code).tolist():
+                self._check_code(key, int(offsets[row]), int(units["code"][row]), wanted[row])
 
-    def _stray(
-        self, key: QueueKey, offsets: Positions, positions: Positions, known: Positions | None
+    def _add_unmatched(
+        self,
+        key: QueueKey,
+        offsets: Positions,
+        positions: Positions,
+        unit_positions: Positions | None,
     ) -> None:
-        room = STRAYS_MAX - len(self._strays)
-        for at in range(min(len(offsets), room)):
-            unit = None if known is None or known[at] < 0 else int(known[at])
-            self._strays.append(Stray(key, int(offsets[at]), int(positions[at]), unit))
+        """Note records whose units are missing or differ. `finish` explains them.
+
+        `unit_positions` are the positions in the units at `offsets`, -1 without a unit; None if the
+        queue has no files.
+        """
+        room = UNMATCHED_RECORDS_MAX - len(self._unmatched_records)
+        for row in range(min(len(offsets), room)):
+            has_unit = unit_positions is not None and unit_positions[row] >= 0
+            unit_position = (
+                int(unit_positions[row]) if unit_positions is not None and has_unit else None
+            )
+            self._unmatched_records.append(
+                UnmatchedRecord(key, int(offsets[row]), int(positions[row]), unit_position)
+            )
         if len(offsets) > room:
-            self._findings.count(ERROR, "record-without-unit", len(offsets) - max(room, 0))
+            self._findings.count_unlisted(ERROR, "record-without-unit", len(offsets) - max(room, 0))
 
     def _check_code(self, key: QueueKey, offset: int, code: int, wanted: Any) -> None:
-        """A code that is not simply the hash of the tag."""
-        position, size, expected = wanted.tolist()
+        """Check the tag code of a unit that is not the one which `wanted`, the right unit, has.
+
+        It may be the address of an extension unit that contains the right code, or the due time of
+        a delayed message; `finish` checks the latter.
+        """
+        position, size, expected_code = wanted.tolist()
         data = memoryview(self._layout.log.read(position, size))
         record = parse_log_record(data, 0, position, check_crc=False)
         assert record is not None  # the walk has just read it
         place = f"{key[0]}/{key[1]} offset {offset}"
-        if is_address(code):
-            found = read_extension(self._layout.extensions.get(key), code)
-            if found is None:
-                self._findings.add(
-                    ERROR, "extension", place, f"its unit's address {code} leads to no extension"
-                )
+        if is_extension_address(code):
+            extension = read_extension(self._layout.extensions.get(key), code)
+            if extension is None:
+                text = f"its unit's address {code} does not lead to an extension unit"
+                self._findings.add(ERROR, "extension", place, text)
                 return
-            if found.store_time_ms != record.store_time_ms:
-                self._findings.add(
-                    ERROR, "extension", place,
-                    f"its extension has store time {found.store_time_ms},"
-                    f" its record {record.store_time_ms}",
-                )  # fmt: skip
-            code = found.tag_code
-        if code == expected:
+            if extension.store_time_ms != record.store_time_ms:
+                text = (
+                    f"its extension unit has store time {extension.store_time_ms}, its record"
+                    f" {record.store_time_ms}"
+                )
+                self._findings.add(ERROR, "extension", place, text)
+            code = extension.tag_code
+        if code == expected_code:
             return
-        level = decode_properties(record.properties).get(DELAY, "")
+        properties = decode_properties(record.properties)
+        level = properties.get(DELAY, "")
         if key[0] == SCHEDULE_TOPIC and level.isdecimal() and int(level):
             self._delays[int(level)].append((code - record.store_time_ms, place))
             return
-        tag = decode_properties(record.properties).get(TAGS, "")
         self._findings.add(
-            ERROR, "tag-code", place,
-            f"its unit has code {code}, the record at {record.position} has tag {tag!r}"
-            f" (code {expected})",
-        )  # fmt: skip
+            ERROR,
+            "tag-code",
+            place,
+            f"its unit has code {code}, the record at {record.position} has tag"
+            f" {properties.get(TAGS, '')!r} (code {expected_code})",
+        )
 
     # --- at the end
 
-    def ends(self) -> dict[QueueKey, int]:
-        """Where each queue ends, with what the next start adds to it. For after `finish`."""
-        found = {key: queue.units.end for key, queue in self.queues.items()}
-        for key, end in self._late_ends.items():
+    def end_offsets(self) -> dict[QueueKey, int]:
+        """Return the end offset of each queue, including units that the next start adds.
+
+        Call it after `finish`.
+        """
+        found = {key: queue.units.end_offset for key, queue in self.queues.items()}
+        for key, end in self._pending_ends.items():
             found[key] = max(found.get(key, 0), end)
         return found
 
-    def finish(self, log_start: int, log_end: int, holes: list[Hole]) -> None:
-        """Look at every unit that no record claimed, and at every record without a unit."""
-        # Delay times differ from the default table: in order when all of a level are the same.
-        for level, found in self._delays.items():
-            times = {delay for delay, _ in found}
-            if len(times) == 1 and len(found) > 1 and (only := times.pop()) > 0 and not only % 1000:
-                continue
-            for delay, place in found:
-                self._findings.add(
-                    ERROR, "tag-code", place,
-                    f"a message of delay level {level} is due {delay} ms after it was stored",
-                )  # fmt: skip
-        for stray in self._strays:
-            self._finish_stray(stray)
-        for key, queue in sorted(self.queues.items()):
-            self._finish_queue(key, queue, log_start, log_end, holes)
+    def finish(self, log_start: int, log_end: int, damaged_ranges: list[InvalidRange]) -> None:
+        """Explain each unit that no record has confirmed, and each record without a unit.
 
-    def _finish_stray(self, stray: Stray) -> None:
-        queue = self.queues.get(stray.key)
-        topic, queue_id = stray.key
-        place = f"{topic}/{queue_id} offset {stray.offset}"
-        where = f"the record at {stray.position}"
+        The log has records from `log_start` to `log_end`, except in `damaged_ranges`.
+        """
+        self._check_delays()
+        for record in self._unmatched_records:
+            self._explain_record(record)
+        for key, queue in sorted(self.queues.items()):
+            self._check_queue(key, queue, log_start, log_end, damaged_ranges)
+
+    def _check_delays(self) -> None:
+        """Check the due times of delayed messages that differ from the default delay levels.
+
+        The broker may have other levels. So the times of a level are right if all of its messages
+        (at least two) have the same delay, in whole seconds.
+        """
+        for level, delays in self._delays.items():
+            times = {delay_ms for delay_ms, _ in delays}
+            if len(times) == 1 and len(delays) > 1:
+                delay_ms = times.pop()
+                if delay_ms > 0 and not delay_ms % 1000:
+                    continue
+            for delay_ms, place in delays:
+                self._findings.add(
+                    ERROR,
+                    "tag-code",
+                    place,
+                    f"a message of delay level {level} is due {delay_ms} ms after it was stored",
+                )
+
+    def _explain_record(self, record: UnmatchedRecord) -> None:
+        """Add a finding that says why a record has no matching unit."""
+        queue = self.queues.get(record.key)
+        topic, queue_id = record.key
         severity, kind = ERROR, "record-without-unit"
+        subject = f"the record at {record.position}"
         if queue is None:
-            text = f"{where} is in no queue: {topic}/{queue_id} has no files"
+            text = f"{subject} is in no queue: {topic}/{queue_id} has no files"
             if self._topics is not None and topic not in self._topics and LMQ_PREFIX not in topic:
                 severity, kind = NOTE, "deleted-topic"
-                text = f"{where} is of a topic that does not exist (any more)"
-        elif stray.offset >= queue.units.end:
-            if stray.position < queue.last_position:
+                text = f"{subject} belongs to a topic that does not exist (any more)"
+        elif record.offset >= queue.units.end_offset:
+            if record.position < queue.last_position:
                 severity, kind = NOTE, "deleted-topic"
-                text = f"{where} is of an earlier life of its topic: the queue ends before it"
+                text = (
+                    f"{subject} was stored before its topic was deleted and created again:"
+                    " the queue ends before it"
+                )
             else:
-                text = f"{where} is in no queue: {topic}/{queue_id} ends at {queue.units.end}"
-        elif stray.offset >= queue.units.first and queue.seen[stray.offset - queue.units.first]:
-            severity, kind = NOTE, "deleted-topic"
-            text = f"{where} is of an earlier life of its topic: another one has its offset now"
-        elif stray.unit_position is None:
-            text = f"{where} is in no queue: there is no unit at its offset"
-        else:
-            text = f"{where} is in no queue: the unit at its offset says {stray.unit_position}"
-        if (
-            severity == ERROR
-            and self._interrupted
-            and (queue is None or stray.offset >= queue.units.end)
+                text = (
+                    f"{subject} is in no queue: {topic}/{queue_id} ends at {queue.units.end_offset}"
+                )
+        elif (
+            record.offset >= queue.units.first_offset
+            and queue.is_confirmed[record.offset - queue.units.first_offset]
         ):
+            severity, kind = NOTE, "deleted-topic"
+            text = (
+                f"{subject} was stored before its topic was deleted and created again:"
+                " another record has its offset now"
+            )
+        elif record.unit_position is None:
+            text = f"{subject} is in no queue: there is no unit at its offset"
+        else:
+            text = (
+                f"{subject} is in no queue: the unit at its offset leads to {record.unit_position}"
+            )
+        is_behind_end = queue is None or record.offset >= queue.units.end_offset
+        if severity == ERROR and self._was_interrupted and is_behind_end:
             severity, kind = NOTE, "not-queued-yet"
-            self._late_ends[stray.key] = max(self._late_ends.get(stray.key, 0), stray.offset + 1)
+            pending_end = self._pending_ends.get(record.key, 0)
+            self._pending_ends[record.key] = max(pending_end, record.offset + 1)
             text += "; a broker adds it when it starts"
+        place = f"{topic}/{queue_id} offset {record.offset}"
         self._findings.add(severity, kind, place, text)
 
-    def _finish_queue(
-        self, key: QueueKey, queue: CheckedQueue, start: int, end: int, holes: list[Hole]
+    def _check_queue(
+        self,
+        key: QueueKey,
+        queue: CheckedQueue,
+        log_start: int,
+        log_end: int,
+        damaged_ranges: list[InvalidRange],
     ) -> None:
-        name = f"{key[0]}/{key[1]}"
-        may_be_gone, last = True, -1
-        for offset, units in queue.units.pieces():
-            first = offset - queue.units.first
-            seen = queue.seen[first : first + len(units)]
-            live = is_used(units) & ~is_blank(units)
-            gone = live & ~seen & (units["position"] < start)
-            if may_be_gone:  # only at the front: everything before the first that is not gone
-                inside = np.flatnonzero(live & ~gone)
-                front = int(inside[0]) if len(inside) else len(units)
-                gone[front:] = False
-                may_be_gone = front == len(units)
-                odd = ~seen & ~gone
-                odd[:front] &= is_used(units)[:front] & ~is_blank(units)[:front]
-                odd[:front] |= ~is_used(units)[:front]
-            else:
-                odd = ~seen
-            for at in np.flatnonzero(odd).tolist():
-                self._explain(f"{name} offset {offset + at}", units[at], end, holes)
-            rows = np.flatnonzero(seen)  # they go forward in the log
-            positions = units["position"][rows].astype(np.int64)
-            for back in np.flatnonzero(np.diff(positions, prepend=last) <= 0).tolist():
-                self._findings.add(
-                    ERROR, "unit-order", f"{name} offset {offset + int(rows[back])}",
-                    f"its record at {positions[back]} lies before that of the unit ahead",
-                )  # fmt: skip
-            last = int(positions[-1]) if len(rows) else last
-        if (stale := queue.units.data_behind()) is not None:
-            self._findings.add(
-                WARNING, "queue-tail", name,
-                f"behind its last unit ({queue.units.end - 1}) there are bytes that are not zero,"
-                f" at {stale} of the queue",
-            )  # fmt: skip
+        """Explain the units of a queue that no record has confirmed, and check their order.
 
-    def _explain(self, place: str, unit: Any, end: int, holes: list[Hole]) -> None:
+        Units at the front whose records retention has removed, before `log_start`, are in order.
+        """
+        name = f"{key[0]}/{key[1]}"
+        is_front, last_position = True, -1
+        for offset, units in queue.units.iter_units():
+            first = offset - queue.units.first_offset
+            is_confirmed = queue.is_confirmed[first : first + len(units)]
+            if is_front:
+                is_unexplained, is_front = self._find_unexplained_front_units(
+                    units, is_confirmed, log_start
+                )
+            else:
+                is_unexplained = ~is_confirmed
+            for row in np.flatnonzero(is_unexplained).tolist():
+                place = f"{name} offset {offset + row}"
+                self._explain_unit(place, units[row], log_end, damaged_ranges)
+            rows = np.flatnonzero(is_confirmed)
+            positions = units["position"][rows].astype(np.int64)
+            is_backward = np.diff(positions, prepend=last_position) <= 0
+            for index in np.flatnonzero(is_backward).tolist():
+                self._findings.add(
+                    ERROR,
+                    "unit-order",
+                    f"{name} offset {offset + int(rows[index])}",
+                    f"its record at {positions[index]} lies before that of the previous unit",
+                )
+            last_position = int(positions[-1]) if len(rows) else last_position
+        stale_position = queue.units.find_data_behind_end()
+        if stale_position is not None:
+            self._findings.add(
+                WARNING,
+                "queue-tail",
+                name,
+                f"there are bytes that are not zero behind its last unit"
+                f" ({queue.units.end_offset - 1}), at byte {stale_position} of the queue",
+            )
+
+    def _find_unexplained_front_units(
+        self, units: UnitArray, is_confirmed: Mask, log_start: int
+    ) -> tuple[Mask, bool]:
+        """Return (mask, goes_on): which of `units`, at the front of a queue, need an explanation.
+
+        The front is the part of a queue before the first unit whose record should still be in the
+        log. Units of the front need none if they are blank, or if their record has expired: its
+        position is before `log_start`. `goes_on` says that all of `units` belong to the front.
+        """
+        is_used = used_mask(units)
+        is_live = is_used & ~blank_mask(units)
+        is_expired = is_live & ~is_confirmed & (units["position"] < log_start)
+        later_rows = np.flatnonzero(is_live & ~is_expired)
+        front = int(later_rows[0]) if len(later_rows) else len(units)
+        is_expired[front:] = False
+        is_unexplained = ~is_confirmed & ~is_expired
+        is_unexplained[:front] &= is_live[:front]
+        is_unexplained[:front] |= ~is_used[:front]
+        return is_unexplained, front == len(units)
+
+    def _explain_unit(
+        self, place: str, unit: Any, log_end: int, damaged_ranges: list[InvalidRange]
+    ) -> None:
+        """Add a finding that says why no record agrees with a unit."""
         position, size = int(unit["position"]), int(unit["size"])
         if size <= 0 or position < 0:
-            text = f"it is no unit (position {position}, size {size}), and more follow"
+            text = f"it is not a unit (position {position}, size {size}), but more units follow"
             self._findings.add(ERROR, "unit", place, text)
-        elif is_blank(np.array([unit]))[0]:
+        elif blank_mask(np.array([unit]))[0]:
             text = "the unit is blank: the message of this offset is not known"
             self._findings.add(WARNING, "blank-unit", place, text)
-        elif position + size > end:
-            severity = WARNING if self._interrupted else ERROR
+        elif position + size > log_end:
+            severity = WARNING if self._was_interrupted else ERROR
             text = (
-                f"its record [{position}, {position + size}) lies behind the end of the log, {end}"
+                f"its record [{position}, {position + size}) lies behind the end of the log,"
+                f" {log_end}"
             )
             self._findings.add(severity, "unit-behind-log", place, text)
-        elif any(hole.start <= position < hole.end for hole in holes):
-            if not any(hole.is_record and hole.start == position for hole in holes):  # told already
+        elif any(invalid.start <= position < invalid.end for invalid in damaged_ranges):
+            # A damaged record at this position has a finding of its own already.
+            if not any(
+                invalid.is_record and invalid.start == position for invalid in damaged_ranges
+            ):
                 text = f"its record at {position} lies in damaged bytes: the message is lost"
                 self._findings.add(ERROR, "lost-message", place, text)
         else:
-            found = record_at(self._layout.log, position)
-            if found is None:
-                text = f"no record of {size} bytes is at {position}, where its unit says"
-            elif found.field("physical_offset")[0] != position:
-                text = f"no record begins at {position}, where its unit says"
-            else:
-                topic = found.topics[0][0].decode("utf-8", "replace")
-                text = (
-                    f"its unit says {position}, where a record of {found.sizes[0]} bytes is that"
-                    f" says {topic}/{found.field('queue_id')[0]} offset"
-                    f" {found.field('queue_offset')[0]}"
-                )
-            self._findings.add(ERROR, "unit", place, text)
+            self._findings.add(ERROR, "unit", place, self._describe_mismatch(position, size))
+
+    def _describe_mismatch(self, position: int, size: int) -> str:
+        """Return what the log contains instead of a record of `size` bytes at `position`."""
+        record = read_record(self._layout.log, position)
+        if record is None:
+            return f"there is no record of {size} bytes at {position}, to which its unit leads"
+        if record.field("physical_offset")[0] != position:
+            return f"no record begins at {position}, to which its unit leads"
+        topic = record.topics[0][0].decode("utf-8", "replace")
+        return (
+            f"its unit leads to {position}, where a record of {record.sizes[0]} bytes belongs to"
+            f" {topic}/{record.field('queue_id')[0]} offset {record.field('queue_offset')[0]}"
+        )

@@ -31,8 +31,8 @@ FLUSH: Final = {"timerFlushIntervalMs": "1000", "recallMessageEnable": "true"}
 class SimulatedRoleExecutor(BrokerRoleExecutor):
     """A role executor that leaves the priority of the test's own thread alone."""
 
-    def opening(self, dispatcher: Dispatcher) -> None:
-        super().on_opening(dispatcher)
+    def on_role_opening(self, dispatcher: Dispatcher) -> None:
+        super().on_role_opening(dispatcher)
         quieten(self.broker)
 
 

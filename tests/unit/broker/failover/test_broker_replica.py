@@ -69,7 +69,7 @@ class FakeBroker:
         self.in_sync = FakeInSync() if term is not None and term.master_id == 1 else None
         codes = Code.SEND_MESSAGE_V2, Code.PULL_MESSAGE, Code.SLUICE_REPLICA_STATUS
         self.dispatcher = Dispatcher(dict.fromkeys(map(int, codes), handle))
-        self.role_executor.on_opening(self.dispatcher)
+        self.role_executor.on_role_opening(self.dispatcher)
 
 
 class Stage:
