@@ -72,7 +72,10 @@ COMMANDS: Final = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports the module of a command only when the command is used."""
+    """A group that imports the module of a command only when the command is used.
+
+    An unknown command is reported with the most similar name.
+    """
 
     entries: Mapping[str, CommandEntry] = {}
     """The commands of other modules, by name."""
@@ -133,6 +136,10 @@ class _Main(LazyGroup):
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    """Print the version and the engine, and exit, if `--version` was given.
+
+    This is click's callback. It does nothing while click completes a command line.
+    """
     if is_requested and not ctx.resilient_parsing:
         from sluicemq import engine  # noqa: PLC0415 - only --version loads it
 

@@ -53,10 +53,11 @@ FILE_BYTES_MAX: Final = 4 << 20
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes the progress file of one run.
+    """Writes the progress file of one run, DIRECTORY/PIPELINE.json.
 
-    `kind` is "batch", "streaming" or the name of a ready pipeline. `record_event` may be called
-    from several threads. If the file cannot be written, a warning is logged and the run continues.
+    `file` is the path of the pipeline file. `kind` is "batch", "streaming" or the name of a ready
+    pipeline. `record_event` may be called from several threads. If the progress file cannot be
+    written, a warning is logged and the run continues.
     """
 
     directory: str
@@ -103,7 +104,7 @@ class Recorder:
                 self.write_file()
 
     def _update_sink(self, sink: str, event: "Event") -> None:
-        """Update the numbers of a sink.
+        """Update the numbers of a sink by the figures of an event.
 
         The rows of a "batch" event are added. Those of any other event are the new total.
         """
@@ -117,12 +118,16 @@ class Recorder:
         known["eta_s"] = 0 if is_written else figures.get("eta_s")
 
     def refresh(self) -> None:
-        """Write the file, which shows that the process is alive."""
+        """Write the file without a new event, to show that the process is alive."""
         with self.lock:
             self.write_file()
 
     def finish(self, error: str = "") -> None:
-        """Write the file with the final state. `error` is empty if the run completed or stopped."""
+        """Write the file with the final state: failed, stopped or finished.
+
+        `error` is the text of the error that ended the run; it is empty if the run completed or
+        stopped.
+        """
         with self.lock:
             self.error = error
             self.state = FAILED if error else STOPPED if self.is_stopping else FINISHED
@@ -226,9 +231,10 @@ class Progress:
 def read_runs(
     directories: Iterable[str], files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
 ) -> dict[str, Progress]:
-    """Return the runs in the directories by name, sorted; of the same name the last started one.
+    """Return the runs in the directories by the names of their pipelines, sorted.
 
-    A directory that cannot be read appears under its own path, with a `reason`.
+    If several runs have the same name, the one that started last is returned. A directory that
+    cannot be read appears under its own path, with a `reason`.
     """
     found: dict[str, Progress] = {}
     for directory in directories:
@@ -247,7 +253,10 @@ def read_runs(
 
 
 def read_run(path: str, files: Files, now_ms: int) -> Progress:
-    """Return the run in one file. If the file is invalid, the result has a `reason` and no kind."""
+    """Return the run that the file at `path` describes.
+
+    If the file cannot be read or is invalid, the result has a `reason` and no kind.
+    """
     try:
         file = files.open(path)
         try:

@@ -240,7 +240,7 @@ class QueueIdentity:
         """Add `anchor`, the last message of a response, as a fresh anchor.
 
         Its record has `size_bytes` bytes, and it was read at `now_s` (monotonic seconds). If there
-        is no proven anchor yet, the anchor counts as proven, and as checked at `now_s`.
+        are no proven anchors so far, it counts as proven, and as checked at `now_s`.
         """
         if self.proven:
             self.fresh.append(anchor)

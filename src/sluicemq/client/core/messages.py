@@ -518,7 +518,7 @@ def check_batch(messages: Sequence[Message]) -> None:
 def _find_batch_fault(index: int, message: Message, first: Message) -> tuple[str, str] | None:
     """Return (fault, fix) if `message` cannot be in a batch that begins with `first`, else None.
 
-    `index` is the index of the message in the batch. The fault is a complete sentence without a full
+    `index` is the index of the message in the batch. The fault is a sentence without full
     stop.
     """
 
