@@ -54,6 +54,7 @@ class GroupOffsetHandlers(BrokerComponent):
     """
 
     def __init__(self, context: BrokerContext, *, consumers: Consumers, polls: LongPolls) -> None:
+        """Create the handlers. `polls` has the requests that wait for the queues of a reset."""
         super().__init__(context)
         self.consumers = consumers
         self.polls = polls
@@ -64,10 +65,18 @@ class GroupOffsetHandlers(BrokerComponent):
     def reset_offsets(
         self, header: ResetOffsetRequest, command: Command, peer: Peer
     ) -> Command | Announced:
-        """Answer INVOKE_BROKER_TO_RESET_OFFSET (222) with the new offset of each queue.
+        """Reset the offsets of a group on a topic: answer INVOKE_BROKER_TO_RESET_OFFSET (222).
 
-        The answer leaves once the offsets are on disk, if the broker resets them itself. Raises
-        RequestError if the topic, group or queue does not exist, or the offset is not in the queue.
+        The new offset of a queue is the one in the request, if that names a queue and an offset
+        (only if the broker resets offsets itself). Otherwise it is the offset of the time in the
+        request, or the end of the queue if the time is negative. Without a queue in the request,
+        all queues are reset.
+
+        If the broker resets offsets itself, the answer contains the new offset of each queue, and
+        leaves once they are on disk. Otherwise the connected members are asked to reset theirs.
+
+        Raises RequestError if the topic, group or queue does not exist, or if the offset is not in
+        the queue.
         """
         topic = self.topics.require(header.topic)
         self.groups.check_exists(header.group)
@@ -115,7 +124,11 @@ class GroupOffsetHandlers(BrokerComponent):
         return self._ask_consumers_to_reset(header, offsets, command.language)
 
     def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
-        """Reset offsets of a group or its lanes, and wake the requests that wait for the queues."""
+        """Reset offsets of a group, or of its lanes if it has some.
+
+        Wake the requests that wait for the queues, and schedule a commit, so that the offsets get
+        on disk.
+        """
         for queue, offset in offsets.items():
             if not self.consumers.lanes.reset_queue(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
@@ -127,8 +140,11 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Command:
         """Send RESET_CONSUMER_CLIENT_OFFSET (220) to every member, which resets its queues.
 
-        Without `force` an offset does not move forward. A queue without a committed offset has no
-        reader that could follow, so the request is refused, as by RocketMQ's broker.
+        Return the answer, with the offsets. Without `force`, a queue whose new offset would be
+        greater than the committed one keeps the committed one. The answer is an error, and nothing
+        is sent, if the group has no members, or if a queue has no committed offset, as in
+        RocketMQ. `language` is that of the requesting client: the C++ client expects the offsets in
+        another format.
         """
         group = self.consumers.groups.get(header.group)
         if group is None:
@@ -173,8 +189,10 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Announced:
         """Answer CLONE_GROUP_OFFSET (314): give the target group the offsets of the source.
 
-        This is done for one topic, or for all topics of the source besides retry topics. Connected
-        members of the target are moved as by a reset.
+        This is done for the topic in the request, or for all topics of the source; retry topics are
+        left out. Queues without an offset of the source do not change. The target group is created
+        if it may be. Its connected members are moved as by a reset. Raises RequestError if a group
+        does not exist.
         """
         self.groups.check_exists(header.source_group)
         if self.groups.get_or_create(header.target_group) is None:
@@ -205,8 +223,10 @@ class GroupOffsetHandlers(BrokerComponent):
     def query_time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """Answer QUERY_CONSUME_TIME_SPAN (303) with times for each queue of a topic.
 
-        These are the store times in ms of the first, the last and the last consumed message. The
-        delay is the age in ms of the next message to consume, 0 if there is none.
+        These are the store times in ms of the first, the last and the last consumed message. If the
+        group has consumed nothing, that of the first one is used. The time of the last message is
+        -1 if the queue is empty. The delay is the age in ms of the next message to consume, 0 if
+        there is none. Raises RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         name, spans = topic.name, []
@@ -254,7 +274,9 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Postponed:
         """Answer QUERY_CONSUME_QUEUE (321) with at most UNITS_MAX units of a queue.
 
-        With a group, each unit says whether its tag code matches the filter of the group.
+        With a group, each unit says whether its tag code matches the filter of the group, and the
+        answer contains the group's subscription, or a text that the group is not online. Raises
+        RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         low, high = self.store.queue_offsets(topic.name, header.queue_id)
@@ -279,6 +301,7 @@ class GroupOffsetHandlers(BrokerComponent):
             filter_text = "null" if compiled else f"{header.group}@{topic.name} is not online!"
 
         def encode() -> bytes:
+            """Return the body of the answer. Runs on another thread."""
             decoded = [
                 bodies.QueueUnit(position, size, code, not codes or code in codes)
                 for position, size, code in UNIT.iter_unpack(data)
@@ -293,4 +316,5 @@ class GroupOffsetHandlers(BrokerComponent):
         return Postponed(steps())
 
     def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """Return the name of a queue of this broker."""
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
