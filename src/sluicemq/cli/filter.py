@@ -174,7 +174,7 @@ def _finding_record(finding: "Finding") -> dict[str, Any]:
 def _print_findings(expression: str, findings: "list[Finding]") -> None:
     """Print each finding with the part of the expression that it is about.
 
-    A last line says whether the expression compiles.
+    A last line sums up, unless an error has said that the expression does not compile.
     """
     from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
 

@@ -678,6 +678,6 @@ def _request_running_info(
 
 
 def _print_notes(info: RunningInfo) -> None:
-    """Print each note of a consumer, such as that its offset was reset, sorted by its name."""
+    """Print SluiceMQ's own entries in the running information of a consumer, sorted by name."""
     for note, text in sorted(info.notes.items()):
         click.echo(f"{note}: {text}")

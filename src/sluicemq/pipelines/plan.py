@@ -222,7 +222,7 @@ def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
 def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
     """Return texts about what the source's `filter.sql` loses by mistake; see `collect_findings`.
 
-    The newest messages are read for that. The list is empty if the source has no `filter.sql`.
+    The newest messages are examined for that. The list is empty if the source has no `filter.sql`.
     Raises the client's errors, and StoreError if a store cannot be read.
     """
     source = pipeline.source

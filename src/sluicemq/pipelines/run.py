@@ -255,7 +255,7 @@ class StageProgress:
     """The progress of one stage in Spark's status store.
 
     `stage` is its id, `tasks` the number of its tasks, `done` the number of completed ones, and
-    `rows` the number of rows that these have read.
+    `rows` the number of rows that the stage has read.
     """
 
     stage: int
@@ -363,8 +363,8 @@ class BatchMonitor:
     def _emit_stage(self, progress: StageProgress) -> None:
         """Emit the event of a stage, with its rate and the estimated remaining time.
 
-        The time is estimated from the share of completed tasks, or of messages if that is larger;
-        it is None before the first task is complete.
+        The time is estimated from the share of completed tasks, or of messages if that is larger.
+        It is None while that share is 0.
         """
         spent_s = max(0.001, self._clock.now_ms() / 1000 - self._started_s[progress.stage])
         rate = progress.rows / spent_s

@@ -42,7 +42,7 @@ class RunAccount:
     def create(cls, config: BrokerConfig) -> "RunAccount | None":
         """Return a new account for the servers of a run; None if `config` has no access control.
 
-        The access key is random too, so that runs can be distinguished in logs.
+        Access key and secret are random.
         """
         if not config.acl_enable:
             return None

@@ -396,8 +396,9 @@ def try_filter(
 ) -> Command:
     """Return the request to apply a filter to stored messages. Only SluiceMQ brokers support it.
 
-    At most `count_max` messages are tried, the newest ones. With `group`, they are those that the
-    group has not consumed. `begin_ms` and `end_ms` limit the store time in milliseconds since 1970.
+    The filter is applied to messages stored from `begin_ms` to `end_ms` (milliseconds since 1970,
+    None means no limit), at most `count_max`, the newest of each queue. With `group`, the response
+    also compares the filter with that of the group.
     """
     header = headers.TryFilterRequest(
         topic=subscription.topic,

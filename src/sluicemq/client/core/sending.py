@@ -218,9 +218,8 @@ class SendAttempts:
     """The state of one send, from the first attempt to its result. Times are monotonic seconds.
 
     The current attempt began at `started_s` and goes to the queue `target` (None before one is
-    chosen). `call` is its request, None before the request is made. No attempt begins after
-    `deadline_s`. `last_broker` is the broker of the last failed attempt, None before the first
-    failure.
+    chosen). `call` is its request, None before the request is made. `deadline_s` ends all attempts.
+    `last_broker` is the broker of the last failed attempt, None before the first failure.
     """
 
     __slots__ = (

@@ -513,8 +513,8 @@ class StoreSnapshot:
     def add_unfiled_units(self, partition: RangePartition) -> RangePartition:
         """Return the partition with the units that an executor would not find in the queue's files.
 
-        These are units that a broker derives from the log but has not written yet. A partition
-        without a queue is returned unchanged.
+        They are of messages that are in the log, but not in these files yet. A partition without a
+        queue is returned unchanged.
         """
         if partition.queue is None:
             return partition
