@@ -240,6 +240,7 @@ class _TraceGroup(click.Group):
     """A group in which `sluice trace ID` means `sluice trace show ID`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `show` unless the first argument is a command or the help option."""
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["show", *args]
         return super().parse_args(ctx, args)

@@ -155,6 +155,7 @@ def _print_to_stdout(value: Any) -> None:
 
 
 def _print_to_stderr(text: str) -> None:
+    """Print one line to stderr, and flush it."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 

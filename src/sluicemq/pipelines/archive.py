@@ -633,6 +633,11 @@ class Archive(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return a line for each topic with new messages.
+
+        The first line is about messages that were deleted before they were archived, if there are
+        any.
+        """
         runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
         planned = ArchivePlan.create(task, runs.next_offsets)
         lines = [planned.describe_gaps()] if planned.gaps else []
@@ -643,6 +648,10 @@ class Archive(ReadyPipeline):
         return lines or ["nothing new: the archive is complete"]
 
     def run(self, task: Task) -> Report:
+        """Archive once; with the option `every`, again after each pause until the task is stopped.
+
+        The report has the lines of the last run, and the sums of the figures of all runs.
+        """
         report = _run_once(task)
         pause_s = float(task.options["every"])
         while pause_s and not task.stopping():
@@ -681,6 +690,10 @@ class Replay(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return a line for each topic with messages to send.
+
+        Further lines say what was sent already, what is left out, and the delivery guarantee.
+        """
         state, rows = _open_replay(task)
         rows, undecodable_count = _split_off_undecodable(rows)
         found = rows.groupBy("topic").agg(
@@ -702,6 +715,10 @@ class Replay(ReadyPipeline):
         return [*lines, describe_guarantee(task.connection, task.options["delivery"])]
 
     def run(self, task: Task) -> Report:
+        """Send the messages that are not sent yet, step by step.
+
+        The run ends when all are sent or the task is stopped; a later run continues.
+        """
         options = task.options
         state, rows = _open_replay(task)
         if not state["steps"]:

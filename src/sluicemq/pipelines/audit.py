@@ -656,6 +656,7 @@ class AuditPipeline(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return lines that say which groups would be asked and which messages would be read."""
         options = task.options
         with open_admin(parse_options(task.connection)) as admin:
             groups = options["groups"] or list_groups(admin)
@@ -668,6 +669,7 @@ class AuditPipeline(ReadyPipeline):
         return [*lines, f"write {options['output']}"] if options["output"] else lines
 
     def run(self, task: Task) -> Report:
+        """Run `audit`, write the findings to the option `output`, and report them as tables."""
         options = task.options
         found = audit(
             task.spark,

@@ -713,6 +713,7 @@ class DeadLetters(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return the lines that `clusters` or `check` would report. Nothing is sent."""
         report = Report()
         quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
         _report_causes(quiet, report, check=task.options["action"] != CLUSTERS)
@@ -721,6 +722,7 @@ class DeadLetters(ReadyPipeline):
         return report.lines
 
     def run(self, task: Task) -> Report:
+        """Do what the option `action` says, and return the report."""
         report = Report()
         action = task.options["action"]
         if action == REPLAY:

@@ -464,6 +464,7 @@ class TopicWriter(Writer):
         return frame.selectExpr(*columns)
 
     def check(self, frame: "DataFrame") -> None:
+        """Raise PlaceError if an expression is invalid, or the sink cannot write the columns."""
         schema = self.select_message_columns(frame).schema
         try:
             resolve_roles(schema, parse_options(self.sink.options, WRITE))
@@ -471,6 +472,7 @@ class TopicWriter(Writer):
             raise self.sink.error(str(error)) from None
 
     def describe(self, frame: "DataFrame") -> list[str]:
+        """Return lines about the topic, the delivery guarantee, and the columns of the messages."""
         options = parse_options(self.sink.options, WRITE)
         columns = ", ".join(
             f"{one.name} {one.dataType.simpleString()}"
@@ -502,6 +504,11 @@ class ParquetWriter(Writer):
         self.target = f"parquet {sink.fields['path']}"
 
     def check(self, frame: "DataFrame") -> None:
+        """Raise PlaceError if a partition column is missing or the directory is not new.
+
+        The directory only has to be new for a batch with `write: fail`. One with a URL is not
+        examined.
+        """
         path: str = self.sink.fields["path"]
         self.require_columns(frame, "partition_by", self.sink.fields["partition_by"])
         must_be_new = not self.pipeline.is_streaming and self.sink.fields["write"] == "fail"
@@ -559,6 +566,11 @@ class TableWriter(Writer):
         )
 
     def check(self, frame: "DataFrame") -> None:
+        """Raise PlaceError if columns are missing or the table in the database does not fit.
+
+        The database is asked, but nothing is created. A missing table is an error only if `create`
+        is False.
+        """
         fields, target = self.sink.fields, self.build_target(frame)
         self.require_columns(frame, "key", fields["key"])
         self.require_columns(frame, "version", [fields["version"]] if fields["version"] else [])
@@ -583,6 +595,7 @@ class TableWriter(Writer):
             )
 
     def describe(self, frame: "DataFrame") -> list[str]:
+        """Return lines that say whether the table exists, and by which rule rows are replaced."""
         target = self.build_target(frame)
         with databases.temporary_engine(target.url) as engine:
             is_missing = databases.is_table_missing(engine, target)
@@ -592,6 +605,7 @@ class TableWriter(Writer):
         return ["it would be created" if is_missing else "it exists", effect]
 
     def prepare(self, frame: "DataFrame") -> None:
+        """Register the sink with Spark, and create the table if it is missing."""
         databases.register_sink(frame.sparkSession)
         target = self.build_target(frame)
         with databases.temporary_engine(target.url) as engine:

@@ -544,6 +544,7 @@ class Trace(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return lines that say which messages would be read and which files would be written."""
         options = task.options
         with open_admin(parse_options(task.connection)) as admin:
             queues = admin.queues(options["topic"])
@@ -556,6 +557,7 @@ class Trace(ReadyPipeline):
         return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
 
     def run(self, task: Task) -> Report:
+        """Write the tables one after the other until the task is stopped, and return the report."""
         options, since = task.options, task.options["since"]
         output = options["output"].rstrip("/")
         task.say(f"reading {options['topic']}, writing {output}")

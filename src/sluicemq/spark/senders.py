@@ -430,9 +430,15 @@ class DirectSender(Sender):
         self._next_row = 0
 
     def added_property_bytes_max(self, _topic: str) -> int:
+        """Return the same upper bound for every topic: that of the id and the dedup key."""
         return self._added_bytes
 
     def send(self, rows: PreparedRows) -> None:
+        """Submit the rows without a delay by topic and queue, then send the delayed rows.
+
+        Rows without a delay may be sent later, by the send thread. Each delayed row is stored or
+        refused when this returns. See `Sender.send` for the errors.
+        """
         properties, first = rows.properties, self._next_row
         if self._dedup_prefix:
             # The attempt number is not part of the key: the key of a row must be the same when
@@ -565,9 +571,15 @@ class StagingSender(Sender):
         self._broker_counter = task.partition
 
     def added_property_bytes_max(self, topic: str) -> int:
+        """Return an upper bound for the stage property, which contains the topic's name."""
         return len(self._owner.prefix.encode()) + len(topic.encode()) + 2 * _PROPERTY_OVERHEAD_BYTES
 
     def send(self, rows: PreparedRows) -> None:
+        """Submit the rows to the staging topic, grouped by broker.
+
+        A row whose queue is fixed must be staged at the broker of that queue. The other rows of
+        `rows` go to one broker, the next in turn.
+        """
         if rows.has_single_destination:
             self.resolve_queue(Destination(rows.topic or ""))
             stages = self._stage_properties(rows, [b"-"], [rows.topic])

@@ -376,6 +376,7 @@ class StoreBatchReader(BatchReader):
     evaluator = "the reader of the store"
 
     def make_plan(self, schema: StructType) -> ReadPlan:
+        """Return the plan for decoding, and set `location`. Raises ConfigurationError."""
         from sluicemq.spark.sources.reader import StoreLocation  # noqa: PLC0415 - heavy
 
         self.location = StoreLocation.from_options(self.options)
@@ -412,6 +413,7 @@ class StoreBatchReader(BatchReader):
             return [snapshot.add_unfiled_units(partition) for partition in partitions]
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
+        """Yield the Arrow batches of one partition; nothing for a partition without messages."""
         from sluicemq.spark.sources.reader import (  # noqa: PLC0415 - heavy
             StorePartition,
             read_store_partition,

@@ -366,6 +366,7 @@ class DirectReader(QueueReader):
     """
 
     def __init__(self, cluster: Cluster, group: str, record: StoredMessage) -> None:
+        """Create the origin of `record`, which is its only message in flight."""
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
         context = ReaderContext(cluster, group, ConsumeOptions())
         super().__init__(
@@ -377,6 +378,7 @@ class DirectReader(QueueReader):
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
+        """Set `is_rejected`, and send nothing."""
         self.is_rejected = True
         return True
 

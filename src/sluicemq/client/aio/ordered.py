@@ -89,6 +89,7 @@ class QueueLocks:
         return requested_s is not None and self._now_s() - requested_s < TRUSTED_S
 
     def _now_s(self) -> float:
+        """Return the time in monotonic seconds."""
         return self._cluster.clock.monotonic_s()
 
     async def acquire(self, queue: MessageQueue) -> bool:
@@ -217,11 +218,16 @@ class OrderedReader(QueueReader):
         return not self.is_retiring and self.may_commit
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
+        """Acknowledge messages, and let a consumer take the next message of the queue."""
         counted = super().ack_many(messages)
         self._offer_next()
         return counted
 
     def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
+        """Record that the application has returned a message.
+
+        Then a consumer may take the next message of the queue.
+        """
         super().mark_returned(message, failed=failed)
         self._offer_next()
 

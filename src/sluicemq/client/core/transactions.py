@@ -487,6 +487,10 @@ class TransactionBlock:
         send: SendPrepared,
         check_after_s: int | None,
     ) -> None:
+        """Prepare a block for `outgoing`; nothing is sent before `enter`.
+
+        `send(prepared)` sends the prepared message. `check_after_s` is that of `make_prepared`.
+        """
         self.transaction_id: str = outgoing.message_id
         self.state: TransactionState = TransactionState.COMMIT
         """How leaving the block without an exception ends the transaction."""

@@ -465,6 +465,7 @@ class StoreSnapshot:
     def __init__(
         self, location: StoreLocation, reader: "StoreReader", topics: frozenset[str]
     ) -> None:
+        """Take the bounds of all queues of `topics` that `reader` has found."""
         self._location = location
         self._reader = reader
         self._topics = topics

@@ -611,6 +611,11 @@ class PlainStreamReader(StreamReader):
             return self._make_end_checkpoint(micro_batch.ends, micro_batch)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the partitions as `StreamReader.partitions` does.
+
+        Before that, the offsets and anchors of `start` are kept for queues of which this process
+        knows none yet, as after a restart.
+        """
         with errors_without_traceback():
             self._known_offsets = self._parse_offsets(start) | self._known_offsets
             self._known_anchors = parse_anchors(start) | self._known_anchors
