@@ -331,7 +331,11 @@ def _print_trial(trial: BrokerTrial) -> None:
 
 
 def _print_trial_costs(trial: BrokerTrial) -> None:
-    """Print what each condition matches alone, evaluation errors, findings, and the cost class."""
+    """Print a table of the conditions, then errors, findings and the cost class.
+
+    The table says what each condition matches alone. It is left out for a single condition without
+    errors.
+    """
     report = trial.report
     atoms = report["atoms"]
     if len(atoms) > 1 or any(atom["error"] for atom in atoms):
@@ -468,7 +472,11 @@ def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the cause, the other findings and the notes, and what could not be checked."""
+    """Print the cause and the other findings, each with its fix, then the notes.
+
+    Without a cause, the first line says that the cluster is healthy. The last lines say what could
+    not be checked.
+    """
     facts = diagnosis.facts
     if diagnosis.cause is None:
         name_servers = sum(server.is_up for server in facts.name_servers)

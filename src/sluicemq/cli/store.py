@@ -114,7 +114,10 @@ def info(as_json: bool, **paths: str) -> None:
 
 
 def _print_description(description: dict[str, Any]) -> None:
-    """Print the result of `describe` as a table, and then one line for each unreadable document."""
+    """Print the result of `describe` as a table, and one line for each unreadable document.
+
+    Rows whose value is unknown are left out.
+    """
     log, queues, index = description["log"], description["queues"], description["index"]
     checkpoint = description["checkpoint"] or {}
     newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)

@@ -379,7 +379,11 @@ class ArchivePlan:
         return f"{count:,} messages were deleted before they were archived: {listed}"
 
     def load_rows(self, task: Task, spark: Any) -> Any:
-        """Return the messages of the ranges as a DataFrame with the columns `COLUMNS`."""
+        """Return the messages of the ranges as a DataFrame with the columns `COLUMNS`.
+
+        `spark` is the session that reads them. Bodies that cannot be decompressed are read as they
+        are stored.
+        """
         topics = self.topics
         # A queue without a range is read from its end to its end.
         ends = {queue: high for queue, (_, high) in self.bounds.items() if queue.topic in topics}

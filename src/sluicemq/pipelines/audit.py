@@ -458,7 +458,11 @@ class Audit:
         self.unwanted_tags += unwanted
 
     def add_unknown(self, known: Iterable[GroupSubscriptions]) -> None:
-        """Add what neither brokers nor members report of the groups and their lag."""
+        """Add to `not_known` what neither brokers nor members report about the groups `known`.
+
+        That is what silent members subscribe to, and how much of a lag matches. The lag must have
+        been set before.
+        """
         for one in known:
             silent = sorted(
                 client_id

@@ -575,7 +575,12 @@ Each check raises ConfigurationError if the options do not fit together.
 
 
 def _parse_source(entry: Entry, cluster: OptionTexts, mode: str) -> Source | None:
-    """Return the source, or None if it is not a mapping or its kind is unknown."""
+    """Return the source, or None if it is not a mapping or its kind is unknown.
+
+    Problems with its options and filters are added to the document. The options of `cluster:` are
+    merged into those of a `rocketmq` source. Options are checked together only if each one is
+    valid.
+    """
     entries = entry.read_mapping()
     if entries is None:
         return None

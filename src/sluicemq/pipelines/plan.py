@@ -684,7 +684,11 @@ def _plan_ready_pipeline(pipeline: Pipeline, spark: "SparkSession", use: str) ->
 
 
 def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
-    """Return the plan of a pipeline that has a source and sinks."""
+    """Return the plan of a pipeline that has a source and sinks.
+
+    Its sections are the source, filters, columns, Spark's plan and each sink. A batch is pinned to
+    the range of offsets that the plan shows. Raises PlaceError if a part cannot work.
+    """
     source = pipeline.source
     assert source is not None
     ranges = _resolve_ranges(pipeline)

@@ -82,7 +82,10 @@ class Recorder:
         self.started_ms = self.last_event_ms = self.clock.now_ms()
 
     def record_event(self, event: "Event") -> None:
-        """Add an event, and write the file unless it was written within `WRITE_INTERVAL_MS`."""
+        """Add an event to the steps, and update the numbers of its sink.
+
+        The file is written unless it was written within the last `WRITE_INTERVAL_MS`.
+        """
         now_ms, figures = self.clock.now_ms(), event.figures
         with self.lock:
             self.last_event_ms = now_ms
@@ -134,7 +137,10 @@ class Recorder:
             self.write_file()
 
     def write_file(self) -> None:
-        """Replace the file. The caller holds the lock."""
+        """Replace the file with the present state. The caller holds the lock.
+
+        The directory is created if it is missing. If writing fails, a warning is logged.
+        """
         self.written_ms = self.clock.now_ms()
         values = {
             "pipeline": self.pipeline,

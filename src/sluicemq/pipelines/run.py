@@ -475,7 +475,10 @@ class QueryMonitor:
                 self._emit_batch(progress)
 
     def _emit_batch(self, progress: Any) -> None:
-        """Emit the event of one micro-batch. `progress` is Spark's report about it."""
+        """Emit the event of one micro-batch, and add its rows to `rows`.
+
+        `progress` is Spark's report about the micro-batch.
+        """
         self.last_batch = int(progress["batchId"])
         found, rows = stream_progress(progress), int(progress["numInputRows"])
         text = f"batch {found.batch}: {rows:,} rows, {found.rows_per_second:,.0f} rows/s"

@@ -557,7 +557,12 @@ class Trace(ReadyPipeline):
         return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
 
     def run(self, task: Task) -> Report:
-        """Write the tables one after the other until the task is stopped, and return the report."""
+        """Write the tables one after the other until the task is stopped, and return the report.
+
+        With the option `chart`, the chart is drawn after the table `latency`. If the task is not
+        stopped, the missing messages are written at the end, and groups that do not trace are
+        reported.
+        """
         options, since = task.options, task.options["since"]
         output = options["output"].rstrip("/")
         task.say(f"reading {options['topic']}, writing {output}")

@@ -284,7 +284,11 @@ class BrokerRequests:
         }
 
     def _queues(self, member: Member) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
-        """Yield each queue that the member reads, with its state."""
+        """Yield (queue, its state) for each queue that the member reads, sorted by queue.
+
+        A queue that the member stops reading meanwhile is left out. This runs on the heartbeat
+        thread.
+        """
         clock = self._client.cluster.clock
         now_s, now_ms = clock.monotonic_s(), clock.now_ms()
 

@@ -214,7 +214,11 @@ class Member:
             await self._change_subscription(subscription)
 
     async def _change_subscription(self, subscription: Subscription) -> None:
-        """Change the filter of a topic; see `change_subscription`."""
+        """Change the filter of a topic; see `change_subscription`.
+
+        No reader of the topic pulls while the brokers learn the new filter. If that fails, the old
+        filter is restored here and at the brokers.
+        """
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check_subscription(subscription, route)
@@ -287,7 +291,11 @@ class Member:
 
     @contextlib.contextmanager
     def _explain_access_errors(self, topic: str) -> Iterator[None]:
-        """Let an access control error of the `with` block name the account and what it needs."""
+        """Return a context manager that explains a refusal by access control.
+
+        The error then names the account and the permissions that the consumer needs. Other errors,
+        also other PermissionDeniedErrors, are raised on unchanged.
+        """
         try:
             yield
         except PermissionDeniedError as error:

@@ -238,7 +238,11 @@ class Memberships:
     async def _change_subscription(
         self, group: str, topic: str, *, tags: str | None, where: str | None
     ) -> Subscription:
-        """Change the filter of a topic; see `change_subscription`."""
+        """Change the filter of a topic; see `change_subscription`.
+
+        An unchanged filter sends no request. The registry is changed first, and restored if the
+        brokers refuse the filter.
+        """
         async with self._lock:
             member = self._members.get(group)
             known = None if member is None else member.subscriptions.get(topic)

@@ -566,7 +566,11 @@ class QueueReader(RepositioningReader):
         await asyncio.sleep(pull_pause_s(failures))
 
     async def _wait_for_room(self) -> None:
-        """Wait until more messages may be pulled. Log a warning each time that takes a minute."""
+        """Wait until more messages may be pulled.
+
+        Each minute without an acknowledgement logs a warning, unless the queue is paused or
+        blocked.
+        """
         while not self._room_available.is_set():
             try:
                 async with asyncio.timeout(_STUCK_WARNING_S):
