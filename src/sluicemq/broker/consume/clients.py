@@ -143,18 +143,20 @@ class ConsumerGroup:
     def find_member(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
         """Return the member that sent a request with these header fields on `peer`, or None.
 
-        If `peer` is no member itself, the client id in CLIENT_ID_FIELD decides. If that client has
-        several connections, return the member of its last heartbeat: the other connections may be
-        broken, and their subscriptions outdated.
+        If `peer` is no member itself, return a member with the client id in CLIENT_ID_FIELD. If
+        that client has several connections, return the one with its last heartbeat: the others may
+        be broken, and their subscriptions outdated.
         """
         member = self.members.get(peer)
-        client_id = fields.get(CLIENT_ID_FIELD) if member is None and fields else None
-        if client_id is not None:
-            for other in self.members.values():
-                if other.client_id == client_id and (
-                    member is None or other.heartbeat_s >= member.heartbeat_s
-                ):
-                    member = other
+        if member is not None or not fields:
+            return member
+        client_id = fields.get(CLIENT_ID_FIELD)
+        if client_id is None:
+            return None
+        for other in self.members.values():
+            is_later = member is None or other.heartbeat_s >= member.heartbeat_s
+            if other.client_id == client_id and is_later:
+                member = other
         return member
 
     def update_older_connections(self, member: Member) -> str:
@@ -407,6 +409,7 @@ class Consumers:
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         group.members[member.peer] = known
+        # Compared at the end, to find out whether the heartbeat has changed the member.
         before_update = (
             known.client_id,
             known.subscription_key,
@@ -420,15 +423,14 @@ class Consumers:
             old_key = group.update_older_connections(known)
         rebalancing_keys = self._subscribe(group, known, old_key, subscribed.compiled)
         if not subscribed.is_tag_type or data.group in self.filters.table:
-            self.filters.update_group(
-                data.group,
-                [
-                    subscription
-                    for each in group.members.values()
-                    for subscription in each.subscriptions.values()
-                ],
-            )
+            all_subscriptions = [
+                subscription
+                for other in group.members.values()
+                for subscription in other.subscriptions.values()
+            ]
+            self.filters.update_group(data.group, all_subscriptions)
 
+        # In a group with lanes each member has a fingerprint of its own.
         old_fingerprint, group.fingerprint = group.fingerprint, fingerprint
         has_lanes = group.name in self.lanes.table
         if has_lanes:
@@ -489,7 +491,10 @@ class Consumers:
         return MemberSnapshot(group, group.change_count, config, member, filters)
 
     def other_subscription_keys(self, group_name: str, client_id: str) -> dict[str, str]:
-        """Return the subscription keys of the other clients and absent members, by client id."""
+        """Return the subscription keys of the other clients and absent members, by client id.
+
+        Clients without a key, which assign queues themselves, are left out.
+        """
         group = self.groups.get(group_name)
         members = group.members.values() if group is not None else ()
         keys = {
@@ -673,7 +678,10 @@ class Consumers:
                 yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
-        """Remove members whose last heartbeat is older than `age_ms`. Return their connections."""
+        """Remove members whose last heartbeat is older than `age_ms`. Return their connections.
+
+        Each removal is logged. A connection is listed once for each of its groups.
+        """
         limit_s = self.clock.monotonic_s() - age_ms / 1000
         expired = [
             (group.name, member)
@@ -758,7 +766,10 @@ class Producers:
             yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
-        """Remove members whose last heartbeat is older than `age_ms`. Return their connections."""
+        """Remove members whose last heartbeat is older than `age_ms`. Return their connections.
+
+        A connection is listed once for each of its groups.
+        """
         limit_s = self._clock.monotonic_s() - age_ms / 1000
         expired = [
             (name, member.peer)

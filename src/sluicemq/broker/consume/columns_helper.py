@@ -58,15 +58,7 @@ class SealingProcess:
             self._is_used = True
             try:
                 if self._process is None:
-                    root = str(Path(__file__).parents[3])
-                    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-                    threads = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", MODULE, str(self._nice)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        env={**os.environ, "PYTHONPATH": path, **threads},
-                    )
+                    self._process = self._start()
                 process = self._process
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -84,6 +76,19 @@ class SealingProcess:
             ended = f"The process that writes property columns ended (exit code {process.poll()})."
             self._stop()
             raise OSError(outcome.get("error", ended))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the process, with this package on its path, and return it. Raises OSError."""
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        # One thread: the process must not take more than one core from the broker.
+        threads = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(self._nice)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, **threads},
+        )
 
     def release_unused(self, now_s: float) -> None:
         """End the process if it has had no job for IDLE_S before `now_s`.

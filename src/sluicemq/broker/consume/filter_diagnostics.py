@@ -44,7 +44,7 @@ from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import parse_subscription, preparation_jobs
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
@@ -413,10 +413,11 @@ class FilterHandlers(BrokerComponent):
     # --- surveys
 
     def survey_if_due(self) -> None:
-        """Start a survey of all filters in the background, every SURVEY_PERIOD_S.
+        """Start a survey of all filters in the background, at most every SURVEY_PERIOD_S.
 
-        Do nothing if the last survey was started later than that, or is still running. If there is
-        nothing to survey, only clear `survey_results`.
+        A survey finds failed evaluations (`failures`), and counts the lag of each group that has a
+        filter or lanes (`survey_results`). Do nothing if the last survey was started later than
+        that, or is still running. If there is nothing to survey, only clear `survey_results`.
         """
         now_s = self.clock.monotonic_s()
         if now_s < self._next_survey_s or self._is_surveying:
@@ -499,9 +500,9 @@ class FilterHandlers(BrokerComponent):
 
         def steps() -> WorkItem[Command]:
             """Check and count one topic after the other, and return the answer."""
-            names = self.topics_of_group(group) | self.offsets.topics_of(group)
+            all_topics = self.topics_of_group(group) | self.offsets.topics_of(group)
             matchings = []
-            for topic in [header.topic] if header.topic else sorted(names):
+            for topic in [header.topic] if header.topic else sorted(all_topics):
                 if topic not in self.topics:
                     continue
                 subscription = self.find_subscription(group, topic)
@@ -569,7 +570,11 @@ class FilterHandlers(BrokerComponent):
         """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
 
         If the ranges have more messages than the request allows, the newest part of each is taken.
-        `compared` is the subscription with which the expression is compared, if any.
+        `compared` is the subscription with which the expression is compared, if any. The body of
+        the answer is JSON with the keys `report`, `stored` (the number of messages in the ranges)
+        and `messages` (queue, offset and properties of each sample in the report). Work item.
+
+        Raises RequestError if the expression does not compile.
         """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation_jobs(header.expression, header.kind or TAG)
@@ -584,10 +589,10 @@ class FilterHandlers(BrokerComponent):
         if compared is not None:
             weight += len(compared.expression)
         for queue_id, start, end in ranges:
-            first = start
+            trial_start = start
             if stored > rows_max:
-                first = end - max((end - start) * rows_max // stored, 1)
-            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, first, end)
+                trial_start = end - max((end - start) * rows_max // stored, 1)
+            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, trial_start, end)
 
         report = yield trial.report
         read_at = self.match_counter.properties.read_at
@@ -687,7 +692,7 @@ def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscr
     Raises RequestError if the expression does not compile.
     """
     try:
-        return subscribe(topic, expression, kind or None)
+        return parse_subscription(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
 

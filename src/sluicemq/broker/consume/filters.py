@@ -36,7 +36,12 @@ from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.files import Files
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import (
+    is_tag_kind,
+    make_filter,
+    parse_subscription,
+    preparation_jobs,
+)
 from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
 from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.wire.codes import ResponseCode
@@ -74,7 +79,7 @@ class RequestFilters:
         """Create an empty cache, limited to FILTERS_BYTES_MAX."""
 
         def filter_of(kind: str, expression: str) -> MessageFilter | None:
-            return make_filter(subscribe("", expression, kind))
+            return make_filter(parse_subscription("", expression, kind))
 
         self._cache = ByteCache(filter_of, estimate_filter_bytes, FILTERS_BYTES_MAX)
 
@@ -121,7 +126,7 @@ class CompiledSubscription:
         try:
             if self.is_tag_type and not subscription.codes:
                 # Some clients do not send the tag codes; the broker computes them.
-                parsed = subscribe(
+                parsed = parse_subscription(
                     subscription.topic, subscription.expression, version=subscription.version
                 )
                 self.subscription = subscription = parsed
@@ -152,15 +157,17 @@ class CompiledSubscription:
 
 
 class ConsumerFilters:
-    """The SQL92 expressions of all groups: group -> topic -> expression.
-
-    `on_sql92_topic(topic)` is called for each topic that connected members filter by SQL92.
-    """
+    """The SQL92 expressions of all groups: group -> topic -> expression."""
 
     def __init__(
         self, settings: Settings, files: Files, clock: Clock, on_sql92_topic: Callable[[str], None]
     ) -> None:
-        """Create an empty table for the file in the store. `load` reads the file."""
+        """Create an empty table for the file in the store. `load` reads the file.
+
+        `settings` has the shape of Bloom filters and the time for which dead expressions are kept.
+        `on_sql92_topic(topic)` is called when an expression for the topic is added or becomes
+        alive.
+        """
         config = settings.broker
         self._clock = clock
         self._on_sql92_topic = on_sql92_topic
@@ -372,7 +379,10 @@ def bloom_shape(groups: int, error_percent: int) -> BloomShape:
 
 
 def murmur3_64(data: bytes) -> int:
-    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0."""
+    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0.
+
+    It is a number of 64 bits without sign.
+    """
     first = second = 0
     for start in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
         is_whole_block = start + 16 <= len(data)

@@ -168,13 +168,7 @@ class HeartbeatHandlers(BrokerComponent):
             yield from self._precompile(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
             if config is None:
-                # The client gets no messages and no error, so the log has to tell the reason.
-                if (
-                    consumer.group not in self.logged_unknown_groups
-                    and len(self.logged_unknown_groups) < UNKNOWN_GROUPS_LOGGED_MAX
-                ):
-                    self.logged_unknown_groups.add(consumer.group)
-                    log.warning(UNKNOWN_GROUP, consumer.group, data.client_id)
+                self._log_unknown_group(consumer.group, data.client_id)
                 continue
             retry_topic = RETRY_PREFIX + consumer.group
             if retry_topic not in self.topics and config.retry_queues > 0:
@@ -216,6 +210,16 @@ class HeartbeatHandlers(BrokerComponent):
             # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates_topic else answer
+
+    def _log_unknown_group(self, group: str, client_id: str) -> None:
+        """Log once that a group does not exist, for the first UNKNOWN_GROUPS_LOGGED_MAX groups.
+
+        The client gets no messages and no error, so the log has to say the reason.
+        """
+        is_log_full = len(self.logged_unknown_groups) >= UNKNOWN_GROUPS_LOGGED_MAX
+        if group not in self.logged_unknown_groups and not is_log_full:
+            self.logged_unknown_groups.add(group)
+            log.warning(UNKNOWN_GROUP, group, client_id)
 
     def _add_producer(
         self, groups: Sequence[str], new_member: Callable[[], Member]

@@ -32,7 +32,7 @@ class QueueLocks:
     __slots__ = ("_clock", "_groups", "_next_cleanup_s", "_size", "document")
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
-        """Prepare the file of leases in the store at `root`; `load` reads it."""
+        """Create the table without leases, for the file in the store at `root`; `load` reads it."""
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
@@ -40,7 +40,10 @@ class QueueLocks:
         self._next_cleanup_s = 0.0
 
     def load(self) -> None:
-        """Read the file and grant each lease in it again, for LEASE_S. Raises StoreDamagedError."""
+        """Read the file and grant each lease in it again, for LEASE_S from now on.
+
+        Raises StoreDamagedError if the content of the file is invalid.
+        """
 
         def parse(text: str) -> dict[str, dict[str, list[tuple[str, str, int]]]]:
             """Return group -> client id -> [(topic, broker, queue id)]. See `_render`."""

@@ -84,18 +84,21 @@ class StoredProperties:
     def iter_range(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (offset, properties) of each existing message in [`start`, `end`)."""
+        """Yield (offset, properties) of each existing message in [`start`, `end`).
+
+        Offsets without a record are skipped. Stop at the first offset without a unit.
+        """
         while start < end:
             units = self._store.reader.units(
                 topic, queue_id, start, min(end - start, RECORDS_PER_STEP)
             )
             if not len(units):
                 return
-            for position, size, _ in UNIT.iter_unpack(units):
+            for offset, (position, size, _) in enumerate(UNIT.iter_unpack(units), start):
                 properties = self._read_unit(position, size)
                 if properties is not None:
-                    yield start, properties
-                start += 1
+                    yield offset, properties
+            start += len(units) // UNIT_BYTES
 
     def iter_tags(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
         """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag."""
@@ -240,20 +243,14 @@ class MatchCounter:
         the samples begin again. The tally is not kept if messages were deleted meanwhile.
         """
         key = (group, topic, queue_id)
-        first, end = self._store.queue_offsets(topic, queue_id)
-        start = min(max(start, first), end)
+        offset_min, end = self._store.queue_offsets(topic, queue_id)
+        start = min(max(start, offset_min), end)
         count = partial(self.count_range, topic, queue_id, criteria)
-
-        known_key, known = self._tallies.get(key, (None, None))
-        if known is not None and (
-            known_key != criteria.key
-            or known.start < first
-            or known.last_position != self._position_of(topic, queue_id, known.end - 1)
-        ):
-            known = None
+        known = self._find_valid_tally(key, criteria, offset_min)
 
         if known is not None and known.start <= start <= known.end <= end:
-            # Count the shorter one of the parts before and after `start`.
+            # The group has moved on: the range has lost [known.start, start) and gained
+            # [known.end, end). Count the shorter one of the parts before and after `start`.
             if start - known.start <= known.end - start:
                 passed = yield from count(known.start, start)
             else:
@@ -263,6 +260,7 @@ class MatchCounter:
             passed, arrived = known.passed_count + passed, known.arrived_count + arrived
             samples = known.samples.copy()
         else:
+            # The samples begin again, because the speed of the group is not known any more.
             if known is not None and start < known.start <= known.end <= end:
                 # The offset of the group was reset to an earlier one.
                 before = yield from count(start, known.start)
@@ -289,6 +287,21 @@ class MatchCounter:
             if len(self._tallies) > TALLIES_KEPT:
                 del self._tallies[next(iter(self._tallies))]
         return tally
+
+    def _find_valid_tally(
+        self, key: tuple[str, str, int], criteria: MatchCriteria, offset_min: int
+    ) -> Tally | None:
+        """Return the last tally of (group, topic, queue id) if it is still right, else None.
+
+        It is if it was counted with the same criteria, none of its messages were deleted (the
+        queue begins at `offset_min`), and the topic was not deleted and created again.
+        """
+        criteria_key, tally = self._tallies.get(key, (None, None))
+        if tally is None or criteria_key != criteria.key or tally.start < offset_min:
+            return None
+        _, topic, queue_id = key
+        position = self._position_of(topic, queue_id, tally.end - 1)
+        return tally if tally.last_position == position else None
 
     def count_lane_lag(
         self, name: str, topic: str, queue_id: int, lane_queue: LaneQueue, now_s: float
@@ -394,7 +407,7 @@ class MatchCounter:
     def _count_verdicts(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the matches row by row, with records where columns cannot decide."""
+        """Count the matches row by row, with records where columns cannot decide. Work item."""
         total = 0
         for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
             if callable(step):  # a job for another thread

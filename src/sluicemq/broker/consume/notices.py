@@ -82,7 +82,7 @@ class GroupChangeNotices:
             budget.pending_keys |= keys
 
     def send_due(self) -> None:
-        """Send the pending notices of groups whose bucket has tokens again.
+        """Send the pending notices of all groups whose token bucket is not empty.
 
         Remove full buckets without pending notices. Called several times a second.
         """

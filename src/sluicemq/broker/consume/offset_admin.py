@@ -21,6 +21,7 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
+from sluicemq.broker.topics import Topic
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
@@ -67,11 +68,6 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Command | Announced:
         """Reset the offsets of a group on a topic: answer INVOKE_BROKER_TO_RESET_OFFSET (222).
 
-        The new offset of a queue is the one in the request, if that names a queue and an offset
-        (only if the broker resets offsets itself). Otherwise it is the offset of the time in the
-        request, or the end of the queue if the time is negative. Without a queue in the request,
-        all queues are reset.
-
         If the broker resets offsets itself, the answer contains the new offset of each queue, and
         leaves once they are on disk. Otherwise the connected members are asked to reset theirs.
 
@@ -81,9 +77,33 @@ class GroupOffsetHandlers(BrokerComponent):
         topic = self.topics.require(header.topic)
         self.groups.check_exists(header.group)
         is_server_side = self.settings.broker.server_side_reset
+        offsets = self._choose_offsets(header, topic, is_server_side=is_server_side)
+        log.info(
+            "%s resets group %s of topic %s: %s",
+            peer.remote,
+            header.group,
+            topic.name,
+            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
+        )
+        if is_server_side:
+            self._apply_reset(header.group, offsets)
+            body = bodies.encode_queue_offsets(offsets)
+            return Announced(Command(ResponseCode.SUCCESS, body=body))
+        return self._ask_consumers_to_reset(header, offsets, command.language)
+
+    def _choose_offsets(
+        self, header: ResetOffsetRequest, topic: Topic, *, is_server_side: bool
+    ) -> dict[MessageQueue, int]:
+        """Return the queues that a request resets, each with its new offset.
+
+        If the broker resets offsets itself (`is_server_side`), the request may name one queue, and
+        also the offset. Otherwise all queues are reset. Without an offset (None or -1), the new one
+        is that of the time in the request, or the end of the queue if the time is negative.
+
+        Raises RequestError if the queue does not exist, or if the offset is not in the queue.
+        """
         name, queue_id, offset = topic.name, header.queue_id, header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
-        offsets: dict[MessageQueue, int] = {}
         if is_server_side and queue_id >= 0:
             if queue_id not in queue_ids:
                 raise RequestError(
@@ -100,28 +120,17 @@ class GroupOffsetHandlers(BrokerComponent):
                         f"Offset {offset} is outside queue {queue_id} of topic {name}, which "
                         f"holds {low} to {high}.",
                     )
-                offsets = {self._message_queue(name, queue_id): offset}
-        if not offsets:
-            reader, ends = self.store.reader, self.store.queue_offsets
-            offsets = {
-                self._message_queue(name, queue_id): ends(name, queue_id)[1]
-                if header.time_ms < 0
-                else reader.offset_by_time(name, queue_id, header.time_ms, "lower")
-                for queue_id in queue_ids
-            }
+                return {self._message_queue(name, queue_id): offset}
+        return {
+            self._message_queue(name, queue_id): self._offset_at(name, queue_id, header.time_ms)
+            for queue_id in queue_ids
+        }
 
-        log.info(
-            "%s resets group %s of topic %s: %s",
-            peer.remote,
-            header.group,
-            topic.name,
-            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
-        )
-        if is_server_side:
-            self._apply_reset(header.group, offsets)
-            body = bodies.encode_queue_offsets(offsets)
-            return Announced(Command(ResponseCode.SUCCESS, body=body))
-        return self._ask_consumers_to_reset(header, offsets, command.language)
+    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """Return the offset of a queue at a store time; the end of the queue if it is negative."""
+        if time_ms < 0:
+            return self.store.queue_offsets(topic, queue_id)[1]
+        return self.store.reader.offset_by_time(topic, queue_id, time_ms, "lower")
 
     def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Reset offsets of a group, or of its lanes if it has some.
@@ -232,14 +241,16 @@ class GroupOffsetHandlers(BrokerComponent):
         name, spans = topic.name, []
         reader, now_ms = self.store.reader, self.clock.now_ms()
         for queue_id in range(topic.config.write_queues):
-            high = self.store.queue_offsets(name, queue_id)[1]
-            offset = self.offsets.committed(header.group, name, queue_id)
+            end = self.store.queue_offsets(name, queue_id)[1]
+            committed = self.offsets.committed(header.group, name, queue_id)
             first_ms = consumed_ms = reader.earliest_time_ms(name, queue_id)
-            if offset > 0:
-                consumed_ms = reader.store_time_ms(name, queue_id, offset - 1)
-            next_ms = reader.store_time_ms(name, queue_id, max(offset, 0)) if high > offset else 0
+            if committed > 0:
+                consumed_ms = reader.store_time_ms(name, queue_id, committed - 1)
+            next_ms = 0
+            if end > committed:
+                next_ms = reader.store_time_ms(name, queue_id, max(committed, 0))
             delay_ms = max(0, now_ms - next_ms) if next_ms > 0 else 0
-            last_ms = reader.store_time_ms(name, queue_id, high - 1) if high else -1
+            last_ms = reader.store_time_ms(name, queue_id, end - 1) if end else -1
             queue = self._message_queue(name, queue_id)
             spans.append(bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
@@ -253,16 +264,16 @@ class GroupOffsetHandlers(BrokerComponent):
         the compared group is behind all other groups gets NO_GROUP_BEHIND. RocketMQ also deletes
         the offsets of the groups in `filterGroups`; here they stay.
         """
-        groups_left_out = set(filter(None, (header.excluded_groups or "").split(",")))
-        least: dict[int, int] = {}
-        compared: dict[int, int] = {}
+        excluded_groups = set(filter(None, (header.excluded_groups or "").split(",")))
+        least: dict[int, int] = {}  # by queue id: the least offset
+        compared: dict[int, int] = {}  # by queue id: the offset of the compared group
         for group, topic, queue_id, offset in self.offsets.iter_offsets():
             if topic != header.topic:
                 continue
             if group == header.compare_group:
                 compared[queue_id] = offset
             is_stored = offset >= self.store.queue_offsets(topic, queue_id)[0]
-            if group not in groups_left_out and is_stored:
+            if group not in excluded_groups and is_stored:
                 least[queue_id] = min(offset, least.get(queue_id, offset))
         for queue_id, offset in compared.items():
             if least.get(queue_id, NO_GROUP_BEHIND) > offset:

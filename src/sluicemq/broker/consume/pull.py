@@ -134,8 +134,9 @@ class PullHandlers(BrokerComponent):
     ) -> None:
         """Create the handlers.
 
-        `polls` parks pulls, `deliveries` counts what groups receive, and `filters` caches the
-        filters of expressions in requests.
+        `consumers` has the members of groups with their filters and lanes, `polls` parks pulls,
+        `deliveries` counts what groups receive, and `filters` caches the filters of expressions in
+        requests.
         """
         super().__init__(context)
         self.consumers = consumers
@@ -241,10 +242,12 @@ class PullHandlers(BrokerComponent):
     def pull_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """Answer a plain PULL_MESSAGE (11) for which messages exist.
 
-        `header` is the decoded JSON header; the body of a pull is not used. Return the encoded
-        answer, True if it was written to `peer` in pieces, or False for every request that `pull`
-        has to handle. The time it takes is charged to the share of the connection, like that of
-        every request. Called for every pull: keep it cheap.
+        A pull is plain if its queue has messages from its offset on, its filter is by tags or
+        missing, and its group exists and has no lanes and no pending reset. `header` is the decoded
+        JSON header; the body of a pull is not used. Return the encoded answer, True if it was
+        written to `peer` in pieces, or False for every request that `pull` has to handle. The time
+        it takes is charged to the share of the connection, like that of every request. Called for
+        every pull: keep it cheap.
         """
         scheduler = self.scheduler
         try:
@@ -603,7 +606,7 @@ class PullHandlers(BrokerComponent):
     def _answer_or_keep_parked(
         self, context: PullContext, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
-        """Handle a retry without messages: return the answer, or None to keep the pull parked.
+        """Return the answer after a retry that found no messages, or None to keep the pull parked.
 
         Without `is_last` the pull stays parked if it was at the end of the queue or has examined
         messages. It then goes on from the offset at which the read ended; if that is not the end of

@@ -649,21 +649,22 @@ class Replica:
         requests and remain the master.
         """
         self._is_handing_over = True
-        executor, state, done = self._role_executor, self._term, asyncio.Event()
+        executor, state, is_confirmed = self._role_executor, self._term, asyncio.Event()
         executor.pause_requests(True)
         try:
             await asyncio.sleep(PAUSE_SETTLE_S)
             if (in_sync := executor.in_sync) is not None:
-                in_sync.wait(executor.log_end.position, lambda _: done.set())
+                in_sync.wait(executor.log_end.position, lambda _: is_confirmed.set())
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
-                    await done.wait()
+                    await is_confirmed.wait()
 
             self._step_down(f"it hands over to replica {successor.id}")
-            after = election.state_after_switch(state, successor)
+            next_state = election.state_after_switch(state, successor)
             if leave_in_sync_set:
-                remaining = {key: value for key, value in after.in_sync.items() if key != self._id}
-                after = after._replace(in_sync=remaining)
-            await self._swap_until_answered(after)
+                others = dict(next_state.in_sync)
+                others.pop(self._id, None)
+                next_state = next_state._replace(in_sync=others)
+            await self._swap_until_answered(next_state)
         except TimeoutError:
             executor.pause_requests(False)
             log.warning(

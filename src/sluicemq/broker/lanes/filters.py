@@ -175,11 +175,11 @@ class RuleColumnFilter:
     def names(self) -> frozenset[str]:
         """The properties that the rule reads."""
         has_chains = any(excluded for _, excluded in self._clauses)
-        found = {TAGS, LANE_PROPERTY} if has_chains else set()
+        names = {TAGS, LANE_PROPERTY} if has_chains else set()
         for required, excluded in self._clauses:
             for item in (*required, *(one for _, atoms in excluded for one in atoms)):
-                found |= item.names
-        return frozenset(found)
+                names |= item.names
+        return frozenset(names)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
         """Return FALSE, TRUE or NEEDS_RECORD for each row of a block."""
@@ -196,10 +196,10 @@ class RuleColumnFilter:
                 self._apply_excluded(block, excluded, clause_matches, clause_rejects)
             matching |= clause_matches
             rejected &= clause_rejects
-        found = np.full(block.rows, NEEDS_RECORD, np.uint8)
-        found[matching] = TRUE
-        found[rejected] = FALSE
-        return found
+        verdicts = np.full(block.rows, NEEDS_RECORD, np.uint8)
+        verdicts[matching] = TRUE
+        verdicts[rejected] = FALSE
+        return verdicts
 
     @staticmethod
     def _apply_excluded(

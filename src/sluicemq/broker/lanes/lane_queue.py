@@ -144,8 +144,8 @@ class LaneQueue:
         sliced = []
         for span_first, span_end, clause in self.spans:
             start = max(span_first, first)
-            ends = [one for one in (span_end, end) if one is not None]
-            stop = min(ends, default=None)
+            # The lower one of the two ends, of which None is the highest.
+            stop = span_end if end is None else end if span_end is None else min(span_end, end)
             if stop is None or start < stop:
                 sliced.append(Span(start, stop, clause))
         return sliced
@@ -157,10 +157,10 @@ class LaneQueue:
         no lane asks for) are removed from `offset` on.
         """
         restricted = [
-            Span(low, high, clause)
-            for low, high, known in self.slice_spans(offset)
-            if known.required
-            for clause in intersect_rules(frozenset([known]), rule)
+            Span(span.first, span.end, clause)
+            for span in self.slice_spans(offset)
+            if span.clause.required
+            for clause in intersect_rules(frozenset([span.clause]), rule)
         ]
         self.spans = merge_spans([*self.slice_spans(0, offset), *restricted])
 
@@ -173,10 +173,10 @@ class LaneQueue:
         """
         with_atoms = frozenset(clause for clause in rule if clause.required)
         return [
-            Span(low, high, clause)
-            for low, high, known in self.slice_spans(first, end)
+            Span(span.first, span.end, clause)
+            for span in self.slice_spans(first, end)
             for clause in intersect_rules(
-                frozenset([known]), with_atoms if known.required else rule
+                frozenset([span.clause]), with_atoms if span.clause.required else rule
             )
         ]
 

@@ -157,8 +157,8 @@ class AtomChain:
         Return True if one may do so: other tags may have the same hash code, and general atoms are
         not evaluated.
         """
-        known = self._index.codes
-        return any(known.get(code, self.length) < self.length for code in codes) or (
+        index_by_code = self._index.codes
+        return any(index_by_code.get(code, self.length) < self.length for code in codes) or (
             next(self.iter_general_atoms(), None) is not None
         )
 
@@ -183,12 +183,12 @@ def extend_chain(chain: AtomChain | None, *atoms: Atom) -> AtomChain | None:
     chain without atoms.
     """
     for atom in atoms:
-        known = _chains.get((chain, atom))
-        if known is None:
+        extended = _chains.get((chain, atom))
+        if extended is None:
             if chain is not None and atom in chain:
                 continue
-            known = _chains[chain, atom] = AtomChain(chain, atom)
-        chain = known
+            extended = _chains[chain, atom] = AtomChain(chain, atom)
+        chain = extended
     return chain
 
 
@@ -435,7 +435,7 @@ def compute_rules(
     topic: str,
     live: Sequence[str],
     idle: Sequence[str],
-    known: Mapping[str, LaneRule] | None = None,
+    previous: Mapping[str, LaneRule] | None = None,
 ) -> dict[str, LaneRule]:
     """Return the rule of each lane for messages of a topic, by key of the lane.
 
@@ -443,24 +443,25 @@ def compute_rules(
     `idle` are the keys of the lanes, as `GroupLanes.get_live_and_idle_keys` orders them. Lanes that
     do not subscribe to the topic are left out of the result, whose order is that of the keys.
 
-    `known` are the rules that an earlier call returned for the topic. The rule of a lane is reused
-    if the lanes before it are the same as in that call. For a retry topic `known` is not used.
+    `previous` are the rules that an earlier call returned for the topic. The rule of a lane is
+    reused if the lanes before it are the same as in that call. For a retry topic, `previous` is not
+    used.
     """
     if topic.startswith(RETRY_PREFIX):
         return _compute_retry_rules(live, idle)
-    found: dict[str, LaneRule] = {}
+    rules: dict[str, LaneRule] = {}
     chain: AtomChain | None = None
-    known_keys = iter(known or ())
+    previous_keys = iter(previous or ())
     for key in (*live, *idle):
         atoms = get_atoms_by_topic(key).get(topic, ())
         if atoms:
-            if known is not None and next(known_keys, None) == key:
-                found[key] = known[key]
+            if previous is not None and next(previous_keys, None) == key:
+                rules[key] = previous[key]
             else:
-                known = None
-                found[key] = MATCH_NOTHING.union(*(create_rule([atom], chain) for atom in atoms))
+                previous = None  # the rules of all later lanes depend on this lane
+                rules[key] = MATCH_NOTHING.union(*(create_rule([atom], chain) for atom in atoms))
             chain = extend_chain(chain, *atoms)
-    return found
+    return rules
 
 
 def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | None, ...]:

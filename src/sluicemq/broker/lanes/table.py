@@ -85,8 +85,8 @@ class LaneMember(NamedTuple):
     def start_pull(self, queue: QueueKey, offset: int) -> PullDecision:
         """Return what a new pull from `offset` must do: READ, WAIT or REDIRECT.
 
-        The member becomes the reader of the queue for its lane, unless it must wait. The commit
-        that came with the pull must have been applied before.
+        The pull is recorded for the lane (`_check_pull`). The commit that came with it must have
+        been applied before.
         """
         lanes, client_id, key = self
         redirect = lanes.get_redirect(key, client_id, queue, offset)
@@ -315,16 +315,16 @@ class Lanes:
 
         def parse(text: str) -> dict[str, GroupLanes]:
             try:
-                found = {}
+                groups = {}
                 for item in orjson.loads(text)["groups"]:
                     name = str(item["group"])
-                    lanes = found[name] = GroupLanes(name, self.storage)
+                    lanes = groups[name] = GroupLanes(name, self.storage)
                     decode_group(lanes, item)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"a lane has a missing or invalid field: {error}") from error
-            return found
+            return groups
 
-        found = self.document.load(parse) or {}
+        loaded_groups = self.document.load(parse) or {}
         if self.document.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another"
@@ -332,6 +332,6 @@ class Lanes:
                 " are the lowest of their lanes, so messages may be repeated. No action is needed.",
                 self.document.path,
             )
-            found = {}
+            loaded_groups = {}
             self.document.changed = True
-        self.table.update(found)
+        self.table.update(loaded_groups)

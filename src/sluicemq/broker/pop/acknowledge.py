@@ -95,7 +95,7 @@ class PopAckHandlers(BrokerComponent):
         self._apply_acknowledgement(PopAck(header.group, header.topic, handle, (header.offset,)))
         return Durable.for_command(command, encode_response(command))
 
-    def acknowledge_batch(self, command: Command, peer: Peer) -> Any:
+    def acknowledge_batch(self, command: Command, peer: Peer) -> Postponed:
         """Acknowledge the messages in the body: answer BATCH_ACK_MESSAGE (200151).
 
         Returns a `Postponed`, whose work decodes and acknowledges in steps. Its answer is sent when
@@ -113,7 +113,7 @@ class PopAckHandlers(BrokerComponent):
 
     def change_invisible_time(
         self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer
-    ) -> Any:
+    ) -> Durable:
         """Make a message invisible for another time: answer CHANGE_MESSAGE_INVISIBLETIME (200053).
 
         The response contains the fields of the new receipt handle, and is sent when the change is

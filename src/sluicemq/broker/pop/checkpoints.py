@@ -183,8 +183,10 @@ class PopCheckpoints:
 
         The returned dict is a copy, and another thread may call this method.
         """
-        found = [(queue, tuple(pending)) for queue, pending in self._pending_commits.copy().items()]
-        return {queue: pending[-1].next_offset for queue, pending in found if pending}
+        copies = [
+            (queue, tuple(pending)) for queue, pending in self._pending_commits.copy().items()
+        ]
+        return {queue: pending[-1].next_offset for queue, pending in copies if pending}
 
     def record_pop(
         self,
@@ -357,8 +359,8 @@ class PopCheckpoints:
         scheduled again. If the next group commit fails, the messages are removed again. Return
         where the record is.
         """
-        known = self.open_checkpoints.by_key.get(checkpoint.key)
-        known_offsets = known.pending_offsets if known is not None else ()
+        existing = self.open_checkpoints.by_key.get(checkpoint.key)
+        existing_offsets = existing.pending_offsets if existing is not None else ()
         # A time that has come would not delay the record. But each record must be stored in the
         # timer queue, whose order is that of all checkpoints.
         due_ms = max(checkpoint.deadline_ms - REVIVE_LEAD_MS, self._clock.now_ms() + 1)
@@ -370,7 +372,7 @@ class PopCheckpoints:
             {NEXT_OFFSET_PROPERTY: str(next_offset)},
         )
         entry = self.open_checkpoints.add(checkpoint, stored.queue_offset, popped_by)
-        added_offsets = [offset for offset in checkpoint.offsets if offset not in known_offsets]
+        added_offsets = [offset for offset in checkpoint.offsets if offset not in existing_offsets]
         self._group_commit.commit_internal(
             undo=lambda: self.open_checkpoints.remove_messages(entry, added_offsets)
         )

@@ -27,7 +27,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
@@ -135,7 +135,9 @@ class PopHandlers(BrokerComponent):
 
     # ------------------------------------------------------------------------------- requests
 
-    def pop(self, header: PopMessageRequest, command: Command, peer: Peer) -> Any:
+    def pop(
+        self, header: PopMessageRequest, command: Command, peer: Peer
+    ) -> bytes | Durable | Parked | Postponed | Command:
         """Take messages for a group: answer POP_MESSAGE (200050). Keep it cheap.
 
         Return the encoded response, `Durable` if it contains messages. Return `Parked` if none were
@@ -163,7 +165,7 @@ class PopHandlers(BrokerComponent):
             return Postponed(self._continue_unfinished(popping, result))
         return self._answer_or_park(popping, result)
 
-    def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Any:
+    def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Command:
         """Answer PEEK_MESSAGE (200052) with the messages that a pop would take.
 
         Nothing is taken, and no offset of the group changes. A peek has no filter and never waits.
@@ -190,7 +192,9 @@ class PopHandlers(BrokerComponent):
             remark="FOUND" if result.count else "NO_MESSAGE_IN_QUEUE",
         )
 
-    def notify(self, header: NotificationRequest, command: Command, peer: Peer) -> Any:
+    def notify(
+        self, header: NotificationRequest, command: Command, peer: Peer
+    ) -> bytes | Parked | Postponed | Command:
         """Answer NOTIFICATION (200054): whether a pop would find messages.
 
         Return the encoded response if it would, or if the request may not wait. Otherwise return
@@ -376,8 +380,8 @@ class PopHandlers(BrokerComponent):
             result.rest_count += max(end - offset, 0)
             return
 
-        found = self._read_messages(popping, result, topic, queue_id, offset)
-        if found.status in _INVALID_OFFSET_STATUSES:
+        read_result = self._read_messages(popping, result, topic, queue_id, offset)
+        if read_result.status in _INVALID_OFFSET_STATUSES:
             log.warning(
                 "the next offset of group %s in %s:%d was %d, where no message exists; the group"
                 " continues at %d",
@@ -385,28 +389,28 @@ class PopHandlers(BrokerComponent):
                 topic,
                 queue_id,
                 offset,
-                found.next_offset,
+                read_result.next_offset,
             )
-            offset = found.next_offset
+            offset = read_result.next_offset
             if not popping.is_read_only:
                 self.offsets.reset(group, topic, queue_id, offset)
                 self.checkpoints.resolve_next_offset(group, topic, queue_id)
-            found = self._read_messages(popping, result, topic, queue_id, offset)
-        if found.postponed is not None:
-            result.postponed = found.postponed
+            read_result = self._read_messages(popping, result, topic, queue_id, offset)
+        if read_result.postponed is not None:
+            result.postponed = read_result.postponed
             result.is_stopped = True
             result.is_unfinished = True
             result.rest_count += max(end - offset, 0)
             return
 
-        if found.count:
-            self._take_read_messages(popping, result, source, found)
-        elif found.next_offset > offset and not popping.is_read_only:
-            self.checkpoints.skip_to(group, topic, queue_id, found.next_offset)
-        unread_count = max(found.offset_max - found.next_offset, 0)
+        if read_result.count:
+            self._take_read_messages(popping, result, source, read_result)
+        elif read_result.next_offset > offset and not popping.is_read_only:
+            self.checkpoints.skip_to(group, topic, queue_id, read_result.next_offset)
+        unread_count = max(read_result.offset_max - read_result.next_offset, 0)
         result.rest_count += unread_count
         # Unfinished only if this read has moved on: otherwise the next step would do the same.
-        result.is_unfinished |= unread_count > 0 and found.next_offset > offset
+        result.is_unfinished |= unread_count > 0 and read_result.next_offset > offset
         if popping.filter is not None:
             result.is_stopped |= self.steady_clock.monotonic_s() >= result.read_until_s
 
@@ -450,25 +454,25 @@ class PopHandlers(BrokerComponent):
         first, the result has `postponed`. Called for each queue: keep it cheap.
         """
         count, message_filter = popping.header.count_max - result.count, popping.filter
-        found = self.store.reader.read(
+        read_result = self.store.reader.read(
             topic, queue_id, offset, count, None, message_filter, may_postpone=True
         )
         delivered = self.delivered[topic, popping.header.group]
-        delivered.filtered_count += found.units_scanned - found.count
+        delivered.filtered_count += read_result.units_scanned - read_result.count
         if (
-            found.units_scanned
-            and not found.is_filter_reliable
+            read_result.units_scanned
+            and not read_result.is_filter_reliable
             and message_filter
             and message_filter.reads_properties
         ):
-            end = offset + found.units_scanned
+            end = offset + read_result.units_scanned
             delivered.add_range_to_check(message_filter, queue_id, offset, end)
-        return found
+        return read_result
 
     def _take_read_messages(
-        self, popping: PendingPop, result: PopResult, source: Source, found: ReadResult
+        self, popping: PendingPop, result: PopResult, source: Source, read_result: ReadResult
     ) -> None:
-        """Take the messages `found`, which were read from one queue, and add them to `result`.
+        """Take the messages that were read from one queue, and add them to `result`.
 
         They are recorded as in flight: by `OrderedPops` for an ordered pop, otherwise by a
         checkpoint. A read-only pop records nothing. Messages of a retry topic are added under the
@@ -480,7 +484,7 @@ class PopHandlers(BrokerComponent):
         """
         header, (topic, queue_id, kind) = popping.header, source
         group, invisible_ms = header.group, header.invisible_ms
-        records = list(found.records())
+        records = list(read_result.records())
         offsets = [offset for offset, _ in records]
         popped_by = self.consumers.client_name(group, popping.peer)
         if popping.is_read_only:
@@ -508,7 +512,7 @@ class PopHandlers(BrokerComponent):
                     topic=topic,
                     queue_id=queue_id,
                     offsets=offsets,
-                    next_offset=found.next_offset,
+                    next_offset=read_result.next_offset,
                     pop_ms=result.pop_ms,
                     invisible_ms=invisible_ms,
                     popped_by=popped_by,
@@ -520,16 +524,16 @@ class PopHandlers(BrokerComponent):
                     "a pop of group %s returns fewer messages than are available: %s", group, error
                 )
                 result.is_stopped = True
-                result.rest_count += found.count
+                result.rest_count += read_result.count
                 return
 
         result.first_offsets.append((kind, queue_id, offsets[0]))
         result.taken_offsets.append((kind, queue_id, ",".join(map(str, offsets))))
-        result.count += found.count
-        result.size_bytes += found.size_bytes
+        result.count += read_result.count
+        result.size_bytes += read_result.size_bytes
         is_as_stored = popping.is_read_only or self.settings.broker.pop_actual_retry_topic
         if topic == header.topic or is_as_stored:
-            result.data += without_handles(records, found.data)
+            result.data += without_handles(records, read_result.data)
         else:
             handle = ReceiptHandle(
                 start_offset=offsets[0],
@@ -545,8 +549,8 @@ class PopHandlers(BrokerComponent):
                 for offset, record in records
             ]
         delivered = self.delivered[topic, group]
-        delivered.messages_out += found.count
-        delivered.bytes_out += found.size_bytes
+        delivered.messages_out += read_result.count
+        delivered.bytes_out += read_result.size_bytes
 
     def _has_messages(self, popping: PendingPop) -> bool:
         """Return whether a pop may find messages, for a notification.
@@ -568,8 +572,8 @@ class PopHandlers(BrokerComponent):
                 continue
             if message_filter is None or end - offset > NOTIFICATION_SCAN_MAX:
                 return True
-            found = self.store.reader.read(topic, queue_id, offset, 1, None, message_filter)
-            if found.count or found.next_offset < end:
+            read_result = self.store.reader.read(topic, queue_id, offset, 1, None, message_filter)
+            if read_result.count or read_result.next_offset < end:
                 return True
         return False
 
@@ -585,7 +589,9 @@ class PopHandlers(BrokerComponent):
             return now_ms + poll_ms
         return min(born_time_ms + self.steady_clock.lead_ms, now_ms) + poll_ms
 
-    def _continue_unfinished(self, popping: PendingPop, result: PopResult) -> WorkItem[Any]:
+    def _continue_unfinished(
+        self, popping: PendingPop, result: PopResult
+    ) -> WorkItem[bytes | Durable | Parked]:
         """Take messages in further steps until some are found or the deadline has passed.
 
         `result` is that of the first step, which was unfinished. Before each further step, it

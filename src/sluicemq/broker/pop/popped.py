@@ -132,14 +132,14 @@ class OpenCheckpoints:
         key already (the group was reset and popped twice within a millisecond), the new entry
         replaces the old one and contains the messages of both.
         """
-        known = self.by_key.get(checkpoint.key)
+        existing = self.by_key.get(checkpoint.key)
         revive_offset = NO_OFFSET
-        if known is not None:
-            offsets = tuple(sorted({*known.pending_offsets, *checkpoint.offsets}))
+        if existing is not None:
+            offsets = tuple(sorted({*existing.pending_offsets, *checkpoint.offsets}))
             checkpoint = checkpoint._replace(offsets=offsets)
-            timer_offset, revive_offset = known.timer_offset, known.revive_offset
-            self.in_flight_counts[known.queue] -= len(known.pending_offsets)
-            known.pending_offsets = ()
+            timer_offset, revive_offset = existing.timer_offset, existing.revive_offset
+            self.in_flight_counts[existing.queue] -= len(existing.pending_offsets)
+            existing.pending_offsets = ()
 
         entry = OpenCheckpoint(
             checkpoint, checkpoint.offsets, timer_offset, revive_offset, popped_by=popped_by
@@ -366,15 +366,15 @@ class PopRecovery:
             start = saved.revive_starts.get(queue_id, 0)
             self._read_revive_queue(queue_id, start, is_from_this_broker=True)
         timer_start = min(saved.timer_start, saved.covered_end)
-        for found in self._iter_pop_records(TIMER_TOPIC, 0, timer_start):
-            if isinstance(found.content, Acknowledgement):
-                self._apply_acknowledgement(found.content)
+        for stored in self._iter_pop_records(TIMER_TOPIC, 0, timer_start):
+            if isinstance(stored.content, Acknowledgement):
+                self._apply_acknowledgement(stored.content)
                 continue
-            if found.offset >= saved.timer_start:
-                self._table.add(found.content, found.offset)
-            if found.offset >= saved.covered_end:
-                next_offset = found.record.get_number(NEXT_OFFSET_PROPERTY)
-                self._note_next_offset(found.content, next_offset)
+            if stored.offset >= saved.timer_start:
+                self._table.add(stored.content, stored.offset)
+            if stored.offset >= saved.covered_end:
+                next_offset = stored.record.get_number(NEXT_OFFSET_PROPERTY)
+                self._note_next_offset(stored.content, next_offset)
         self._apply_revive_queues()
 
     def recover_from_log(self, passed_ms: int) -> None:
@@ -392,11 +392,11 @@ class PopRecovery:
             scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
             start = scanned + 1 if passed_ms else 0
             self._read_revive_queue(queue_id, start, is_from_this_broker=False)
-        for found in self._iter_pop_records(TIMER_TOPIC, 0, 0):
-            if isinstance(found.content, Acknowledgement):
-                self._apply_acknowledgement(found.content)
-            elif (found.record.get_number(TIMER_OUT) or 0) >= passed_ms:
-                self._table.add(found.content, NO_OFFSET)
+        for stored in self._iter_pop_records(TIMER_TOPIC, 0, 0):
+            if isinstance(stored.content, Acknowledgement):
+                self._apply_acknowledgement(stored.content)
+            elif (stored.record.get_number(TIMER_OUT) or 0) >= passed_ms:
+                self._table.add(stored.content, NO_OFFSET)
         self._apply_revive_queues()
 
     @property
@@ -416,16 +416,16 @@ class PopRecovery:
         are listed in the file or found in the timer queue.
         """
         scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
-        for found in self._iter_pop_records(self._topic, queue_id, start):
-            if isinstance(found.content, Acknowledgement):
-                self._revive_acknowledgements.append(found.content)
-            elif found.offset <= scanned:
-                self._scanned_keys.add(found.content.key)
+        for stored in self._iter_pop_records(self._topic, queue_id, start):
+            if isinstance(stored.content, Acknowledgement):
+                self._revive_acknowledgements.append(stored.content)
+            elif stored.offset <= scanned:
+                self._scanned_keys.add(stored.content.key)
             else:
-                self._revive_offsets.setdefault(found.content.key, found.offset)
-                was_in_timer_queue = found.record.get_number(TIMER_OUT) is not None
+                self._revive_offsets.setdefault(stored.content.key, stored.offset)
+                was_in_timer_queue = stored.record.get_number(TIMER_OUT) is not None
                 if not (is_from_this_broker and was_in_timer_queue):
-                    self._table.add(found.content, NO_OFFSET)
+                    self._table.add(stored.content, NO_OFFSET)
 
     def _apply_revive_queues(self) -> None:
         """Apply to the table what `_read_revive_queue` has collected.

@@ -108,11 +108,11 @@ class TicketCheck:
             self._protocol.data_received(data)
 
     def resume_writing(self) -> None:
-        """Pass on that the connection accepts more bytes."""
+        """Tell the slave's protocol, if there is one, that the connection accepts more bytes."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
     def connection_lost(self) -> None:
-        """Pass on that the connection has ended."""
+        """Tell the slave's protocol, if there is one, that the connection has ended."""
         if self._protocol is not None:
             self._protocol.connection_lost()

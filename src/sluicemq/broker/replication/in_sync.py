@@ -171,7 +171,7 @@ class InSyncReplicas:
     is before it, including what this broker does not know to be confirmed yet."""
 
     def __post_init__(self) -> None:
-        """Note the time and the end of the log at the start of the term."""
+        """Record the time and the end of the log, as those at the start of the term."""
         self._started_s = self.clock.monotonic_s()
         self._start_end = self.local_end()
 

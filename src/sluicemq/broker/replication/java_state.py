@@ -137,7 +137,7 @@ class JavaStateReceiver:
         on_changed: Callable[[set[str]], None] = lambda names: None,
         sign: Callable[[Command], Command] = lambda command: command,
     ) -> None:
-        """Create the receiver.
+        """Create the receiver, which writes the tables to `root`/config in `files`.
 
         - `in_executor` runs a blocking function on another thread.
         - `on_changed(names)` is called in the event loop with the names of the files that have

@@ -219,7 +219,7 @@ class LogReceiver:
         return self._master_confirmed is not None and self._log.end >= self._master_confirmed
 
     def status(self) -> ReceiverStatus:
-        """Return the state of the connection and of the log."""
+        """Return the state of the connection and of the log, with the rate of the last second."""
         self._rate.add(0, self._clock.monotonic_s())
         end = self._log.end
         return ReceiverStatus(
@@ -295,7 +295,7 @@ class LogReceiver:
     # -------------------------------------------------------------------- what the master sends
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes of the master: append them to the log, dispatch records, and report.
+        """Append received bytes to the log, dispatch records to queues, and report to the master.
 
         `data` may begin and end within a frame. A SluiceError or OSError, for example because the
         disk is full, closes the connection and is kept in `last_error`. Runs for every read of the
@@ -556,7 +556,7 @@ class ReceiverConnection:
             self._receiver.data_received(data)
 
     def resume_writing(self) -> None:
-        """Pass on that most of the unsent bytes were sent."""
+        """Tell the receiver that most of the unsent bytes were sent."""
         if not self._is_over:
             self._receiver.resume_writing()
 

@@ -190,9 +190,10 @@ class LogSender:
     # ------------------------------------------------------------------- what the slave sends
 
     def data_received(self, data: bytes) -> None:
-        """Handle handshakes and reports of the slave, then send what it does not have yet.
+        """Process handshakes and reports of the slave, then send the log that it does not have yet.
 
-        Raises ProtocolError if the slave breaks the protocol, or has bytes that the master lacks.
+        `data` may begin and end within a frame. Raises ProtocolError if the slave breaks the
+        protocol, or has bytes that the master lacks.
         """
         self._read_s = self._clock.monotonic_s()
         for frame in self._reader.feed(data):
@@ -217,7 +218,7 @@ class LogSender:
             self._in_sync.add_slave(self)
 
     def _handle_report(self, end: int) -> None:
-        """Handle the slave's report that it has the log up to position `end`.
+        """Process the slave's report that it has the log up to position `end`.
 
         Record the acknowledgement, unless the slave is a learner. The first report also says from
         where on the slave needs the log, so sending begins. `end` is FROM_START if the slave needs
@@ -369,6 +370,7 @@ class LogSender:
         self._is_reading, position = True, self.sent_end
 
         def on_read(result: bytes | Exception) -> None:
+            """Keep the bytes that were read from `position` on, or handle the error."""
             self._is_reading = False
             if isinstance(result, bytes):
                 if position == self.sent_end:  # otherwise the sender went on without these bytes
@@ -446,10 +448,10 @@ class LogSenders:
         offload: Offload,
         address_check: AddressCheck,
     ) -> None:
-        """Create the senders of a master, at first none.
+        """Create the table of a master without senders.
 
-        `address_check` decides which addresses may connect. The other arguments are those of
-        `LogSender`.
+        `address_check` decides which addresses may connect. All other arguments are passed on to
+        each `LogSender`, which describes them.
         """
         self._store = store
         self._in_sync = in_sync

@@ -175,7 +175,11 @@ class ReplicaRequests:
         return Command(ResponseCode.SUCCESS)
 
     def ha_status(self, command: Command, peer: Peer) -> Command:
-        """Answer GET_BROKER_HA_STATUS (907), which `mqadmin haStatus` sends, with JSON."""
+        """Answer GET_BROKER_HA_STATUS (907), which `mqadmin haStatus` sends, with JSON.
+
+        The JSON keys are RocketMQ's. `haClientRuntimeInfo` is filled in by a slave only,
+        `haConnectionInfo`, `inSyncSlaveNums` and `masterCommitLogMaxOffset` by a master only.
+        """
         client: dict[str, object] = {
             "isActivated": False,
             "lastReadTimestamp": 0,
@@ -239,6 +243,8 @@ def refuse_unsafe_sends(
     """
 
     def check_first(handle: Handler) -> Handler:
+        """Return a handler that raises the refusal, or else calls `handle`."""
+
         def send(command: Command, peer: Peer) -> Outcome:
             if (refusal := in_sync.refusal) is not None:
                 raise refusal
@@ -247,6 +253,7 @@ def refuse_unsafe_sends(
         return send
 
     def check_first_fast(handle: FastHandler) -> FastHandler:
+        """Return a fast handler that returns False if there is a refusal, else calls `handle`."""
         return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
 
     return (
@@ -273,12 +280,16 @@ def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> 
     """
 
     def refuse_with(code: int, remark: str | None) -> Handler:
+        """Return a handler that answers every request with this code and remark."""
+
         def refuse(command: Command, peer: Peer) -> Command:
             return Command(code, {}, remark=remark)
 
         return refuse
 
     def check_readable(handle: Handler) -> Handler:
+        """Return a handler that calls `handle` only while slaves serve readers."""
+
         def read(command: Command, peer: Peer) -> Outcome:
             if not settings.broker.slave_read:
                 return Command(ResponseCode.SYSTEM_BUSY, {}, remark=BUSY)

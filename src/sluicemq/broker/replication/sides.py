@@ -144,11 +144,11 @@ class MasterSide:
         call_soon: Callable[[Callable[[], None]], object],
         offload: Offload,
     ) -> None:
-        """Create the master's side. It has no port until `open`.
+        """Create the master's side. It has no port until `open`, which listens on `network`.
 
-        `files` are the files on disk, and `state_log` the operations on them that slaves copy.
-        `log_terms` selects the HA protocol: failover if they are given, plain if None.
-        `call_soon` and `offload` are those of `LogSender`.
+        `core` are the components of the broker. `files` are the files on disk, and `state_log` the
+        operations on them that slaves copy. `log_terms` selects the HA protocol: failover if they
+        are given, plain if None. `call_soon` and `offload` are those of `LogSender`.
 
         Remove the mark of an incomplete log: an operator may have elected this replica after it had
         truncated its log, and its log counts from now on. Raises OSError.
@@ -216,10 +216,10 @@ class MasterSide:
         return TicketCheck(stream, self.log_senders.accept, ticket)
 
     def tick(self) -> None:
-        """Handle timeouts and heartbeats of all slaves. The broker calls this a few times a second.
+        """Call `tick` of the log senders and the state sender, for timeouts and heartbeats.
 
-        Without slaves, remove the commit hook, so that commits do not pay for HA. `_accept`
-        installs it again.
+        The broker calls this a few times a second. Without slaves, remove the commit hook, so that
+        commits do not pay for HA. `_accept` installs it again.
         """
         if not self.log_senders.senders:
             self._core.group_commit.on_commit = None
@@ -421,7 +421,11 @@ class SlaveSide:
     def background_jobs(
         self, network: Network, pool: ChannelPool
     ) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the background jobs of a slave by name; each runs until it is cancelled."""
+        """Return the background jobs of a slave by name; each runs until it is cancelled.
+
+        They copy the log over `network` and the state over `pool`. A third one acts for an
+        unreachable master, if that is configured.
+        """
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "following the log": lambda: keep_connected(
                 network, self.log_receiver, lambda: self.ha_master

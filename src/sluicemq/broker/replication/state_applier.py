@@ -90,6 +90,7 @@ class _DiscardingFile:
         return 0 if self._below is None else self._below.data_end(offset)
 
     def fileno(self) -> int:
+        """Return the descriptor. Raise OSError (EBADF) if the file does not exist."""
         if self._below is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._below.fileno()
@@ -112,7 +113,7 @@ class StateApplier:
         paths: ReplicatedPaths,
         put_unit: Callable[[str, int, int, bytes], object] = lambda *_: None,
     ) -> None:
-        """Create an applier that changes `files`.
+        """Create an applier that changes `files`, where `paths` says.
 
         `put_unit(topic, queue_id, offset, unit)` is called for the UNIT operations of a snapshot.
         """
@@ -281,7 +282,7 @@ class StateApplier:
         Call `put_unit` for each UNIT. On return, the changes are durable. Return the names of the
         files that were written or removed; files that are the same already are not written.
         """
-        contents: dict[str, bytearray] = {}
+        contents: dict[str, bytearray] = {}  # by name: the file in the snapshot
         for operation in operations:
             if operation.kind is OperationKind.UNIT:
                 topic, _, queue_id = operation.name.rpartition("/")
@@ -289,18 +290,19 @@ class StateApplier:
             else:
                 contents.setdefault(operation.name, bytearray()).extend(operation.data)
         changed = set()
+        unchanged = set()
         for name, path in list(self._paths.find_files(self._files)):
             if name not in contents:
                 self._files.remove(path)
+                changed.add(name)
+                self._dirty_directories.add(path.rpartition("/")[0])
             elif read_file(self._files, path) == contents[name]:
-                del contents[name]
-                continue
-            changed.add(name)
-            self._dirty_directories.add(path.rpartition("/")[0])
+                unchanged.add(name)
         for name, content in contents.items():
-            path = self._paths.path_of(name)
-            self._replace_file(path, content, self._access(path))
-            changed.add(name)
+            if name not in unchanged:
+                path = self._paths.path_of(name)
+                self._replace_file(path, content, self._access(path))
+                changed.add(name)
         self._dirty.clear()
         self._sync()
         return changed

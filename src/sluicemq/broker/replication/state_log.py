@@ -108,7 +108,10 @@ def encode_operations(operations: Iterable[Operation]) -> bytes:
 
 
 def decode_operations(data: bytes) -> list[Operation]:
-    """Decode what `encode_operations` returns. Raises ProtocolError."""
+    """Return the operations in `data`, which `encode_operations` has encoded.
+
+    Raises ProtocolError if an operation is invalid or `data` ends within one.
+    """
     operations, position = [], 0
     try:
         while position < len(data):
@@ -184,19 +187,28 @@ class ReplicatedPaths:
 
         Only the roots whose names begin with `start` are searched; "" means all roots.
         """
-        for name, root in self.roots.items():
-            if not name.startswith(start):
+        for root_name, root in self.roots.items():
+            if not root_name.startswith(start):
                 continue
-            parent, _, last = root.rpartition("/")
-            siblings = [each for each in files.names(parent) if each.startswith(last + ".")]
-            for path in [root, *(f"{parent}/{each}" for each in siblings)]:
-                for found in _files_below(files, path):
-                    if self.name_of(found) == name + found[len(root) :]:
-                        yield name + found[len(root) :], found
+            parent, _, base_name = root.rpartition("/")
+            # Files such as backups, which continue the path of the root with a dot, belong to it.
+            siblings = [
+                f"{parent}/{sibling}"
+                for sibling in files.names(parent)
+                if sibling.startswith(base_name + ".")
+            ]
+            for searched_path in [root, *siblings]:
+                for path in _files_below(files, searched_path):
+                    name = root_name + path[len(root) :]
+                    if self.name_of(path) == name:  # else it is not replicated, or of another root
+                        yield name, path
 
 
 def _files_below(files: Files, path: str) -> Iterator[str]:
-    """Yield `path` if it is a file, or the paths of all files below it if it is a directory."""
+    """Yield `path` if it is a file, or the paths of all files below it if it is a directory.
+
+    Yield nothing if there is neither, or if the directory is empty.
+    """
     if inner := files.names(path):
         for name in inner:
             yield from _files_below(files, f"{path}/{name}")
@@ -239,9 +251,10 @@ class StateLog:
         run_id: str,
         call_soon: Callable[[Callable[[], None]], object] = lambda call: call(),
     ) -> None:
-        """Create an empty state log for the run `run_id`.
+        """Create an empty state log for the run `run_id` of a master.
 
-        `call_soon` calls a function in the event loop. It must be callable on any thread.
+        `paths` says which files are replicated. `call_soon` calls a function in the event loop. It
+        must be callable on any thread.
         """
         self.paths, self.run_id = paths, run_id
         self.last_number = 0
@@ -514,6 +527,7 @@ class _RecordingFile:
     """A replicated file of a master. Its changes are recorded."""
 
     def __init__(self, below: File, name: str, state_log: StateLog) -> None:
+        """Wrap the open file `below`, whose replicated name is `name`."""
         self._below, self._name, self._state_log = below, name, state_log
         self.pread, self.sync = below.pread, below.sync
         self.size, self.close = below.size, below.close

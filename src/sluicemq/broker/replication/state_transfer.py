@@ -149,8 +149,9 @@ class StateSender:
     def tick(self, now_s: float) -> None:
         """Answer parked requests whose deadline has passed at `now_s`, with no operations.
 
-        Also call the functions of `StateLog.call_when_replicated` whose condition is met, because
-        slaves may have left. The broker calls this a few times a second.
+        `now_s` is the monotonic time. Parked requests of closed connections are removed too. Also
+        call the functions of `StateLog.call_when_replicated` whose condition is met, because slaves
+        may have left. The broker calls this a few times a second.
         """
         for peer, (deadline_s, command) in list(self._parked.items()):
             if deadline_s <= now_s or peer.closed:
