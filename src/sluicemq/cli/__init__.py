@@ -72,15 +72,20 @@ COMMANDS: Final = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports the module of a command only when the command is used."""
+    """A group that imports the module of a command only when the command is used.
+
+    An unknown command is reported with the most similar name.
+    """
 
     entries: Mapping[str, CommandEntry] = {}
     """The commands of other modules, by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, without importing their modules."""
         return [*super().list_commands(ctx), *self.entries]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, and import its module; None for an unknown name."""
         entry = self.entries.get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
@@ -93,6 +98,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve the command in `args[0]`; for an unknown one, fail with the most similar name."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             from sluicemq.hints import did_you_mean  # noqa: PLC0415 - needed for a wrong name only
@@ -106,6 +112,7 @@ class _Main(LazyGroup):
     entries = COMMANDS
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the summaries of `COMMANDS` to the help, without importing any module."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
@@ -124,6 +131,7 @@ class _Main(LazyGroup):
         raise SystemExit(code or 0)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C and a closed output pipe end it as `ending` says."""
         with ending.translate_interrupts(ctx):
             try:
                 return super().invoke(ctx)
@@ -133,6 +141,10 @@ class _Main(LazyGroup):
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
+    """Print the version and the engine, and exit, if `--version` was given.
+
+    This is click's callback. It does nothing while click completes a command line.
+    """
     if is_requested and not ctx.resilient_parsing:
         from sluicemq import engine  # noqa: PLC0415 - only --version loads it
 

@@ -177,9 +177,10 @@ def status(admin: Admin, as_json: bool) -> None:
 
 
 def _read_rule_files(path: str | None) -> RuleFiles:
-    """Read the main file and those in `acl` beside it; None means the default path.
+    """Return the access rules in the main file at `path` and in `acl` beside it.
 
-    Raises ConfigurationError if a file cannot be read.
+    None means the first of two paths that exists: plain_acl.yml, then $ROCKETMQ_HOME/conf. Raises
+    ConfigurationError if a file cannot be read.
     """
     if path is None:
         paths = ["plain_acl.yml", f"{os.environ.get('ROCKETMQ_HOME', '')}/conf/plain_acl.yml"]

@@ -64,9 +64,9 @@ def list_brokers(admin: Admin, as_json: bool) -> None:
 
 
 def _rate(text: str) -> float | None:
-    """Return the first of three rates in a text, over 10 s; None if it is not a number.
+    """Return the first rate in `text`, in messages per second; None if it is not a number.
 
-    A broker reports the rates over 10 s, 1 min and 10 min, separated by blanks.
+    A broker reports the rates over 10 s, 1 min and 10 min as one text, separated by blanks.
     """
     try:
         return round(float(text.partition(" ")[0]), 1)
@@ -175,10 +175,11 @@ def elect(
 
 
 def _await_master(admin: Admin, before: Mapping[str, Any], *, as_json: bool) -> None:
-    """Wait until the broker has a master in a later term than `before`, and print it.
+    """Wait until the broker has a master in a later term than `before`, and print that replica.
 
-    `before` is a row of the broker in `admin.replicas()` from before the change. Raises
-    ConfigurationError if no replica is master after `MASTER_TIMEOUT_S`.
+    `before` is a row of the broker in `admin.replicas()` from before the change. Errors of requests
+    are ignored while waiting. Raises ConfigurationError if no replica is master after
+    `MASTER_TIMEOUT_S`.
     """
     clock = SYSTEM_CLOCK
     deadline_s = clock.monotonic_s() + MASTER_TIMEOUT_S

@@ -62,8 +62,8 @@ class Interrupted(click.ClickException):
 def describe_on_interrupt(describe: Callable[[], str]) -> None:
     """Set the function whose text is printed if Ctrl-C interrupts the running command.
 
-    `describe` is called at the interrupt and returns a sentence that says what was done until
-    then. Outside of a command the call has no effect.
+    `describe()` is called at the interrupt, and returns a sentence that says what was done until
+    then. A later call replaces the function. Outside of a command nothing is set.
     """
     context = click.get_current_context(silent=True)
     if context is not None:
@@ -95,10 +95,11 @@ def translate_interrupts(context: click.Context) -> Iterator[None]:
 
 @contextlib.contextmanager
 def report_errors(program: str) -> Iterator[None]:
-    """Print an error as one sentence on stderr, with the link to its page, and raise SystemExit.
+    """Return a context manager that prints an error and raises SystemExit.
 
-    `program` is the name before the sentence. Only SluiceError, errors of click, and an OSError
-    that names a file are reported. Any other exception is a bug and keeps its traceback.
+    `program` is the name before the sentence. The link to the error's page follows on a line of its
+    own. Only SluiceError, errors of click, and an OSError that names a file are reported. Any other
+    exception is a bug, and is raised on with its traceback.
     """
     try:
         yield
@@ -116,7 +117,10 @@ def report_errors(program: str) -> Iterator[None]:
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
-    """Return the text that a command prints for an error, and the exit code."""
+    """Return (text, exit code): what a command prints for an error, and how it ends.
+
+    `error` is one of those that `report_errors` reports.
+    """
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}.", EXIT_FAILURE
     if isinstance(error, Interrupted):
@@ -146,6 +150,7 @@ def _interrupt_text(progress: str) -> str:
 
 
 def _exit_on_sigint(_number: int, _frame: FrameType | None) -> None:
+    """Handle SIGINT: write one line to stderr, and end the process at once with code 130."""
     _exit_interrupted("sluice: interrupted.\n")
 
 
@@ -160,9 +165,10 @@ def _exit_interrupted(text: str = "") -> NoReturn:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Let Ctrl-C end the process at once in this block, and raise KeyboardInterrupt after it.
+    """Return a context manager for imports, in which Ctrl-C ends the process at once.
 
-    It has no effect if `run` has not installed the handler: then the process is not `sluice`.
+    After the block, Ctrl-C raises KeyboardInterrupt. Nothing changes if `run` has not installed its
+    handler: then the process is not `sluice`.
     """
     has_handler = signal.getsignal(signal.SIGINT) is _exit_on_sigint
     try:
@@ -173,9 +179,11 @@ def importing() -> Iterator[None]:
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command as the only work of this process, which exits at once on Ctrl-C before it.
+    """Call `command` as the only work of this process; Ctrl-C before and after it ends the process.
 
-    Raises SystemExit with the exit code of the command, or ends the process after an interrupt.
+    While modules are imported and after the command, Ctrl-C ends the process at once. If SIGINT is
+    ignored (nohup) or has another handler, it stays so. Raises SystemExit with the exit code of the
+    command, or ends the process after an interrupt.
     """
     # If SIGINT is ignored (nohup) or has another handler, it stays so.
     has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -158,14 +158,18 @@ def error(name: str) -> None:
 def _class_path_of(page: str) -> str:
     """Return the path of an error class below `sluicemq`, such as "errors.SendError".
 
-    `page` is the published name of the error, which does not change when its module moves.
+    `page` is the published name of the error: the class name, or for an error outside of the module
+    `errors` the path that it had first. The published name does not change when the class moves.
     """
-    moved = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
-    return moved.get(page, page if "." in page else f"errors.{page}")
+    path_by_published_name = {published: path for path, published in errors.PUBLISHED_PAGES.items()}
+    return path_by_published_name.get(page, page if "." in page else f"errors.{page}")
 
 
 def _group_fate_record(item: MessageExplained) -> dict[str, Any]:
-    """Return what happened to a message in a group, for `--json`."""
+    """Return what happened to a message in a group, as an object of `explain message --json`.
+
+    `filter` is null if the group's filter was not evaluated on the message.
+    """
     return {
         "group": item.group,
         "fate": item.fate,
@@ -182,6 +186,7 @@ def fate_text(item: MessageExplained) -> str:
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:
+    """Print each finding as CODE: TEXT, and its fix on a line below."""
     for finding in findings:
         click.echo(f"{finding.code}: {finding.what}")
         if finding.fix:
@@ -210,9 +215,10 @@ def verdict_lines(verdict: Explanation, depth: int = 1) -> list[str]:
 def parse_moment_option(
     context: click.Context, option: click.Parameter, text: str | None
 ) -> int | None:
-    """Parse a time or a duration before now, as click's callback; None stays None.
+    """Return the time that an option names, in milliseconds since 1970; this is click's callback.
 
-    "all" means 0 for the option `--since`. Raises OptionError for other texts.
+    A text is a duration before now such as "30m", or what `parse_time_ms` accepts. None stays None,
+    and "all" means 0 for the option `--since`. Raises OptionError for other texts.
     """
     if text == "all" and option.opts[0] == "--since":
         return 0
@@ -262,7 +268,7 @@ def test_command(
     """
 
     def progress(done: int, total: int) -> None:
-        """Overwrite a line on stderr. Messages of a RocketMQ broker are read one by one."""
+        """Overwrite a line on stderr with the number of messages read from a RocketMQ broker."""
         line = f"\r{done:,} of {total:,} messages read" + ("\n" if done >= total else "")
         click.echo(line, nl=False, err=True)
 
@@ -284,12 +290,19 @@ def test_command(
 
 
 def _property_findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
-    """Return the findings of all properties: values that EXPR does not interpret as expected."""
+    """Return the findings about all properties: values that EXPR does not interpret as expected.
+
+    Each finding has the keys `what` and `instead`.
+    """
     return [finding for item in trial.report["properties"] for finding in item["findings"]]
 
 
 def _print_trial(trial: BrokerTrial) -> None:
-    """Print how an expression evaluates on the messages of one broker."""
+    """Print how an expression evaluates on the messages of one broker.
+
+    With a group, also print the difference from the group's filter. Without messages, only the
+    counts are printed.
+    """
     report = trial.report
     evaluated = f"{trial.rows:,} messages on {trial.broker}"
     if trial.rows < trial.stored:
@@ -318,7 +331,11 @@ def _print_trial(trial: BrokerTrial) -> None:
 
 
 def _print_trial_costs(trial: BrokerTrial) -> None:
-    """Print what each condition matches alone, evaluation errors, findings, and the cost class."""
+    """Print a table of the conditions, then errors, findings and the cost class.
+
+    The table says what each condition matches alone. It is left out for a single condition without
+    errors.
+    """
     report = trial.report
     atoms = report["atoms"]
     if len(atoms) > 1 or any(atom["error"] for atom in atoms):
@@ -337,7 +354,10 @@ def _print_trial_costs(trial: BrokerTrial) -> None:
 
 
 def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Print the first samples as a table of queue id, offset and properties."""
+    """Print a table of the first `SAMPLES_MAX` samples: queue id, offset and properties.
+
+    The properties come from `trial.messages`. Nothing is printed if there are no samples.
+    """
     rows = []
     for sample in samples[:SAMPLES_MAX]:
         properties = trial.messages.get((int(sample["source"]), sample["offset"]), {})
@@ -413,7 +433,13 @@ _message_search_record = record_builder("message_id waiting offset_min born_ms")
 
 
 def _facts_record(facts: ClusterFacts) -> dict[str, Any]:
-    """Return the facts for `--json`, without the settings of brokers, which contain secrets."""
+    """Return the facts of a diagnosis for `--json`, the object `evidence`.
+
+        {"now_ms": …, "topic": …, "type": …, "denied": …, "unseen": […], "name_servers": [{…}],
+         "brokers": [{…}], "group": {…} or null, "message": {…} or null}
+
+    The settings of brokers are left out, because they contain secrets.
+    """
     return {
         **record_builder("now_ms topic type denied unseen")(facts),
         "name_servers": [
@@ -427,6 +453,7 @@ def _facts_record(facts: ClusterFacts) -> dict[str, Any]:
 
 
 def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
+    """Return the facts about the diagnosed group for `--json`; None if no group was diagnosed."""
     group, explained = facts.group, facts.explained_group
     if group is None:
         return None
@@ -445,7 +472,11 @@ def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the cause, the other findings and the notes, and what could not be checked."""
+    """Print the cause and the other findings, each with its fix, then the notes.
+
+    Without a cause, the first line says that the cluster is healthy. The last lines say what could
+    not be checked.
+    """
     facts = diagnosis.facts
     if diagnosis.cause is None:
         name_servers = sum(server.is_up for server in facts.name_servers)

@@ -123,9 +123,10 @@ def eval_command(file: BufferedReader) -> None:
 
 
 def _evaluate_line(line: bytes) -> bytes:
-    """Return the line of output for a line of input.
+    """Return the line of output for a line of input, with its line end.
 
-    Raises ValueError, KeyError, AttributeError or TypeError if the line has another format.
+    The input is {"expr": …, "props": {…}}; a property that is null is absent. Raises ValueError,
+    KeyError, AttributeError or TypeError if the line has another format.
     """
     try:
         case = orjson.loads(line)
@@ -133,6 +134,7 @@ def _evaluate_line(line: bytes) -> bytes:
         case = json.loads(line)  # accepts lone surrogates such as \ud83d, which Java writes
     selector = _compile(case["expr"])
     properties = case.get("props") or {}
+    # Nearly always all values are strings, so nulls are only removed when one is not.
     for value in properties.values():
         if type(value) is not str:
             properties = {name: value for name, value in properties.items() if value is not None}
@@ -170,6 +172,10 @@ def _finding_record(finding: "Finding") -> dict[str, Any]:
 
 
 def _print_findings(expression: str, findings: "list[Finding]") -> None:
+    """Print each finding with the part of the expression that it is about.
+
+    A last line sums up, unless an error has said that the expression does not compile.
+    """
     from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
 
     for number, finding in enumerate(findings):

@@ -19,7 +19,7 @@ from sluicemq.cli.output import (
     admin_options,
     confirm,
     format_time,
-    parse_time,
+    parse_time_ms,
     print_json,
     print_records,
     print_result,
@@ -248,7 +248,11 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
 
 
 def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
-    """Print the members of a group and the progress of each queue as tables, then the sums."""
+    """Print two tables, the members of a group and the progress of each queue, then notes and sums.
+
+    `clients` are the connected clients of the members. Queues of the retry topic without a lag are
+    left out.
+    """
     clients_by_id = {client.client_id: client for client in clients}
     members = [
         {
@@ -283,7 +287,11 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
 
 
 def _filter_record(broker: str, topic: GroupMatching) -> Record:
-    """Return the counters of a filter for `--json`; `matching` is None if a queue's is unknown."""
+    """Return the counters of a group's filter on one broker, for `--json`.
+
+    `matching` is the number of unconsumed messages that match; it is None if the broker does not
+    know it for one of the queues.
+    """
     counts = [queue.matching for queue in topic.queues]
     return {
         **_filter_base_record(topic),
@@ -297,7 +305,8 @@ def _filter_record(broker: str, topic: GroupMatching) -> Record:
 def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
     """Print what each filter has matched and dropped since its broker started, and its last errors.
 
-    Each filter is the name of a broker, and what that broker counts for one topic of the group.
+    Each item of `filters` is (name of a broker, what that broker counts for one topic of the
+    group).
     """
     records = [
         _filter_record(broker, topic)
@@ -315,15 +324,18 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
 
 
 def _print_contract(contract: GroupContract) -> None:
-    """Print the lanes of a group on one broker, and the clients that its contract refuses.
+    """Print what one broker does for members of a group that have different subscriptions.
 
-    Also print the subscriptions with which it pops, and those that the broker has forgotten.
+    First comes a table of the lanes, oldest first: subscription, members and unread messages. After
+    it come lines about the contract, the subscriptions with which the group pops, the clients that
+    the contract refuses (with the reason), and the subscriptions that the broker has forgotten. A
+    part without content is left out.
     """
     records = [
         {
             "lane": lane["lane"],
             "subscription": "; ".join(
-                f"{t}: {text}" for t, (_, text) in lane["subscriptions"].items()
+                f"{topic}: {text}" for topic, (_, text) in lane["subscriptions"].items()
             ),
             "members": ", ".join(lane["clientIds"])
             or ("none (idle)" if lane["isIdle"] else "none"),
@@ -391,7 +403,11 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
 
 
 def _print_lag(lags: list[QueueLag]) -> None:
-    """Print the queues and the lanes as tables, then committed offsets beyond the end, and sums."""
+    """Print a table of queues and one of lanes, then lines about committed offsets, then the sums.
+
+    Queues of retry topics are left out if nothing in them matters. A committed offset beyond the
+    end of its queue gets a line that says why that can happen.
+    """
     queues = [
         _lag_record(item)
         for item in lags
@@ -425,6 +441,10 @@ def _print_lag(lags: list[QueueLag]) -> None:
 
 
 def _print_lag_totals(lags: list[QueueLag]) -> None:
+    """Print the sums of the lag, and what will be deleted next.
+
+    If the number of matching messages is not known for a queue with a lag, say why.
+    """
     in_flight = sum(item.in_flight for item in lags)
     at_risk = sum(item.messages_at_risk for item in lags)
     loss_times_ms = [item.loss_time_ms for item in lags if item.messages_at_risk]
@@ -479,7 +499,7 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     """
     named_times = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
     words = ", ".join(named_times)
-    time_ms = named_times[to] if to in named_times else parse_time(to, "--to", words=words)
+    time_ms = named_times[to] if to in named_times else parse_time_ms(to, "--to", words=words)
     _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
 
 
@@ -496,9 +516,10 @@ def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> N
 def _reset(
     admin: Admin, name: str, topic: str, time_ms: int, *, dry_run: bool, as_json: bool
 ) -> None:
-    """Reset the group's offsets to the first message at or after `time_ms`, and print the changes.
+    """Reset the group's offsets to the messages stored from `time_ms` on; print the changes.
 
-    With `dry_run`, only print them.
+    `time_ms` is in milliseconds since 1970, or EARLIEST_MS or LATEST_MS. With `dry_run`, nothing is
+    changed.
     """
     if dry_run:
         changes = admin.plan_reset(name, topic, time_ms)
@@ -529,7 +550,10 @@ def clone(
 
 
 def _print_changes(name: str, changes: list[OffsetChange], *, dry_run: bool, as_json: bool) -> None:
-    """Print the old and new offset of each queue, and how many messages this repeats or skips."""
+    """Print the old and new offset of each queue, and how many messages are repeated or skipped.
+
+    `name` is the group. With `dry_run`, the text says that nothing was changed.
+    """
     records = [{"group": name, **_change_record(change), "dry_run": dry_run} for change in changes]
     columns = "topic broker queue=queue_id from to come_again=come_again skipped end=offset_max"
     print_records(records, as_json=as_json, columns=columns)
@@ -634,10 +658,11 @@ def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None
 def _request_running_info(
     admin: Admin, name: str, client_id: str | None, *, stack: bool
 ) -> list[tuple[ConsumerClient, RunningInfo]]:
-    """Return what one member of a group, or each if `client_id` is None, reports about itself.
+    """Return pairs (client, what it reports about itself) of online members of a group.
 
-    With `stack`, a report includes the stacks of its threads and tasks. Raises ConfigurationError
-    if the member is not online, or no member is.
+    They are one for the member `client_id`, or one for each member if that is None. With `stack`, a
+    report includes the stacks of the member's threads and tasks. Raises ConfigurationError if the
+    member is not online, or no member is, and the errors of the request.
     """
     clients = admin.consumers(name)
     online = ", ".join(client.client_id for client in clients)
@@ -653,5 +678,6 @@ def _request_running_info(
 
 
 def _print_notes(info: RunningInfo) -> None:
+    """Print SluiceMQ's own entries in the running information of a consumer, sorted by name."""
     for note, text in sorted(info.notes.items()):
         click.echo(f"{note}: {text}")

@@ -163,16 +163,16 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
 
 
 def _complete_from_ms(messages: Sequence[StoredMessage]) -> int:
-    """Return the time from which no broker has left out messages; 0 if there are none.
+    """Return the store time from which the list of messages is complete; 0 if it is empty.
 
-    Each broker has returned its newest messages, up to its limit, so its answer is complete from
-    the oldest of them on.
+    Each broker returns its newest messages, up to its limit. So the answer of a broker is complete
+    from the oldest message in it on, and the whole list from the latest of these times on.
     """
-    oldest_ms = dict[str, int]()
+    oldest_ms_by_broker = dict[str, int]()
     for stored in messages:
-        known_ms = oldest_ms.get(stored.broker, TIME_MAX_MS)
-        oldest_ms[stored.broker] = min(known_ms, stored.store_time_ms)
-    return max(oldest_ms.values(), default=0)
+        oldest_ms = oldest_ms_by_broker.get(stored.broker, TIME_MAX_MS)
+        oldest_ms_by_broker[stored.broker] = min(oldest_ms, stored.store_time_ms)
+    return max(oldest_ms_by_broker.values(), default=0)
 
 
 def _has_others(
@@ -184,7 +184,11 @@ def _has_others(
     begin_ms: int,
     end_ms: int,
 ) -> bool:
-    """Return whether messages stored from `begin_ms` to `end_ms` have the key but are not found."""
+    """Return whether a message with the key exists that is not in `found`.
+
+    Only messages stored from `begin_ms` to `end_ms` (milliseconds since 1970) are looked for.
+    Messages are the same if broker and position are.
+    """
     older = admin.messages_by_key(topic, key, begin_ms=begin_ms, end_ms=end_ms)
     positions = {(stored.broker, stored.physical_offset) for stored in found}
     return any((stored.broker, stored.physical_offset) not in positions for stored in older)
@@ -221,7 +225,10 @@ def consume(admin: Admin, message_id: str, group: str, as_json: bool, **options:
 
 
 def message_record(stored: StoredMessage) -> dict[str, Any]:
-    """Return a message for `--json`, with the keys of `sluice consume --json` and its position."""
+    """Return a message for `--json`.
+
+    It has the keys of `sluice consume --json`, and where the message is stored.
+    """
     hosts = {"born_host": str(stored.born_host), "store_host": str(stored.store_host)}
     return _stored_record(stored) | hosts | body_record(stored)
 
@@ -233,6 +240,7 @@ class _TraceGroup(click.Group):
     """A group in which `sluice trace ID` means `sluice trace show ID`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `show` unless the first argument is a command or the help option."""
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["show", *args]
         return super().parse_args(ctx, args)
@@ -313,11 +321,16 @@ def export_traces(
     totals = {"messages": 0, "spans": 0, "unread": 0}
 
     async def find_parents(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
-        """Return the property traceparent of the sent messages by message id, "" if not set."""
+        """Return message id -> property traceparent of the messages that were sent.
+
+        The property is "" if a message does not have it. A message that cannot be found is left
+        out.
+        """
         parent_by_id = {}
         for record in records:
             if isinstance(record, SendTrace) and record.message_id and record.offset_message_id:
-                # The message may be deleted. A Java client traces a batch as one message.
+                # The message may be deleted. A Java client traces a batch as one message, whose
+                # offset message id is not that of a single message.
                 with contextlib.suppress(SluiceError):
                     stored = await mq.admin.message_by_id(record.offset_message_id)
                     parent_by_id[record.message_id] = stored.properties.get("traceparent", "")
@@ -356,9 +369,10 @@ def export_traces(
 
 
 def timeline_lines(timeline: Timeline) -> list[str]:
-    """Return the lines that `sluice trace` prints: the message, a tree of its steps, the groups.
+    """Return the lines of `sluice trace`: the message, a tree of its steps, the groups.
 
-    The line of a step has its time, the time since the previous step, and what happened.
+    The line of a step has its time, the time since the previous step, and what happened. The last
+    line counts trace records that could not be read, if there are any.
     """
     labels = (("topic", timeline.topic), ("tag", timeline.tags), ("keys", timeline.keys))
     head = ", ".join(f"{name} {value}" for name, value in labels if value)
@@ -380,6 +394,10 @@ def timeline_lines(timeline: Timeline) -> list[str]:
 
 
 def _step_text(step: Step) -> str:
+    """Return what happened in a step, as `deliver to billing -> success in 5 ms`.
+
+    Parts that are unknown are left out.
+    """
     is_delivery = step.kind == "deliver"
     if is_delivery:
         group = f"to {step.group or 'an unknown group'}"
@@ -398,6 +416,10 @@ def _step_text(step: Step) -> str:
 
 
 def _group_line(trace: GroupTrace) -> str:
+    """Return a sentence that says whether a group consumed the message.
+
+    If its deliveries were traced, it says how many there were and how they ended.
+    """
     if trace.deliveries:
         outcome = "consumed it" if trace.consumed else "has not consumed it"
         count = "1 delivery" if trace.deliveries == 1 else f"{trace.deliveries} deliveries"

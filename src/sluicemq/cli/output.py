@@ -98,7 +98,10 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for conf
 
 @dataclass(frozen=True)
 class Access:
-    """The cluster to which a command connects, and the account with which it signs requests."""
+    """The cluster to which a command connects, and the account with which it signs requests.
+
+    `access_key` and `secret_key` are those of the options; see `credentials`.
+    """
 
     name_servers: str = DEFAULT_NAME_SERVER
     access_key: str | None = None
@@ -131,7 +134,10 @@ class Access:
         return load_credentials(text, path)
 
     def admin(self) -> "Admin":
-        """Return a blocking administration client of the cluster, for a `with` statement."""
+        """Return a new blocking administration client of the cluster, for a `with` statement.
+
+        Raises ConfigurationError for invalid addresses or credentials.
+        """
         from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for `--help`
 
         return Admin(self.name_servers, credentials=self.credentials)
@@ -153,6 +159,12 @@ def server_options(function: F) -> F:
 
 
 def _with_access(function: F, client_options: Sequence[Callable[[Any], Any]]) -> F:
+    """Return the command with these client options; it gets them as the argument `access`.
+
+    While the command runs, the TLS options are the default of all clients (`default_tls`). If it
+    raises RouteNotFoundError, the error suggests the existing topic whose name is most similar.
+    """
+
     @functools.wraps(function)
     def command(*args: Any, tls: bool | None, tls_verify: str | None, **options: Any) -> Any:
         tls_paths = {kind: options.pop(f"tls_{kind}") for kind in ("ca", "certificate", "key")}
@@ -214,10 +226,11 @@ def admin_options(function: F) -> F:
 def resolve_tls(enabled: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
     """Return the TLS settings of the options and the environment; None to connect without TLS.
 
-    `enabled` is None if neither `--tls` nor `--no-tls` is given. Then TLS is used if the
-    environment enables it or `files` contains "ca" or "certificate". `files` maps "ca",
-    "certificate" and "key" to paths, and `verify` is one of VERIFY_MODES; they replace the
-    values of the environment. Raises ConfigurationError if the environment's settings are invalid.
+    `enabled` is True for `--tls`, False for `--no-tls`, and None if neither is given. For None, TLS
+    is used if the environment enables it, or if `files` contains "ca" or "certificate". `files`
+    maps "ca", "certificate" and "key" to paths, and `verify` is one of VERIFY_MODES or None; they
+    replace the values of the environment. Raises ConfigurationError if the environment's settings
+    are invalid.
     """
     base = tls_from_environment()
     if enabled is False or (enabled is None and base is None and not files.keys() - {"key"}):
@@ -237,13 +250,14 @@ def confirm(question: str, *, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
-def parse_time(text: str, option: str = "", *, words: str = "") -> int:
-    """Return the time that a text gives in milliseconds since 1970 or as an ISO 8601 date.
+def parse_time_ms(text: str, option: str = "", *, words: str = "") -> int:
+    """Return the time in a text in milliseconds since 1970.
 
-    Larger numbers count as `TIME_MAX_MS`. A date without a time zone is local time. `option` is
-    the name of the option, and `words` lists the words that it accepts besides a time, as in
-    "earliest, latest": both are only for the error. Raises OptionError if the text is neither, or
-    if the number is a time in another unit, such as seconds.
+    The text is such a number, or a date in ISO 8601, which is local time without a time zone. A
+    number larger than `TIME_MAX_MS` counts as that. `option` is the name of the option, and `words`
+    lists the words that it accepts besides a time, as in "earliest, latest": both are only for the
+    error. Raises OptionError if the text is neither, or if the number looks like a time in another
+    unit, such as seconds.
     """
     if text.isascii() and text.isdigit():
         number = min(int(text), TIME_MAX_MS)
@@ -276,8 +290,11 @@ def parse_ago(text: str) -> int | None:
 def parse_time_option(
     _context: click.Context, option: click.Parameter, text: str | None
 ) -> int | None:
-    """Parse the value of an option with `parse_time`, as click's callback; None stays None."""
-    return None if text is None else parse_time(text, option.opts[0])
+    """Return the value of an option, parsed with `parse_time_ms`; None stays None.
+
+    This is click's callback. Raises OptionError.
+    """
+    return None if text is None else parse_time_ms(text, option.opts[0])
 
 
 # -------------------------------------------------------------------------------- output
@@ -310,7 +327,10 @@ def _escape_surrogates(value: Any) -> Any:
 
 
 def _to_json_type(value: object) -> object:
-    """Convert a value of a type that orjson does not know: a mapping, a tuple, or else to text."""
+    """Return a value of a type that orjson does not know as one that it does.
+
+    A mapping becomes a dict, a tuple a list, and any other value a text.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, tuple) else str(value)
@@ -327,8 +347,8 @@ def print_result(value: Mapping[str, object], text: str, *, as_json: bool) -> No
 def record_builder(names: str) -> Callable[[object], dict[str, Any]]:
     """Return a function that copies attributes of an object to a dict, the record of `--json`.
 
-    `names` lists the keys, separated by blanks. A key may be followed by the path of its
-    attribute: "broker=queue.broker" stores `item.queue.broker` as "broker".
+    `names` lists the keys, separated by blanks. A key may be followed by the path of its attribute:
+    `"topic broker=queue.broker"` makes {"topic": item.topic, "broker": item.queue.broker}.
     """
     pairs = (word.partition("=") for word in names.split())
     getters = [(name, attrgetter(path or name)) for name, _, path in pairs]
@@ -343,12 +363,15 @@ def print_records(
     title: str = "",
     empty: str = "",
 ) -> None:
-    """Print records as JSON lines or as a table. If there are none, print `empty` to stderr.
+    """Print records as JSON lines (`as_json`) or as a table with a title.
+
+    If there are no records, `empty` is printed to stderr instead of a table, and nothing with
+    `as_json`.
 
     `columns` selects the fields of the table, separated by blanks; without it, the table has all
     fields of the first record. Each is `field` or `heading=field`, where _ in the heading means a
-    blank. A suffix formats the value: `:time` a time in milliseconds since 1970, `:span` a
-    duration in milliseconds, `:version` RocketMQ's version number. It has no effect on JSON.
+    blank. A suffix formats the value: `:time` is a time in milliseconds since 1970, `:span` a
+    duration in milliseconds, `:version` RocketMQ's version number. `columns` has no effect on JSON.
     """
     if as_json:
         for record in records:
@@ -367,10 +390,10 @@ def print_records(
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table of rich. If stdout is not a terminal, it has no colour and is 160 wide.
+    """Print a table. If stdout is not a terminal, it has no colour and is 160 characters wide.
 
-    A pipe's width is that of the environment variable COLUMNS, if it is set. A column is aligned
-    to the right if all its cells are numbers or empty.
+    The environment variable COLUMNS sets another width. A column is aligned to the right if all its
+    cells are numbers or empty. Rich formats the table.
     """
     from rich.console import Console  # noqa: PLC0415 - 40 ms, for commands with tables only
     from rich.markup import escape  # noqa: PLC0415 - as above
@@ -395,6 +418,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 def _cell_text(value: object) -> str:
+    """Return the text of a table cell: None is "", a bool is yes or no, an int has commas.
+
+    The items of a list are joined by commas.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -466,10 +493,12 @@ def body_record(message: WithBody) -> dict[str, str]:
 def byte_progress(
     what: str, *, shown: bool = True, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that reports progress: (bytes done, bytes in total).
+    """Return a context manager whose value is a function that reports progress.
 
-    After `PROGRESS_AFTER_S` it shows a bar named `what`, with rate and time left, on stderr. No bar
-    is shown if `shown` is False or stderr is not a terminal. Ctrl-C prints the last report.
+    The function is called with (bytes done, bytes in total). After `PROGRESS_AFTER_S` it shows a
+    bar named `what`, with rate and time left, on stderr. No bar is shown if `shown` is False or
+    stderr is not a terminal. If Ctrl-C interrupts the command, the numbers of the last call are
+    printed.
     """
     is_shown = shown and sys.stderr.isatty()
     start_s, bar, task, reported = clock.monotonic_s(), None, None, (0, 0)

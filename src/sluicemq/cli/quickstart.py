@@ -63,7 +63,12 @@ def quickstart(kind: str | None, directory: Path | None) -> None:
 
 
 def write_project(kind: str, directory: Path) -> list[str]:
-    """Copy the project of a kind to a directory. Return the names of the files. Raises OSError."""
+    """Copy the template of a kind to a directory, and return the sorted names in it.
+
+    Each line of requirements.txt that begins with `sluicemq` is replaced by the result of
+    `requirement_line`, because no package index may have SluiceMQ. All other files are copied as
+    they are; existing files are overwritten. Raises OSError.
+    """
     # `copyfile` copies no modes: the installed templates may be read-only.
     shutil.copytree(
         TEMPLATES / kind,
@@ -73,17 +78,18 @@ def write_project(kind: str, directory: Path) -> list[str]:
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     path = directory / "requirements.txt"
-    path.write_text(
-        re.sub(
-            r"(?m)^sluicemq\S*", lambda found: requirement_line(found[0]), path.read_text("utf-8")
-        ),
-        "utf-8",
+    requirements = re.sub(
+        r"(?m)^sluicemq\S*", lambda match: requirement_line(match[0]), path.read_text("utf-8")
     )
-    return sorted(found.name for found in directory.iterdir())
+    path.write_text(requirements, "utf-8")
+    return sorted(entry.name for entry in directory.iterdir())
 
 
 def readme_commands(kind: str) -> list[str]:
-    """Return the lines of the first code block in the README of a kind."""
+    """Return the lines of the first code block in the README of a kind.
+
+    They are the commands that the user runs next.
+    """
     found = _COMMANDS.search((TEMPLATES / kind / "README.md").read_text("utf-8"))
     assert found is not None
     return found[1].splitlines()
@@ -92,9 +98,10 @@ def readme_commands(kind: str) -> list[str]:
 def requirement_line(name: str, origin: str | None = None) -> str:
     """Return a line for pip that installs `name` from the source of the installed SluiceMQ.
 
-    `name` is "sluicemq" with extras. `origin` is the content of direct_url.json; None means that
-    of the installed package, and "" that it came from a package index. Then the line requires the
-    same version.
+    `name` is "sluicemq" with extras, such as "sluicemq[spark]". `origin` is the content of
+    direct_url.json: None means that of the installed package, and "" means that the package came
+    from a package index. If there is no origin, the line requires the same version, as
+    `NAME==VERSION`. Otherwise it is `NAME @ URL`.
     """
     if origin is None:
         try:

@@ -171,9 +171,10 @@ Submit = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
 
 @contextmanager
 def _start_session(master: str) -> "Iterator[tuple[Future[SparkSession], Submit]]":
-    """Start a Spark session in a thread, and stop it at the end.
+    """Return a context manager that starts a Spark session in a thread, and stops it at the end.
 
-    Yield the future of the session, and a function that runs other work in a thread meanwhile.
+    Its value is (future of the session, function that runs other work in a thread). After Ctrl-C,
+    neither the threads nor the session are waited for, because the process ends at once.
     """
 
     def start() -> "SparkSession":
@@ -215,7 +216,11 @@ def _silence_spark() -> Iterator[None]:
 
 @contextmanager
 def _shorten_spark_errors() -> Iterator[None]:
-    """Raise ConfigurationError with one sentence for an error of Spark, or if it is missing."""
+    """Return a context manager that shortens an error of Spark to one sentence.
+
+    The result is a ConfigurationError. If pyspark is not installed, it says how to install it.
+    Other errors are raised on unchanged.
+    """
     try:
         yield
     except ImportError as error:
@@ -232,7 +237,7 @@ def _shorten_spark_errors() -> Iterator[None]:
 
 
 def credential_options(credentials: tuple[str, str] | None) -> dict[str, str]:
-    """Return access key and secret key as options of the Spark source; none for None."""
+    """Return access key and secret key as options of the Spark source; an empty dict for None."""
     if credentials is None:
         return {}
     access_key, secret_key = credentials
@@ -242,8 +247,9 @@ def credential_options(credentials: tuple[str, str] | None) -> dict[str, str]:
 def parse_moment(text: str | None, option: str) -> int | None:
     """Return a time in milliseconds since 1970; None stays None.
 
-    `text` is a duration before now such as "6h", milliseconds since 1970, or a date. `option` is
-    the name of the option, for the error. Raises OptionError for other texts.
+    `text` is a duration before now such as "6h", milliseconds since 1970, or a date, which is UTC
+    without a time zone. `option` is the name of the option, for the error. Raises OptionError for
+    other texts.
     """
     if text is None:
         return None
@@ -261,7 +267,11 @@ def parse_moment(text: str | None, option: str) -> int | None:
 
 
 def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
-    """Return the result of `work`. On a terminal, show the progress of Spark's tasks meanwhile."""
+    """Return the result of `work`. On a terminal, show the progress of Spark's tasks meanwhile.
+
+    `frame` only names the session whose tasks are shown. After Ctrl-C, all jobs of the session are
+    cancelled, and KeyboardInterrupt is raised.
+    """
     if not sys.stderr.isatty():
         return work()
     bar = make_progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
@@ -334,7 +344,11 @@ def to_json_value(value: Any) -> Any:
 
 
 def _cell(value: Any, characters_max: int | None = None) -> Any:
-    """Return a value for a cell of a table or CSV: nested values as JSON, long texts cut."""
+    """Return a value for a cell of a table or CSV.
+
+    A nested value becomes JSON text. A text longer than `characters_max` is cut and ends in "…";
+    None means no limit.
+    """
     value = to_json_value(value)
     if isinstance(value, dict | list):
         value = orjson.dumps(value).decode()

@@ -73,10 +73,10 @@ store_options = combine_options(
 
 @contextmanager
 def open_store(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
-    """Open the store in a directory for reading, and close it at the end.
+    """Return a context manager that opens the store in a directory for reading.
 
-    `paths` are `commit_log_path` and `consume_queue_path`; "" means the default. Raises StoreError
-    if a file cannot be read.
+    `paths` are `commit_log_path` and `consume_queue_path`; "" means the default. Inside the block
+    too, an OSError of a file that cannot be read becomes StoreError.
     """
     from sluicemq.store.tools.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
 
@@ -114,7 +114,10 @@ def info(as_json: bool, **paths: str) -> None:
 
 
 def _print_description(description: dict[str, Any]) -> None:
-    """Print what `describe` returns as a table, and then the documents that cannot be read."""
+    """Print the result of `describe` as a table, and one line for each unreadable document.
+
+    Rows whose value is unknown are left out.
+    """
     log, queues, index = description["log"], description["queues"], description["index"]
     checkpoint = description["checkpoint"] or {}
     newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
@@ -279,9 +282,10 @@ def make_selection(
 ) -> "Selection":
     """Return the selection of messages that the options of `dump` describe.
 
-    `criteria` are other fields of Selection; None means that the field is not restricted. Raises
-    OptionError for an invalid range, or if `tags` and `where` are both given, and
-    FilterSyntaxError for an invalid expression.
+    `offsets` is a range such as "10:20", `tags` a tag expression, `where` SQL92. `criteria` are
+    other fields of Selection; None means that the field is not restricted. Raises OptionError for
+    an invalid range, or if `tags` and `where` are both given, and FilterSyntaxError for an invalid
+    expression.
     """
     from sluicemq.store.tools.dump import Selection  # noqa: PLC0415 - NumPy: 80 ms
 
@@ -307,9 +311,9 @@ def make_selection(
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
-    """Return the first and last offset of a range `A:B`, `A:`, `:B` or `A`.
+    """Return the first and last offset, both included, of a range `A:B`, `A:`, `:B` or `A`.
 
-    None means no limit; a `text` of None has none. Raises OptionError for other texts.
+    None means no limit; if `text` is None, both are None. Raises OptionError for other texts.
     """
     if text is None:
         return None, None
@@ -395,8 +399,8 @@ def _add_start_error(
 ) -> None:
     """Try whether a broker starts on this store, and add its error, if any, to `findings`.
 
-    A note is added instead if a process has locked the store, because its files change. A store
-    whose log is in several directories is not tried.
+    If a process has locked the store, its files change, so a start is not tried and a note says so.
+    If the log is in several directories, a start is not tried either, and nothing is added.
     """
     from sluicemq.broker.trial import find_start_error  # noqa: PLC0415 - the whole broker
     from sluicemq.config import StoreConfig  # noqa: PLC0415 - as above
@@ -486,7 +490,7 @@ def restore_command(backup: str, directory: str, as_json: bool, **options: Any) 
 
 @contextmanager
 def _translate_disk_errors() -> Iterator[None]:
-    """Raise StoreError for an OSError of a command that writes."""
+    """Return a context manager that turns an OSError into StoreError, for commands that write."""
     try:
         yield
     except OSError as error:
@@ -549,7 +553,11 @@ def repair_command(directory: str, delay_levels: str | None, as_json: bool, **op
 
 
 def _print_repair(report: "RepairReport") -> None:
-    """Print the damage, the lost messages, and what was or can be repaired."""
+    """Print the damage, the lost messages, and what was or can be repaired.
+
+    For an undamaged store, only one line and the tail are printed. At most `SHOWN_MAX` lines of
+    each kind are shown.
+    """
     if report.is_sound:
         click.echo(f"The store is undamaged: {report.records:,} records up to {report.log_end:,}.")
         _print_tail(report)
@@ -580,6 +588,7 @@ def _print_repair(report: "RepairReport") -> None:
 
 
 def _print_summary(report: "RepairReport") -> None:
+    """Print the counts of a repair, and whether the files were changed."""
     units = f"{report.wrong_units:,} queue entries do not agree with the log"
     if misplaced := report.mended:
         units += f", {misplaced:,} records have a wrong queue offset, which can be repaired"
@@ -602,6 +611,10 @@ def _print_summary(report: "RepairReport") -> None:
 
 
 def _print_tail(report: "RepairReport") -> None:
+    """Print how many bytes after the last record the next start removes.
+
+    Nothing is printed if there are none.
+    """
     if report.tail_bytes:
         click.echo(
             f"The {report.tail_bytes:,} bytes after the last record were never durable. The next "

@@ -61,9 +61,10 @@ def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
 def _parse_attributes(
     _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, str | None]:
-    """Parse KEY=VALUE and -KEY, as click's callback: -KEY, which removes an attribute, means None.
+    """Return the attributes that KEY=VALUE and -KEY set; this is click's callback.
 
-    Raises click.BadParameter for other texts, and for a key that occurs twice.
+    -KEY removes an attribute, so its value is None. Raises click.BadParameter for other texts, and
+    for a key that occurs twice.
     """
     attributes: dict[str, str | None] = {}
     for text in texts:
@@ -77,7 +78,10 @@ def _parse_attributes(
 
 
 def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
-    """Add the argument NAME and the options of a topic, two of them with these defaults."""
+    """Return a decorator that adds the argument NAME and the options of a topic to a command.
+
+    `queues` and `perm` are the defaults of these two options; None means that the option has none.
+    """
     return combine_options(
         click.argument("name"),
         click.option(
@@ -153,7 +157,11 @@ def update(
 
 
 def _create_or_update(admin: Admin, name: str, queues: int, as_json: bool, **options: Any) -> None:
-    """Set the topic on every broker and print the result. Warn if its order is not strict yet."""
+    """Set the topic on every broker, and print the result.
+
+    `options` are those of `Admin.create_topic`. A warning on stderr follows if strict order was
+    requested and the name servers do not send the order table to clients.
+    """
     note_pending_change(f"sluice topic show {name}")
     brokers = admin.create_topic(name, queues=queues, **options)
     print_result(

@@ -27,7 +27,7 @@ from sluicemq.cli.output import (
     format_body,
     format_time,
     json_option,
-    parse_time,
+    parse_time_ms,
     print_json,
     record_builder,
 )
@@ -157,6 +157,7 @@ def produce(
 
 
 def _print_send_result(result: SendResult, as_json: bool) -> None:
+    """Print the result of one send, as a line of JSON or of text."""
     if as_json:
         print_json(_sent_record(result))
         return
@@ -165,10 +166,10 @@ def _print_send_result(result: SendResult, as_json: bool) -> None:
 
 
 async def _gather_all(sends: list[Coroutine[Any, Any, T]], on_result: Callable[[T], None]) -> None:
-    """Run all sends, and call `on_result` for each that succeeds, in order.
+    """Run all sends at once, and call `on_result` for each that succeeds, in the order of `sends`.
 
-    If the task is cancelled, by Ctrl-C, wait for the sends in flight first. Raises the first error
-    of a send after all have ended.
+    Raises the first error of a send after all have ended. If Ctrl-C cancels the task, wait for the
+    sends in flight and report their results before CancelledError is raised.
     """
     work = asyncio.gather(*sends, return_exceptions=True)
     failures: list[BaseException] = []
@@ -189,8 +190,9 @@ def _iterate_chunks(
 ) -> Generator[list[bytes], None, None]:
     """Return an iterator over the bodies to send, in lists of at most IN_FLIGHT_MAX.
 
-    They are `count` copies of `body`, or the lines of stdin if `body` is "-", or those of the
-    file. Raises click.UsageError unless one of `body` and `path` is given.
+    With `path`, they are the lines of that file. If `body` is "-", they are the lines of stdin.
+    Otherwise they are `count` copies of `body`. Raises click.UsageError unless exactly one of
+    `body` and `path` is given.
     """
     if (body is None) == (path is None):
         raise click.UsageError("Give either BODY (or - for standard input) or --file.")
@@ -209,7 +211,10 @@ def _repeat_body(body: str, count: int) -> Generator[list[bytes], None, None]:
 
 
 def parse_property_options(pairs: Iterable[str]) -> dict[str, str]:
-    """Parse texts of the form NAME=VALUE to a dict. Raises OptionError for any other text."""
+    """Return the properties that texts of the form NAME=VALUE set.
+
+    A later text replaces an earlier one of the same name. Raises OptionError for any other text.
+    """
     properties: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -224,8 +229,9 @@ def parse_property_options(pairs: Iterable[str]) -> dict[str, str]:
 def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, None]:
     """Yield the lines of a stream that are not empty, in lists of at most IN_FLIGHT_MAX.
 
-    Lines are yielded as soon as they can be read, because a pipe may be written slowly. They have
-    no line end. The first `next` opens the stream, and it is closed when the iterator ends.
+    `open_stream()` returns the stream as a context manager. It is called by the first `next`, and
+    the stream is closed when the iterator ends. Lines have no line end. They are yielded as soon as
+    they can be read, because a pipe may be written slowly.
     """
     rest = b""
     with open_stream() as stream:
@@ -238,11 +244,11 @@ def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, 
 
 
 def _next_chunk(chunks: Iterator[list[bytes]]) -> list[bytes]:
-    """Return the next list of bodies, or an empty one at the end. Block the loop until it arrives.
+    """Return the next list of bodies; an empty list means the end. Blocks the loop.
 
-    Raises KeyboardInterrupt at Ctrl-C: asyncio's handler, which would only cancel the task at its
-    next await, is replaced during the wait. Raises CancelledError if that handler was called
-    before it was replaced.
+    During the wait, Ctrl-C raises KeyboardInterrupt: asyncio's handler, which would only cancel the
+    task at its next await, is replaced. Raises CancelledError if that handler was called before it
+    was replaced.
     """
     handler = signal.getsignal(signal.SIGINT)
     with contextlib.suppress(ValueError):  # not the main thread
@@ -346,7 +352,8 @@ def consume(
 async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
     """Run `work` until it ends, or until Ctrl-C or SIGTERM cancels it; then return normally.
 
-    A cancelled client closes in order: it commits its offsets and leaves its group.
+    An error of `work` is raised. A cancelled client closes in order: it commits its offsets and
+    leaves its group.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -358,12 +365,12 @@ async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
 
 
 def parse_start(text: str) -> Start:
-    """Parse the value of `--from`: first, last, or a time as for `parse_time`.
+    """Return the start that the option `--from` names: first, last, or a time.
 
-    Raises OptionError for other texts.
+    A time is what `parse_time_ms` accepts. Raises OptionError for other texts.
     """
     try:
-        return _STARTS[text] if text in _STARTS else parse_time(text)
+        return _STARTS[text] if text in _STARTS else parse_time_ms(text)
     except OptionError:
         raise OptionError(
             f"--from {text!r} is neither first, last, nor a time.",
@@ -372,6 +379,7 @@ def parse_start(text: str) -> Start:
 
 
 def _print_message(message: ReceivedMessage, as_json: bool) -> None:
+    """Print one received message, as a line of JSON or of text."""
     if as_json:
         print_json(_received_record(message) | body_record(message))
         return

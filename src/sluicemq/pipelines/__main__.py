@@ -42,11 +42,13 @@ def run_file(
     as_json: bool = False,
     progress: str = "",
 ) -> int:
-    """Run the pipeline of a file, or print its plan if `dry_run` is True. Return the exit code.
+    """Run the pipeline of a file, or with `dry_run` print its plan. Return the exit code.
 
-    `master` is Spark's master. None means `spark.master` of the settings or of spark-submit, or all
-    cores of this machine. `settings` are Spark settings, which override those of the file.
-    `progress` is the directory for the progress file; "" means none. Raises SluiceError.
+    Warnings about the file are printed to stderr. `master` is Spark's master. None means
+    `spark.master` of the settings or of spark-submit, or all cores of this machine. `settings` are
+    Spark settings, which override those of the file. With `as_json`, events or the plan are printed
+    as JSON to stdout. `progress` is the directory for the progress file; "" means none. Raises
+    SluiceError.
     """
     pipeline = load_pipeline(path)
     for warning in pipeline.warnings:
@@ -153,12 +155,16 @@ def _print_to_stdout(value: Any) -> None:
 
 
 def _print_to_stderr(text: str) -> None:
+    """Print one line to stderr, and flush it."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def main() -> int:
-    """Parse the command line, run the file, and return the exit code."""
+    """Parse the command line, run the file, and return the exit code.
+
+    A SluiceError is printed to stderr, and the exit code is 1.
+    """
     parser = argparse.ArgumentParser(prog="sluicemq.pipelines", description=__doc__)
     parser.add_argument("file")
     parser.add_argument("--master", help="Spark's master; default: spark-submit's, else local[*].")

@@ -138,7 +138,13 @@ class ArchiveRun:
     gaps: tuple[QueueRange, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as the JSON object of its run file."""
+        """Return the run as the JSON object of its run file.
+
+        {"version": 1, "run": 7, "time": "…", "rows": 120, "verified": true,
+         "first": {TOPIC: {BROKER: {QUEUE: OFFSET}}}, "next": {…},
+         "ranges": [[TOPIC, BROKER, QUEUE, START, END], …], "gaps": […],
+         "staging": "_sluice/staging/…", "files": ["topic=…/day=…/part-….parquet", …]}
+        """
 
         def ranges_to_lists(ranges: tuple[QueueRange, ...]) -> list[list[Any]]:
             return [[*one.queue, one.start, one.end] for one in ranges]
@@ -159,13 +165,18 @@ class ArchiveRun:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], path: str) -> "ArchiveRun":
-        """Return the run of a run file's JSON object. `path` is the archive, for texts.
+        """Return the run that the JSON object of a run file describes.
 
-        Raises ConfigurationError if the version is another one, or the object is not a run.
+        `found` has the keys that `to_json` writes, and `path` is the archive's path, for the texts
+        of errors. Raises ConfigurationError if the version is not `VERSION`, or if a key is missing
+        or has a wrong type.
         """
 
         def lists_to_ranges(lists: list[list[Any]]) -> tuple[QueueRange, ...]:
-            return tuple(QueueRange(MessageQueue(*one[:3]), *one[3:]) for one in lists)
+            return tuple(
+                QueueRange(MessageQueue(topic, broker, queue_id), start, end)
+                for topic, broker, queue_id, start, end in lists
+            )
 
         try:
             if found["version"] != VERSION:
@@ -194,7 +205,11 @@ class ArchiveRun:
 
 @dataclass(slots=True)
 class ArchiveRuns:
-    """The committed runs of an archive. Only the last one, or None, is held in memory."""
+    """The committed runs of an archive.
+
+    `last` is the last of them, None if there is none; the others are not held in memory. The
+    constructor reads it, and raises ConfigurationError if its file cannot be read.
+    """
 
     folder: Folder
     last: ArchiveRun | None = field(init=False)
@@ -213,19 +228,20 @@ class ArchiveRuns:
 
     @property
     def first_offsets(self) -> Offsets:
-        """The first archived offset of each queue."""
+        """The first archived offset of each queue. Empty before the first run."""
         return {} if self.last is None else self.last.first_offsets
 
     @property
     def next_offsets(self) -> Offsets:
-        """The offset of each queue where the next run begins."""
+        """The offset of each queue where the next run begins. Empty before the first run."""
         return {} if self.last is None else self.last.next_offsets
 
     def recover(self) -> None:
-        """Move the files of the last run that are still staged, and remove obsolete staging.
+        """Complete the last run, and remove staging directories that are not needed any more.
 
-        Staging directories of the next number are kept, because that run may be in progress. Once a
-        run of that number is committed, the other ones are removed.
+        Files of the last run that are still staged are moved. Staging directories of its number and
+        of earlier ones are removed. Those of the next number are kept, because that run may be in
+        progress.
         """
         self.finish_last_run()
         for name in self.folder.list_names(STAGING):
@@ -233,7 +249,10 @@ class ArchiveRuns:
                 self.folder.remove(f"{STAGING}/{name}")
 
     def finish_last_run(self) -> None:
-        """Move the files of the last run to their final paths. Readers may do so at any time."""
+        """Move the files of the last run that are still staged to their final paths.
+
+        Does nothing if they have been moved. Readers may call this at any time.
+        """
         if self.last is not None and self.folder.exists(self.last.staging):
             for name in self.last.files:
                 self.folder.move(f"{self.last.staging}/{name}", name)
@@ -244,9 +263,10 @@ class ArchiveRuns:
         return number, f"{STAGING}/{number:08d}-{uuid.uuid4().hex[:8]}"
 
     def commit(self, run: ArchiveRun) -> None:
-        """Write the run file, which makes the rows part of the archive, and move the files.
+        """Write the run file of `run`, which makes its rows part of the archive.
 
-        If another run of this number has been committed, the staged rows are removed and
+        After that, its files are moved to their final paths, and `run` becomes the last run. If
+        another run of this number has been committed, the staged rows are removed and
         ConfigurationError is raised.
         """
         if not self.folder.publish(f"{RUNS}/{run.number:08d}.json", run.to_json()):
@@ -294,8 +314,9 @@ class ArchivePlan:
     def create(cls, task: Task, next_offsets: Offsets) -> "ArchivePlan":
         """Return the plan of a run that continues at `next_offsets`.
 
-        Raises ConfigurationError if the options name no topic, or if an offset is beyond the end of
-        its queue, which means that the topic was created again.
+        A queue that is not in `next_offsets` begins at its first stored offset. Raises
+        ConfigurationError if the options name no topic, or if an offset is beyond the end of its
+        queue, which means that the topic was created again, and the client's errors.
         """
         topics, pattern = ",".join(task.options["topics"]), task.options["pattern"]
         given = {"topics": topics} if topics else {}
@@ -325,7 +346,11 @@ class ArchivePlan:
 
     @classmethod
     def for_verification(cls, runs: ArchiveRuns, bounds: Bounds) -> "ArchivePlan":
-        """Return the plan that reads what is archived and still at the brokers."""
+        """Return the plan that reads what is archived and still at the brokers.
+
+        `bounds` are the first and the end offset of each queue at the brokers. A queue without such
+        messages has no range.
+        """
         ranges = []
         for queue, end in sorted(runs.next_offsets.items()):
             low, high = bounds.get(queue, (0, 0))
@@ -354,7 +379,11 @@ class ArchivePlan:
         return f"{count:,} messages were deleted before they were archived: {listed}"
 
     def load_rows(self, task: Task, spark: Any) -> Any:
-        """Return the messages of the ranges as a DataFrame with the columns `COLUMNS`."""
+        """Return the messages of the ranges as a DataFrame with the columns `COLUMNS`.
+
+        `spark` is the session that reads them. Bodies that cannot be decompressed are read as they
+        are stored.
+        """
         topics = self.topics
         # A queue without a range is read from its end to its end.
         ends = {queue: high for queue, (_, high) in self.bounds.items() if queue.topic in topics}
@@ -374,7 +403,12 @@ class ArchivePlan:
 
 
 def _run_once(task: Task) -> Report:
-    """Archive the new messages, verify what the options ask for, and return the report."""
+    """Archive the messages since the last run, and return the report.
+
+    The option `verify` says which rows are compared with the brokers. Raises OffsetOutOfRangeError
+    if messages were deleted before they were archived and `on_gap` is "fail", StoreDamagedError if
+    the verification finds a difference, and ConfigurationError.
+    """
     spark = task.spark.newSession()
     for name, value in _SESSION_SETTINGS.items():
         spark.conf.set(name, value)
@@ -403,7 +437,11 @@ def _run_once(task: Task) -> Report:
 def _verify_archive(
     spark: Any, task: Task, runs: ArchiveRuns, bounds: Bounds, report: Report
 ) -> None:
-    """Compare everything that is archived and still at the brokers. Raises StoreDamagedError."""
+    """Compare all rows that are archived and still at the brokers with the messages there.
+
+    `bounds` are those of the queues at the brokers. The number of rows is added to `report`. Raises
+    StoreDamagedError if they differ.
+    """
     common = ArchivePlan.for_verification(runs, bounds)
     if not common.ranges:
         task.report_lines(report, "no message of the archive is still at the brokers")
@@ -420,7 +458,11 @@ def _verify_archive(
 def _write_run(
     spark: Any, task: Task, runs: ArchiveRuns, planned: ArchivePlan, report: Report
 ) -> None:
-    """Write the planned messages to staging, verify them unless told not to, and commit the run."""
+    """Write the planned messages to staging, verify them unless told not to, and commit the run.
+
+    Lines and figures are added to `report`. Raises StoreDamagedError if the verification finds a
+    difference (nothing is committed then), and ConfigurationError if another run was faster.
+    """
     started_s = SYSTEM_CLOCK.monotonic_s()
     number, staging = runs.new_staging()
     writer = planned.load_rows(task, spark).selectExpr("*", DAY).write.partitionBy("topic", "day")
@@ -490,8 +532,8 @@ _FIXED_OPTIONS: Final = (
 def _open_replay(task: Task) -> tuple[JobState, Any]:
     """Return the state of the replay, and a DataFrame of all its rows, whether sent or not.
 
-    Raises ConfigurationError if the name or a time is invalid, there is no archive, or the replay
-    was started with other options.
+    The state file of a new replay is not written yet. Raises ConfigurationError if the name or a
+    time is invalid, if there is no archive, or if the replay was started with other options.
     """
     options, name = task.options, task.options["name"]
     rows = read_archive(task.spark, options["path"])
@@ -534,6 +576,10 @@ def _split_off_undecodable(rows: Any) -> tuple[Any, int]:
 
 
 def _describe_undecodable(count: int) -> str:
+    """Return the line about `count` messages that are not sent.
+
+    Their bodies cannot be decoded.
+    """
     return (
         f"left out: {count:,} messages whose bodies cannot be decoded; the archive has their"
         f" stored bytes ({ERROR_NAME} is not null)"
@@ -591,6 +637,11 @@ class Archive(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return a line for each topic with new messages.
+
+        The first line is about messages that were deleted before they were archived, if there are
+        any.
+        """
         runs = ArchiveRuns(Folder(task.spark, task.options["path"]))
         planned = ArchivePlan.create(task, runs.next_offsets)
         lines = [planned.describe_gaps()] if planned.gaps else []
@@ -601,6 +652,10 @@ class Archive(ReadyPipeline):
         return lines or ["nothing new: the archive is complete"]
 
     def run(self, task: Task) -> Report:
+        """Archive once; with the option `every`, again after each pause until the task is stopped.
+
+        The report has the lines of the last run, and the sums of the figures of all runs.
+        """
         report = _run_once(task)
         pause_s = float(task.options["every"])
         while pause_s and not task.stopping():
@@ -639,6 +694,10 @@ class Replay(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return a line for each topic with messages to send.
+
+        Further lines say what was sent already, what is left out, and the delivery guarantee.
+        """
         state, rows = _open_replay(task)
         rows, undecodable_count = _split_off_undecodable(rows)
         found = rows.groupBy("topic").agg(
@@ -660,6 +719,10 @@ class Replay(ReadyPipeline):
         return [*lines, describe_guarantee(task.connection, task.options["delivery"])]
 
     def run(self, task: Task) -> Report:
+        """Send the messages that are not sent yet, step by step.
+
+        The run ends when all are sent or the task is stopped; a later run continues.
+        """
         options = task.options
         state, rows = _open_replay(task)
         if not state["steps"]:

@@ -76,9 +76,10 @@ def list_groups(admin: Admin) -> list[str]:
 
 
 def fetch_subscriptions(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
-    """Return the subscriptions of each group, as brokers and members report them.
+    """Return the subscriptions of each of `groups`, as brokers and members report them.
 
-    A member that does not answer is reported as unknown and raises no error.
+    A member that does not answer is reported as unknown, and raises no error. Raises the client's
+    errors if a broker does not respond.
     """
     masters = admin.masters()
     return [admin.subscriptions(group, brokers=masters) for group in groups]
@@ -120,7 +121,10 @@ class TopicSample:
         return sum(one.count for one in self.counts)
 
     def bit_of(self, subscription: Subscription) -> int:
-        """Return the integer with only the bit of this expression set, or 0 if it has none."""
+        """Return the integer in which only the bit of this expression is set; 0 if it has no bit.
+
+        An expression has no bit if it is not among `expressions`.
+        """
         for index, one in enumerate(self.expressions):
             if (one.kind, one.expression) == (subscription.kind, subscription.expression):
                 return 1 << index
@@ -134,10 +138,11 @@ def sample_topic(
     expressions: Sequence[Subscription],
     begin_ms: int | None,
 ) -> TopicSample:
-    """Read a topic from the store time `begin_ms` on and count its messages by tag and expressions.
+    """Count the messages of a topic by tag, matching expressions and failing expressions.
 
-    None means from the beginning. Only tags are read, unless an expression needs properties. If
-    there are more than `EXPRESSIONS_MAX` expressions, only the first ones are evaluated.
+    Messages stored from `begin_ms` on (milliseconds since 1970) are read; None means all. Only tags
+    are read, unless an expression needs properties. If there are more than `EXPRESSIONS_MAX`
+    expressions, only the first ones are evaluated.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - usual name, slow import
 
@@ -170,8 +175,8 @@ def sample_topic(
 def _evaluate(subscription: Subscription, columns: str) -> "tuple[Column, Column | None]":
     """Return two columns: whether a message matches, and whether the expression fails on it.
 
-    The second is None if the expression cannot fail. An expression that does not compile matches
-    nothing.
+    The second is None if the expression cannot fail. `columns` is the option `columns` with which
+    the messages are read. An expression that does not compile matches nothing.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as in sample_topic
 
@@ -267,7 +272,10 @@ class FailingFilter:
 
 
 def find_unwanted_tags(found: TopicSample) -> list[UnwantedTag]:
-    """Return the tags none of whose messages any expression matches, the most frequent first."""
+    """Return the tags whose messages no expression matches, the most frequent first.
+
+    A tag is left out if an expression matches some of its messages.
+    """
     messages: dict[str | None, int] = defaultdict(int)
     for one in found.counts:
         messages[one.tag] += one.count
@@ -281,10 +289,10 @@ def find_unwanted_tags(found: TopicSample) -> list[UnwantedTag]:
 def compute_loss(
     found: TopicSample, group: str, subscription_by_member: Mapping[str, Subscription | None]
 ) -> Loss | None:
-    """Return the loss of a group on a topic, or None if its members have the same subscription.
+    """Return the loss of a group on a topic; None if its members have the same subscription.
 
     `subscription_by_member` maps client ids to subscriptions of the topic, None for members that do
-    not subscribe to it.
+    not subscribe to it. See `Loss` for the numbers.
     """
     readers = list(subscription_by_member.values())
     if len({(one and (one.kind, one.expression)) for one in readers}) < 2:
@@ -330,7 +338,10 @@ def compute_loss(
 
 
 def find_collisions(found: TopicSample) -> list[Collision]:
-    """Return the tags with the same hash, among those of messages and those of subscriptions."""
+    """Return the groups of tags with the same hash, ordered by the hash.
+
+    Tags of messages and tags of subscriptions are compared.
+    """
     counts: dict[str, int] = defaultdict(int)
     for one in found.counts:
         counts[one.tag or ""] += one.count
@@ -348,7 +359,7 @@ def find_collisions(found: TopicSample) -> list[Collision]:
 
 
 def find_failing_filters(found: TopicSample) -> list[FailingFilter]:
-    """Return the expressions that failed on any message."""
+    """Return the expressions that failed on at least one message, in the order of the sample."""
     counts = [
         (
             subscription.expression,
@@ -414,11 +425,11 @@ class Audit:
         readers: Sequence[GroupSubscriptions],
         expression_count: int,
     ) -> None:
-        """Add the findings about the messages of one topic.
+        """Add the findings about the messages of one topic, and what is not known about them.
 
-        `known` are the subscriptions of the audited groups, and `readers` those of all groups that
-        read the topic. `expression_count` is the number of the topic's expressions, of which
-        `sample` may have fewer.
+        `sample` are the counted messages. `known` are the subscriptions of the audited groups, and
+        `readers` those of all groups that read the topic. `expression_count` is the number of the
+        topic's expressions, of which `sample` may have fewer.
         """
         topic = sample.topic
         if expression_count > EXPRESSIONS_MAX:
@@ -447,7 +458,11 @@ class Audit:
         self.unwanted_tags += unwanted
 
     def add_unknown(self, known: Iterable[GroupSubscriptions]) -> None:
-        """Add what neither brokers nor members report of the groups and their lag."""
+        """Add to `not_known` what neither brokers nor members report about the groups `known`.
+
+        That is what silent members subscribe to, and how much of a lag matches. The lag must have
+        been set before.
+        """
         for one in known:
             silent = sorted(
                 client_id
@@ -472,7 +487,11 @@ class Audit:
         return {"figures": self.figures, **lists, "not_known": self.not_known}
 
     def format_lines(self, rows_max: int) -> list[str]:
-        """Return the lines of a table for each kind, with at most `rows_max` rows, and the rest."""
+        """Return the findings as lines of text: a table for each kind, then what is not known.
+
+        Each table has at most `rows_max` rows, and a last line with the number of further ones. A
+        kind without findings is one line.
+        """
         lines = []
         for name, (title, columns, rows_of) in _TABLES.items():
             rows = [row for one in getattr(self, name) for row in rows_of(one)]
@@ -585,7 +604,10 @@ def audit(
 def _readers_of(
     admin: Admin, topic: str, groups: Iterable[GroupSubscriptions]
 ) -> list[GroupSubscriptions]:
-    """Return those of the groups that subscribe to the topic or have offsets in it."""
+    """Return those of `groups` that subscribe to the topic or have committed offsets in it.
+
+    If the brokers do not tell which groups have offsets, only subscriptions count.
+    """
     names: set[str] = set()
     with contextlib.suppress(SluiceError):
         names = set(admin.groups_of_topic(topic))
@@ -593,7 +615,10 @@ def _readers_of(
 
 
 def _fetch_lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
-    """Return the lag of each group and topic, the largest first."""
+    """Return the lag of each of the groups by topic, the largest first.
+
+    `matching` is None if the broker does not know it for a queue with a lag.
+    """
     found = []
     for one in known:
         by_topic: dict[str, list[QueueLag]] = defaultdict(list)
@@ -635,6 +660,7 @@ class AuditPipeline(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return lines that say which groups would be asked and which messages would be read."""
         options = task.options
         with open_admin(parse_options(task.connection)) as admin:
             groups = options["groups"] or list_groups(admin)
@@ -647,6 +673,7 @@ class AuditPipeline(ReadyPipeline):
         return [*lines, f"write {options['output']}"] if options["output"] else lines
 
     def run(self, task: Task) -> Report:
+        """Run `audit`, write the findings to the option `output`, and report them as tables."""
         options = task.options
         found = audit(
             task.spark,

@@ -167,7 +167,10 @@ def _fetch_bounds(admin: Admin, group: str) -> Bounds:
 def _load_dead_letters(
     spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds
 ) -> Any:
-    """Return the dead letters between the bounds, with the columns of `read_dead_letters`."""
+    """Return the dead letters of a group between `bounds`, with the columns of `read_dead_letters`.
+
+    `bounds` has the first and the end offset of each queue of the dead-letter topic.
+    """
     starts = {queue: low for queue, (low, _) in bounds.items()}
     ends = {queue: high for queue, (_, high) in bounds.items()}
     rows = load_messages(
@@ -182,6 +185,7 @@ def _load_dead_letters(
     )
 
     def find_causes(letters: pa.Array) -> pa.Array:
+        """Return the cause of each dead letter. This runs in Python workers."""
         causes = [
             failure_reason(dict(one["own"] or ()), one["body"] or b"")
             if one["error"] is None
@@ -205,7 +209,7 @@ def _load_dead_letters(
 
 
 def _first_property(*names: str) -> Any:
-    """Return the column of the first of these properties that a message has, else null."""
+    """Return the column with the first of the properties `names` that a message has, else null."""
     return F.coalesce(*(F.expr(f"properties['{name}']") for name in names))
 
 
@@ -217,7 +221,9 @@ def format_clusters(
 ) -> list[str]:
     """Return a table of the largest clusters, and a line for each value that distinguishes one.
 
-    `by` are further expressions to group by. At most `count_max` clusters are shown.
+    `letters` are the dead letters. They are grouped by origin topic, cause and the Spark SQL
+    expressions `by`. At most `count_max` clusters are shown. `admin` and `connection` are used to
+    read the newest messages of the origin topics.
     """
     by_names = [f"by_{index}" for index in range(len(by))]
     by_columns = (
@@ -262,12 +268,19 @@ def _find_distinguishing_values(
     admin: Admin,
     connection: Mapping[str, str],
 ) -> list[Any]:
-    """Return property values that are common in a cluster and more than twice as common as usual.
+    """Return the property values that distinguish a cluster from the usual messages of its topic.
+
+    A value distinguishes a cluster if at least two messages and a share of `SHARE_MIN` of the
+    cluster have it, and if its share there is more than twice its share of the origin topic's
+    newest messages. The second condition is left out for topics whose messages could not be read,
+    and for all but `TOPICS_SAMPLED_MAX` topics. At most `VALUES_SHOWN` values of a cluster are
+    returned, those with the largest difference of the shares first. The clusters are ordered by
+    size.
 
     `keyed` are dead letters with the columns `keys`, which identify the cluster. `sizes` has the
-    key and the number of messages of each cluster. A row of the result has the columns of the key,
-    name, value, share (of the cluster) and usual (the share of the origin topic's newest messages,
-    null if they could not be read).
+    values of these columns and the number of messages of each cluster. A row of the result has the
+    columns `keys`, messages, name, value, share (of the cluster) and usual (the share of the newest
+    messages, null if they could not be read).
     """
     spark = keyed.sparkSession
     schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
@@ -319,7 +332,7 @@ def _find_distinguishing_values(
 
 
 def _explode_properties(rows: Any) -> Any:
-    """Return one row for each property of each message, with `name` and `value`.
+    """Return one row for each property of each message, with the columns `name` and `value` added.
 
     The tag of a message counts as a property with the name "tag".
     """
@@ -330,7 +343,10 @@ def _explode_properties(rows: Any) -> Any:
 
 
 def _load_newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str) -> Any | None:
-    """Return about `SAMPLE_MESSAGES` newest messages of a topic, or None if it cannot be read."""
+    """Return about `SAMPLE_MESSAGES` newest messages of a topic, with tags and properties.
+
+    Return None if the topic cannot be read or has no queue.
+    """
     try:
         bounds = {queue: admin.offsets(queue) for queue in admin.queues(topic)}
     except SluiceError:
@@ -395,13 +411,15 @@ def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> 
 
 
 def _to_sql_literal(text: str) -> str:
+    """Return the text as a string literal of Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _set_properties(properties: str, single_properties: Mapping[str, str]) -> str:
-    """Return the expression of the properties with some of them set, or removed by null.
+    """Return the SQL expression of a map of properties in which some properties are set.
 
-    `single_properties` maps SQL literals of names to expressions of values.
+    `properties` is the expression of the original map. `single_properties` maps SQL literals of
+    names to expressions of values; a value of null removes the property.
     """
     if not single_properties:
         return properties
@@ -414,7 +432,8 @@ def _set_properties(properties: str, single_properties: Mapping[str, str]) -> st
 def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
     """Return the rows of `apply_edits` with the columns `verdict` and `reason`.
 
-    `reason` is null if there is none. Only the sizes of bodies are passed to Python workers.
+    `judge` decides, in Python workers. `reason` is null if there is none. Only the sizes of bodies
+    are passed to the workers.
     """
 
     def find_verdicts(messages: pa.Array) -> pa.Array:
@@ -438,7 +457,11 @@ def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
 
 
 def add_new_ids(rows: Any) -> Any:
-    """Return the rows with the column `new_id`, which follows from the place of the dead letter."""
+    """Return the rows with the column `new_id`, the message id with which a row would be sent.
+
+    The id is computed from topic, broker, queue, offset and store time of the dead letter. So it is
+    the same each time.
+    """
 
     def make_ids(places: pa.Array) -> pa.Array:
         found = [replay_id(**one) for one in places.to_pylist()]
@@ -449,13 +472,20 @@ def add_new_ids(rows: Any) -> Any:
 
 
 def _select_dead_letters(task: Task, bounds: Bounds) -> Any:
-    """Return the dead letters that the option `where` selects."""
+    """Return the dead letters between `bounds` that the option `where` selects.
+
+    Without the option, return all of them.
+    """
     letters = _load_dead_letters(task.spark, task.connection, task.options["group"], bounds)
     return letters.where(task.options["where"]) if task.options["where"] else letters
 
 
 def _prepare_messages(task: Task, admin: Admin, letters: Any) -> Any:
-    """Return the dead letters as they would be sent, each with its new id, verdict and reason."""
+    """Return the dead letters with the columns of what would be sent, new id, verdict and reason.
+
+    The brokers are asked whether the target topics exist, and for the group's subscription. Raises
+    ConfigurationError for wrong options, and the client's errors.
+    """
     options = task.options
     rows = apply_edits(letters, options["edit"], options["to"], options["group"])
     named = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
@@ -471,7 +501,7 @@ def _prepare_messages(task: Task, admin: Admin, letters: Any) -> Any:
 def _assumed_subscriptions(
     task: Task, topics: set[str]
 ) -> dict[str, tuple[Subscription, ...]] | None:
-    """Return topic -> the subscription that the options name, or None for those of the group.
+    """Return the subscription that the options name, for each topic; None means the group's own.
 
     Raises ConfigurationError if the options name two, and FilterSyntaxError for an invalid one.
     """
@@ -491,7 +521,10 @@ def _assumed_subscriptions(
 
 
 def _report_causes(task: Task, report: Report, *, check: bool) -> None:
-    """Report the clusters of dead letters, and with `check` what would become of each message."""
+    """Report the clusters of dead letters; with `check`, also what would become of each message.
+
+    Lines and figures are added to `report`. Nothing is written or sent.
+    """
     options = task.options
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _fetch_bounds(admin, options["group"])
@@ -523,10 +556,11 @@ def _report_causes(task: Task, report: Report, *, check: bool) -> None:
 
 
 def _replay(task: Task, report: Report) -> None:
-    """Send the dead letters again, or resume that, and write the report.
+    """Send the dead letters again, or continue a replay that was stopped, and write the report.
 
-    Raises ConfigurationError if the option `state` is missing, or the replay in that directory was
-    started with other options.
+    The plan is written first, unless the directory `state` has one. Lines and figures are added to
+    `report`. Raises ConfigurationError if the option `state` is missing, or if the replay in that
+    directory was started with other options, and the errors of the sink.
     """
     options = task.options
     if not options["state"]:
@@ -544,6 +578,7 @@ def _replay(task: Task, report: Report) -> None:
     unsent = ", ".join(f"'{verdict}'" for verdict in refused)
 
     def send(number: int, step_rows: Any) -> None:
+        """Send the rows of step `number` that are not refused, and write its part of the report."""
         chosen = rows_to_send(step_rows.where(f"verdict not in ({unsent})"))
         write_step(chosen, task.connection, state["query"], number, delivery=options["delivery"])
         # A step that is repeated replaces its part of the report.
@@ -575,7 +610,10 @@ def _replay(task: Task, report: Report) -> None:
 
 
 def _write_plan(task: Task, state: JobState) -> None:
-    """Decide what to send for each dead letter, write the plan, and start the job."""
+    """Decide what to send for each dead letter, write that to STATE/plan, and start the job.
+
+    An older plan there is replaced.
+    """
     folder, options = state.folder, task.options
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _fetch_bounds(admin, options["group"])
@@ -675,6 +713,7 @@ class DeadLetters(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return the lines that `clusters` or `check` would report. Nothing is sent."""
         report = Report()
         quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
         _report_causes(quiet, report, check=task.options["action"] != CLUSTERS)
@@ -683,6 +722,7 @@ class DeadLetters(ReadyPipeline):
         return report.lines
 
     def run(self, task: Task) -> Report:
+        """Do what the option `action` says, and return the report."""
         report = Report()
         action = task.options["action"]
         if action == REPLAY:

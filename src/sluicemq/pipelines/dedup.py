@@ -140,7 +140,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The number of rows that were passed to a write, and how many of them were new."""
+    """The result of a write: how many rows were passed to it, and how many were inserted."""
 
     rows: int = 0
     new: int = 0
@@ -172,10 +172,7 @@ def check_url(url: str) -> None:
 
 
 def absolute_url(url: str) -> str:
-    """Return the URL with an absolute path if it names a file of SQLite.
-
-    Tasks of Spark run in other directories than the driver.
-    """
+    """Return the URL; the path of an SQLite file becomes absolute, because tasks run elsewhere."""
     scheme, _, path = url.partition(":///")
     if scheme.startswith("sqlite") and path and not path.startswith("/"):
         return f"{scheme}:///{Path(path).absolute()}"
@@ -200,10 +197,7 @@ def create_engine(url: str) -> "sa.Engine":
 
 @contextmanager
 def temporary_engine(url: str) -> "Iterator[sa.Engine]":
-    """Return a context manager with an engine that is disposed of at the end.
-
-    Raises the errors of `create_engine`.
-    """
+    """Return a context manager with an engine of `create_engine`; the end disposes of it."""
     engine = create_engine(url)
     try:
         yield engine
@@ -215,7 +209,7 @@ def temporary_engine(url: str) -> "Iterator[sa.Engine]":
 
 
 def is_table_missing(engine: "sa.Engine", target: Target) -> bool:
-    """Return whether the table does not exist."""
+    """Return whether the table of `target` does not exist in the database."""
     schema, name = target.schema_and_name
     return not _sqlalchemy().inspect(engine).has_table(name, schema=schema)
 
@@ -285,11 +279,11 @@ def build_table(target: Target, dialect: str) -> "sa.Table":
 
 
 def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
-    """Write rows, and replace those with the same keys. Return the number of rows.
+    """Write rows, and replace those with the same keys. Return the number of rows that were passed.
 
-    Each chunk is one transaction. If several rows have the same key, the one with the largest
-    version remains, or the last one if the target has no version. Raises ConfigurationError for a
-    row without a value in a key column.
+    Each chunk is one transaction. If several rows of a chunk have the same key, the one with the
+    largest version remains, or the last one if the target has no version. Raises ConfigurationError
+    for a row without a value in a key column.
     """
     table = build_table(target, engine.dialect.name)
     if engine.dialect.name in NATIVE:
@@ -305,11 +299,13 @@ def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int
             key = tuple(row[name] for name in target.key)
             previous = newest.get(key)
             if previous is not None and target.version is not None:
+                # A row without a version is older than every row with one.
                 new, old = row[target.version], previous[target.version]
                 if old is not None and (new is None or new < old):
                     continue
             newest[key] = row
         with engine.begin() as connection:
+            # Sorted, so that two tasks with the same keys lock them in the same order.
             write_rows(connection, [newest[key] for key in sorted(newest)])
     return total
 
@@ -340,16 +336,21 @@ def _build_insert(table: "sa.Table", dialect: str) -> Any:
 
 
 def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> RowWriter:
-    """Return a function that writes rows with INSERT … ON CONFLICT."""
+    """Return a function that writes rows with INSERT … ON CONFLICT, for SQLite and PostgreSQL.
+
+    A row replaces the row with the same key. With a version, it only does so if the old version is
+    null or not larger than the new one.
+    """
     insert = _build_insert(table, dialect)
-    changed = {c.name: insert.excluded[c.name] for c in table.columns if not c.primary_key}
-    key, where = list(target.key), None
+    excluded = insert.excluded  # the row that could not be inserted
+    new_values = {one.name: excluded[one.name] for one in table.columns if not one.primary_key}
+    key, rule = list(target.key), None
     if target.version is not None:
-        old, new = table.c[target.version], insert.excluded[target.version]
-        where = old.is_(None) | (old <= new)
+        old, new = table.c[target.version], excluded[target.version]
+        rule = old.is_(None) | (old <= new)
     statement = insert.on_conflict_do_nothing(index_elements=key)
-    if changed:
-        statement = insert.on_conflict_do_update(index_elements=key, set_=changed, where=where)
+    if new_values:
+        statement = insert.on_conflict_do_update(index_elements=key, set_=new_values, where=rule)
 
     def write_rows(connection: "sa.Connection", rows: Sequence[Row]) -> None:
         connection.execute(statement, rows)
@@ -358,20 +359,25 @@ def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> Row
 
 
 def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
-    """Return a function that writes rows with UPDATE, or else INSERT, for other databases."""
+    """Return a function that writes rows with UPDATE and INSERT, for databases without ON CONFLICT.
+
+    The rule is that of `_build_native_upsert`. Each row: UPDATE the row with the key unless it has
+    a larger version; if that changed nothing, INSERT; if the key exists after all, UPDATE again.
+    """
     sqlalchemy = _sqlalchemy()
     has_key = sqlalchemy.and_(
         *(table.c[name] == sqlalchemy.bindparam(f"key_{name}") for name in target.key)
     )
-    rest = [column.name for column in table.columns if not column.primary_key]
+    value_columns = [column.name for column in table.columns if not column.primary_key]
     update = table.update().where(has_key)
     if target.version is not None:
         old = table.c[target.version]
         update = update.where(old.is_(None) | (old <= sqlalchemy.bindparam("new_version")))
-    update = update.values({name: sqlalchemy.bindparam(name) for name in rest})
+    update = update.values({name: sqlalchemy.bindparam(name) for name in value_columns})
 
     def update_row(connection: "sa.Connection", row: Row) -> bool:
-        if not rest:
+        """Update the row with the same key, and return whether a row was changed."""
+        if not value_columns:
             return False
         values = row | {f"key_{name}": row[name] for name in target.key}
         if target.version is not None:
@@ -396,10 +402,10 @@ def _build_portable_upsert(target: Target, table: "sa.Table") -> RowWriter:
 
 
 def prepare_table(target: Target, *, create: bool) -> None:
-    """Check the table for `insert_new_rows`, or create it if `create` is True. Driver only.
+    """Check the table for `insert_new_rows`. If it is missing and `create` is True, create it.
 
-    Raises ConfigurationError if the database has no ON CONFLICT, or the table is missing or
-    unsuitable.
+    Raises ConfigurationError if the database has no ON CONFLICT, or the table is unsuitable or
+    missing.
     """
     with temporary_engine(target.url) as engine:
         if engine.dialect.name not in NATIVE:
@@ -419,10 +425,7 @@ def prepare_table(target: Target, *, create: bool) -> None:
 
 
 def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
-    """Insert the rows whose keys do not exist yet, and return the number of rows and of new ones.
-
-    Only these numbers come to the driver.
-    """
+    """Insert the rows whose keys do not exist yet; return the number of rows and of new ones."""
     # Tasks with the same keys lock them in the same order: they wait, but do not deadlock.
     ordered = frame.sortWithinPartitions(*target.key)
     counts = ordered.rdd.mapPartitions(partial(insert_partition, target)).collect()
@@ -430,15 +433,14 @@ def insert_new_rows(frame: "DataFrame", target: Target) -> Written:
 
 
 def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    """Insert the rows of one task, all or none of them, and yield (rows, new rows).
+    """Insert all rows of one task in one transaction, and yield one pair (rows, new rows).
 
-    Nothing is yielded if there are no rows. This function runs in a Python worker. Raises
-    ConfigurationError for a row without a key.
+    Nothing is yielded if there are no rows. Raises ConfigurationError for a row without a key.
     """
     kinds = dict(target.columns)
     values = (to_database_row(row.asDict(recursive=True), kinds) for row in rows)
     chunks = _chunks(values, target.chunk_rows)
-    for first in chunks:
+    for first in chunks:  # at most once, because `insert_chunks` consumes all chunks
         with temporary_engine(target.url) as engine:
             yield insert_chunks(engine, target, chain([first], chunks))
 
@@ -468,7 +470,7 @@ def to_database_row(values: Row, kinds: Mapping[str, str]) -> Row:
     """Return a row of Spark with the values that database drivers accept.
 
     `kinds` has the Spark type of each column. Nested values become values of JSON, bytearrays
-    become bytes, and timestamps get the time zone UTC.
+    become bytes, and values of the type `timestamp` get the time zone UTC.
     """
 
     def convert(value: Any, kind: str) -> Any:
@@ -532,7 +534,7 @@ class TableSource(DataSource):  # type: ignore[misc]
 
 
 class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
-    """Writes the rows of tasks. The driver has nothing to do."""
+    """Writes the rows of tasks. On the driver it does nothing: each task commits by itself."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -572,10 +574,7 @@ KEYS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("topic", "broker", "queue_id", "queue_offset", "store_time"),
     ),
     MESSAGE_ID: ("msg_id", ("msg_id",)),
-    DEDUP_KEY: (
-        "coalesce(`SLUICE_DEDUP_KEY`, msg_id)",
-        ("prop:SLUICE_DEDUP_KEY", "msg_id"),
-    ),
+    DEDUP_KEY: ("coalesce(`SLUICE_DEDUP_KEY`, msg_id)", ("prop:SLUICE_DEDUP_KEY", "msg_id")),
 }
 """For each named key: its expression, and the columns that the source must read for it."""
 COLUMNS: Final = {
@@ -623,6 +622,7 @@ def select_table_rows(
 
 
 def _build_target(rows: "DataFrame", url: str, table: str, batch_rows: int) -> Target:
+    """Return the table with the columns of `rows`, whose key is `KEY_COLUMN`."""
     columns = tuple(rows.dtypes)
     return Target(absolute_url(url), table, (KEY_COLUMN,), columns, chunk_rows=batch_rows)
 
@@ -674,10 +674,10 @@ def stream_table(
     """Start a stream that inserts messages into a table, and return its `StreamingQuery`.
 
     `checkpoint` is Spark's checkpoint directory. `trigger` is `available-now` or a time such as
-    `10s`. `on_batch` is called with the number and the result of each micro-batch after it has been
-    written, and before Spark notes it as complete; so it may be called again after a crash. If no
-    option names a start, the stream begins at the earliest messages. The other arguments are those
-    of `write_table`. Raises ConfigurationError.
+    `10s`. `on_batch(number, written)` is called after each micro-batch, before Spark records it as
+    complete; so it may be called twice for one micro-batch after a crash. If no option names a
+    start, the stream begins at the earliest messages. The other arguments are those of
+    `write_table`. Raises ConfigurationError.
     """
     options = build_source_options(connection, topic, key, source or {})
     if "startingTimestamp" not in options:
@@ -768,10 +768,10 @@ class Dedup(ReadyPipeline):
 
 
 def _run_stream(task: Task, given: Mapping[str, Any], table: str) -> Written:
-    """Run a stream until it ends or the task is stopped, and return the numbers of all rows.
+    """Run a stream until it ends or the task is stopped; return the sums of all its micro-batches.
 
-    `given` are arguments of `stream_table`, and `table` names the table in texts. The current
-    micro-batch is finished.
+    `given` are arguments of `stream_table`, and `table` names the table in texts. Each micro-batch
+    is reported by `task.say`. When the task is stopped, the current one is finished.
     """
     done = Written()
 

@@ -48,9 +48,9 @@ class Document:
             self.problems.append(problem)
 
     def parse_root(self, text: str) -> "Entry | None":
-        """Parse the text of the file and return the entry of its top-level mapping.
+        """Parse the text of the file, and return the entry of its top-level mapping.
 
-        If the text is not YAML, or not a mapping, a problem is added and None returned.
+        If the text is not YAML, or not a mapping, add a problem and return None.
         """
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -108,7 +108,11 @@ class Entry:
         return _VARIABLE.sub(self._replace_variable, str(self.node.value))
 
     def _replace_variable(self, found: re.Match[str]) -> str:
-        """Return the text for one match of `_VARIABLE`, and remember it if it is a secret."""
+        """Return the text for one match of `_VARIABLE`.
+
+        A variable that is not set, or whose name is invalid, becomes "" and adds a problem. If the
+        name sounds like a secret, the value is added to the document's secrets.
+        """
         environment, secrets = self.document.environment, self.document.secrets
         name = found[1]
         if name is None:  # $${

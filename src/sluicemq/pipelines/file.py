@@ -178,9 +178,9 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the values of the declared fields by name, with defaults for those not in `entries`.
 
-    Unknown keys, invalid values and missing required keys become problems. `owner_name` names in
-    these texts what the fields belong to, such as "a parquet sink". A missing key is reported at
-    the line of `owner`.
+    Unknown keys, invalid values and missing required keys become problems; a required field without
+    a value is not in the result. `owner_name` says in the texts what the fields belong to, such as
+    "a parquet sink". A missing key is reported at the line of `owner`.
     """
     by_name = {one.name: one for one in fields}
     values = {one.name: one.default for one in fields if one.default is not REQUIRED}
@@ -196,9 +196,10 @@ def read_fields(
 
 
 def read_field(entry: Entry | None, declared: Field) -> Any:
-    """Return the value of an entry as the declared kind, or None if it is invalid or `entry` None.
+    """Return the value of an entry as the declared kind; None if it is invalid or `entry` is None.
 
-    An invalid value becomes a problem. For a LIST, a single text is accepted as a list of one.
+    An invalid value becomes a problem. For a LIST, a single text is accepted as a list of one;
+    invalid items are left out.
     """
     if entry is None:
         return None
@@ -388,7 +389,11 @@ def parse_pipeline(
 
 
 def _parse_name(entries: Entries, path: str) -> str:
-    """Return the name in the file, or else the name of the file without its suffix."""
+    """Return the name in the file, or else the name of the file without its suffix.
+
+    An invalid name becomes a problem. In the name of the file, characters that are not allowed
+    become dashes.
+    """
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2].rpartition(".")[0])
     name = read_field(entries.get("name"), _TEXT_FIELD) or stem or "pipeline"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -399,7 +404,10 @@ def _parse_name(entries: Entries, path: str) -> str:
 
 
 def _parse_cluster(entry: Entry) -> OptionTexts:
-    """Return the connection options of `cluster:`. Only one of the two access keys is a problem."""
+    """Return the connection options of `cluster:`.
+
+    If only one of the two access keys is given, that becomes a problem.
+    """
     known = [option for option in OPTIONS if option.name in CONNECTION_OPTION_NAMES]
     cluster = _read_options(entry.read_mapping() or {}, known, READ, "a cluster")
     keys = {"accessKey", "secretKey"} & set(cluster)
@@ -479,7 +487,7 @@ def _parse_source_and_sinks(root: Entry, entries: Entries, cluster: OptionTexts)
 
 
 def _check_mode(sink_kind: str, entries: Entries, mode: str) -> None:
-    """Add a problem for each key that the mode does not support.
+    """Add a problem for each key that is not supported in the mode of the pipeline.
 
     `sink_kind` is the kind of the sink whose entries these are, or "" for the keys of the file.
     """
@@ -567,7 +575,12 @@ Each check raises ConfigurationError if the options do not fit together.
 
 
 def _parse_source(entry: Entry, cluster: OptionTexts, mode: str) -> Source | None:
-    """Return the source, or None if it is not a mapping or its kind is unknown."""
+    """Return the source, or None if it is not a mapping or its kind is unknown.
+
+    Problems with its options and filters are added to the document. The options of `cluster:` are
+    merged into those of a `rocketmq` source. Options are checked together only if each one is
+    valid.
+    """
     entries = entry.read_mapping()
     if entries is None:
         return None
@@ -603,9 +616,10 @@ def _parse_source(entry: Entry, cluster: OptionTexts, mode: str) -> Source | Non
 def _add_source_problem(
     entry: Entry, entries: Entries, error: ConfigurationError, *, is_about_columns: bool
 ) -> None:
-    """Add an error about several options at the first option that its text names.
+    """Add the problem that several options do not fit together, at the first option that it names.
 
-    If it names none, the place is `columns` for an error about columns, or else the source itself.
+    If the text of the error names none, the problem is added at `columns` for an error about
+    columns, or else at the source itself.
     """
     named = [name for name in entries if f"'{name}'" in str(error)]
     if not named and is_about_columns:
@@ -697,7 +711,10 @@ def _parse_sink(entry: Entry, cluster: OptionTexts, mode: str) -> Sink | None:
 def _find_sink_problems(
     kind: str, entries: Entries, fields: Mapping[str, Any], options: OptionTexts
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (key, message, fix) of each problem with the values of a sink; key "" is the sink."""
+    """Yield (key, message, fix) for each problem with the values of a sink.
+
+    The key is "" for a problem of the whole sink.
+    """
     if kind == TOPIC:
         if "topic" not in options and "topic" not in entries:
             yield "", "a topic sink needs the key 'topic'.", "Name the topic to write to."

@@ -161,12 +161,12 @@ class ReadRange:
 
 
 def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> ReadRange | None:
-    """Return the range that a run would read if it began now, or None if the source is not topics.
+    """Return the range that a run would read if it began now; None if the source is not topics.
 
     A stream continues where its checkpoint ends. `checkpoint` is the directory of one query, and
-    ignored for a batch; None means that the stream begins at its starting offsets. Raises
-    ConfigurationError for invalid options, RequestError if a broker rejects the filter, and the
-    client's other errors.
+    ignored for a batch; None, or a checkpoint without a committed micro-batch, means that the
+    stream begins at its starting offsets. Raises ConfigurationError for invalid options,
+    RequestError if a broker rejects the filter, and the client's other errors.
     """
     source = pipeline.source
     if source is None or source.kind != ROCKETMQ:
@@ -195,11 +195,12 @@ def resolve_read_range(pipeline: Pipeline, *, checkpoint: str | None = None) -> 
             ends = resolve_ending_offsets(admin, options, bounds)
             return ReadRange(topics, starts, ends, selector)
         ends = {queue: highest for queue, (_, highest) in bounds.items()}
-        known = None if checkpoint is None else read_committed_offsets(checkpoint)
-        if known is None:
+        committed = None if checkpoint is None else read_committed_offsets(checkpoint)
+        if committed is None:
             starts = resolve_starting_offsets(admin, options, bounds, "latest")
             return ReadRange(topics, starts, ends, selector)
-        starts = {queue: known.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
+        # A queue that the checkpoint does not contain is new, and read from its beginning.
+        starts = {queue: committed.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
         return ReadRange(topics, starts, ends, selector)
 
 
@@ -221,6 +222,7 @@ def read_committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
 def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
     """Return texts about what the source's `filter.sql` loses by mistake; see `collect_findings`.
 
+    The newest messages are examined for that. The list is empty if the source has no `filter.sql`.
     Raises the client's errors, and StoreError if a store cannot be read.
     """
     source = pipeline.source
@@ -245,9 +247,10 @@ def find_filter_mistakes(pipeline: Pipeline) -> list[str]:
 def load_checked_frame(
     pipeline: Pipeline, spark: "SparkSession"
 ) -> "tuple[DataFrame, list[Writer]]":
-    """Return the transformed DataFrame and a writer for each sink. Raises PlaceError.
+    """Return the transformed DataFrame and a writer for each sink, which accepts the DataFrame.
 
-    Every sink has been checked to accept the DataFrame.
+    Nothing is written. Raises PlaceError if the source cannot be loaded, the transform is invalid,
+    or a sink does not accept the columns.
     """
     frame = apply_transform(pipeline, spark, load_source(pipeline, spark))
     writers = [_WRITERS[sink.kind](pipeline, sink) for sink in pipeline.sinks]
@@ -259,10 +262,11 @@ def load_checked_frame(
 def load_source(
     pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **more: str
 ) -> "DataFrame":
-    """Return the source as a DataFrame, which is streaming if the pipeline is. Raises PlaceError.
+    """Return the source as a DataFrame, which is streaming if the pipeline is.
 
     `more` are options that replace those of the file. `schema` is the schema of the source if the
-    caller knows it; the schema of Parquet is always that of the file or of the data.
+    caller knows it; the schema of Parquet is always that of the file or of the data. Raises
+    PlaceError if Spark or the source refuses the options.
     """
     source = pipeline.source
     assert source is not None
@@ -318,11 +322,12 @@ def _contains_command(spark: "SparkSession", plan: Any) -> bool:
 def _push_down_predicates(
     pipeline: Pipeline, spark: "SparkSession", schema: Any
 ) -> "DataFrame | None":
-    """Return the transform over sources that are loaded with the predicates of each reference.
+    """Return the result of the transform, over sources that are loaded with predicates.
 
-    Return None if the source cannot take predicates, or the transform has none. All references to a
-    store must see the same snapshot. So a store is loaded once, with the predicates that hold for
-    all of them.
+    Each reference to the view `source` gets a source of its own, with the predicates that hold for
+    this reference. A store is loaded only once, with the predicates that all references share,
+    because all of them must see the same snapshot. Return None if the source cannot take predicates
+    (a stream, Parquet), or if the transform has none.
     """
     source, transform = pipeline.source, pipeline.transform
     assert source is not None
@@ -332,6 +337,7 @@ def _push_down_predicates(
     placeholders: dict[str, PlaceholderTable] = {}
 
     def create_view(_: str) -> str:
+        """Create a placeholder view for one reference to `source`, and return its name."""
         view = VIEW if source.kind == STORE else f"{VIEW} {len(placeholders) + 1}"
         placeholders[view] = PlaceholderTable.create(spark, schema)
         placeholders[view].frame.createOrReplaceTempView(quote_name(view))
@@ -458,6 +464,7 @@ class TopicWriter(Writer):
         return frame.selectExpr(*columns)
 
     def check(self, frame: "DataFrame") -> None:
+        """Raise PlaceError if an expression is invalid, or the sink cannot write the columns."""
         schema = self.select_message_columns(frame).schema
         try:
             resolve_roles(schema, parse_options(self.sink.options, WRITE))
@@ -465,6 +472,7 @@ class TopicWriter(Writer):
             raise self.sink.error(str(error)) from None
 
     def describe(self, frame: "DataFrame") -> list[str]:
+        """Return lines about the topic, the delivery guarantee, and the columns of the messages."""
         options = parse_options(self.sink.options, WRITE)
         columns = ", ".join(
             f"{one.name} {one.dataType.simpleString()}"
@@ -496,6 +504,11 @@ class ParquetWriter(Writer):
         self.target = f"parquet {sink.fields['path']}"
 
     def check(self, frame: "DataFrame") -> None:
+        """Raise PlaceError if a partition column is missing or the directory is not new.
+
+        The directory only has to be new for a batch with `write: fail`. One with a URL is not
+        examined.
+        """
         path: str = self.sink.fields["path"]
         self.require_columns(frame, "partition_by", self.sink.fields["partition_by"])
         must_be_new = not self.pipeline.is_streaming and self.sink.fields["write"] == "fail"
@@ -553,6 +566,11 @@ class TableWriter(Writer):
         )
 
     def check(self, frame: "DataFrame") -> None:
+        """Raise PlaceError if columns are missing or the table in the database does not fit.
+
+        The database is asked, but nothing is created. A missing table is an error only if `create`
+        is False.
+        """
         fields, target = self.sink.fields, self.build_target(frame)
         self.require_columns(frame, "key", fields["key"])
         self.require_columns(frame, "version", [fields["version"]] if fields["version"] else [])
@@ -577,6 +595,7 @@ class TableWriter(Writer):
             )
 
     def describe(self, frame: "DataFrame") -> list[str]:
+        """Return lines that say whether the table exists, and by which rule rows are replaced."""
         target = self.build_target(frame)
         with databases.temporary_engine(target.url) as engine:
             is_missing = databases.is_table_missing(engine, target)
@@ -586,6 +605,7 @@ class TableWriter(Writer):
         return ["it would be created" if is_missing else "it exists", effect]
 
     def prepare(self, frame: "DataFrame") -> None:
+        """Register the sink with Spark, and create the table if it is missing."""
         databases.register_sink(frame.sparkSession)
         target = self.build_target(frame)
         with databases.temporary_engine(target.url) as engine:
@@ -629,13 +649,14 @@ class Plan:
 
 
 def plan(pipeline: Pipeline, spark: "SparkSession") -> Plan:
-    """Return what `run` would do now. Secrets are masked.
+    """Return what `run` would do now, with secrets masked. Nothing is written.
 
     Raises the errors that `run` raises before it changes anything.
     """
     mask = pipeline.secrets.mask
 
     def masked(value: Any) -> Any:
+        """Return the value with secrets masked in all strings within it."""
         if isinstance(value, str):
             return mask(value)
         if isinstance(value, list):
@@ -655,7 +676,7 @@ def plan(pipeline: Pipeline, spark: "SparkSession") -> Plan:
 
 
 def _plan_ready_pipeline(pipeline: Pipeline, spark: "SparkSession", use: str) -> Plan:
-    """Return the plan of a pipeline that uses a ready one."""
+    """Return the plan of a pipeline that uses the ready pipeline `use`."""
     task = Task(spark, pipeline.use_options, pipeline.cluster, lambda text: None)
     lines = find_ready_pipeline(use).plan(task)
     heading = f"pipeline {pipeline.name}: the ready pipeline {use!r}"
@@ -663,7 +684,11 @@ def _plan_ready_pipeline(pipeline: Pipeline, spark: "SparkSession", use: str) ->
 
 
 def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
-    """Return the plan of a pipeline that has a source and sinks."""
+    """Return the plan of a pipeline that has a source and sinks.
+
+    Its sections are the source, filters, columns, Spark's plan and each sink. A batch is pinned to
+    the range of offsets that the plan shows. Raises PlaceError if a part cannot work.
+    """
     source = pipeline.source
     assert source is not None
     ranges = _resolve_ranges(pipeline)
@@ -710,10 +735,11 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
 
 
 def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
-    """Return the range that each query of the pipeline reads; {} if the source is not topics.
+    """Return the range that each query of the pipeline reads, by a part of its heading.
 
-    The keys complete the heading "source": "" for a batch or a single sink, else " for SINK". The
-    queries of a stream may have different ranges, because each has a checkpoint of its own.
+    The result is empty if the source is not topics. The keys complete the heading "source": "" for
+    a batch or a single sink, else " for SINK". The queries of a stream may have different ranges,
+    because each has a checkpoint of its own.
     """
     checkpoints: dict[str, str | None] = {"": None}
     if pipeline.is_streaming:
@@ -730,6 +756,7 @@ def _resolve_ranges(pipeline: Pipeline) -> dict[str, ReadRange]:
 
 
 def _describe_mode(pipeline: Pipeline) -> str:
+    """Return a text such as "a batch" or "a stream, a micro-batch every 10 s"."""
     if not pipeline.is_streaming:
         return "a batch"
     if pipeline.trigger_s is None:
@@ -753,7 +780,10 @@ def _describe_range(read_range: ReadRange, source: Source) -> list[str]:
 def _describe_filters(
     pipeline: Pipeline, frame: "DataFrame", read_range: ReadRange | None
 ) -> list[str]:
-    """Return lines that say what the broker and Spark filter by, and the mistakes in filter.sql."""
+    """Return lines that say what the broker and what Spark filters, and the mistakes in filter.sql.
+
+    `frame` is the transformed DataFrame. `read_range` is None if the source is not topics.
+    """
     assert pipeline.source is not None
     own_filter = pipeline.source.options.get("filter.sql")
     selector = read_range.selector if read_range is not None else own_filter

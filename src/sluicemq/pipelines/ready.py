@@ -75,7 +75,7 @@ def parse_trigger_s(text: str) -> float | None:
 
 
 def spark_trigger(seconds: float | None) -> dict[str, Any]:
-    """Return the keyword arguments of `DataStreamWriter.trigger` for a result of `parse_trigger_s`.
+    """Return the keyword arguments of `DataStreamWriter.trigger` for an interval in seconds.
 
     None means that the query reads what is available now and ends.
     """
@@ -230,7 +230,10 @@ NAMES: Final = tuple(_MODULE_AND_ATTRIBUTE)
 
 
 def find_ready_pipeline(name: str) -> ReadyPipeline:
-    """Return the ready pipeline of this name, and import its module. Raises KeyError."""
+    """Return the ready pipeline of this name, and import its module.
+
+    Raises KeyError for a name that is not in `NAMES`.
+    """
     module, _, attribute = _MODULE_AND_ATTRIBUTE[name].partition(":")
     found = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
     assert isinstance(found, ReadyPipeline)
@@ -242,7 +245,8 @@ def load_messages(
 ) -> "DataFrame":
     """Return messages of topics as a DataFrame of the batch source `rocketmq`.
 
-    `options` are those of the source, as `spark.options` declares them.
+    `connection` are the options of the cluster. `options` are further options of the source, as
+    `spark.options` declares them, and override them. No line about pushed predicates is logged.
     """
     given = {"reportPushdown": "false", **connection, **options}
     return spark.read.format("rocketmq").options(**given).load()
@@ -285,7 +289,10 @@ def format_table(
 
 
 def _format_cell(value: Any) -> str:
-    """Return a value as one short line: None is "-", and long texts are cut."""
+    """Return a value as one short line for a table cell.
+
+    None is "-", numbers have commas, and a text is cut to `_CELL_CHARACTERS_MAX`.
+    """
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -343,7 +350,10 @@ class Folder:
     """A directory on a file system of Hadoop. Names of files are relative to it. Driver only."""
 
     def __init__(self, spark: Any, path: str) -> None:
-        """Use the directory at `path`, which need not exist. Raises ConfigurationError if empty."""
+        """Use the directory at `path`, which need not exist.
+
+        Raises ConfigurationError if `path` is empty or the session is one of Spark Connect.
+        """
         if not path:
             raise ConfigurationError("the path is empty.", fix="Name a directory.")
         hadoop = get_jvm(spark).org.apache.hadoop.fs
@@ -370,6 +380,7 @@ class Folder:
         return str(self._hadoop_path(name).toString())
 
     def _hadoop_path(self, name: str) -> Any:
+        """Return Hadoop's path of a file in the folder; "" is the folder itself."""
         return self._path_class(self._root, name) if name else self._root
 
     def exists(self, name: str = "") -> bool:
@@ -424,10 +435,10 @@ class Folder:
         return found
 
     def publish(self, name: str, value: JsonObject) -> bool:
-        """Write a JSON file that does not exist yet, atomically.
+        """Write `value` as a JSON file that does not exist yet, atomically.
 
-        Return False, with nothing changed, if the file exists, also if another process has created
-        it in the meantime.
+        Return True if the file was written. Return False, with nothing changed, if it exists, also
+        if another process has created it in the meantime.
         """
         draft = self._write_draft(name, value)
         try:
@@ -448,7 +459,10 @@ class Folder:
         self._context.rename(self._hadoop_path(draft), self._hadoop_path(name), self._with_replace)
 
     def _write_draft(self, name: str, value: JsonObject) -> str:
-        """Write the value to a hidden file with a unique name next to `name`. Return its name."""
+        """Write the value as JSON to a hidden file with a unique name, and return that name.
+
+        The file is in the directory of `name`, so that it can be renamed to it.
+        """
         folder, _, last = name.rpartition("/")
         draft = f"{folder}/.{last}.{uuid.uuid4().hex}".lstrip("/")
         stream = self._file_system.create(self._hadoop_path(draft), True)
@@ -460,9 +474,9 @@ class Folder:
         return draft
 
     def move(self, old: str, new: str) -> None:
-        """Move a file to a new path, and replace a file there.
+        """Move a file to a new path, and replace a file there. Missing directories are created.
 
-        Nothing happens if the file has been moved already, also by another process at this moment.
+        Does nothing if the file has been moved already, also by another process at this moment.
         """
         if not self.exists(old) and self.exists(new):
             return
@@ -476,5 +490,5 @@ class Folder:
                 raise
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a directory with its contents. Nothing happens if it does not exist."""
+        """Delete a file, or a directory with its contents. Does nothing if it does not exist."""
         self._file_system.delete(self._hadoop_path(name), True)

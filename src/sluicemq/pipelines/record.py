@@ -53,10 +53,11 @@ FILE_BYTES_MAX: Final = 4 << 20
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes the progress file of one run.
+    """Writes the progress file of one run, DIRECTORY/PIPELINE.json.
 
-    `kind` is "batch", "streaming" or the name of a ready pipeline. `record_event` may be called
-    from several threads. If the file cannot be written, a warning is logged and the run continues.
+    `file` is the path of the pipeline file. `kind` is "batch", "streaming" or the name of a ready
+    pipeline. `record_event` may be called from several threads. If the progress file cannot be
+    written, a warning is logged and the run continues.
     """
 
     directory: str
@@ -81,7 +82,10 @@ class Recorder:
         self.started_ms = self.last_event_ms = self.clock.now_ms()
 
     def record_event(self, event: "Event") -> None:
-        """Add an event, and write the file unless it was written within `WRITE_INTERVAL_MS`."""
+        """Add an event to the steps, and update the numbers of its sink.
+
+        The file is written unless it was written within the last `WRITE_INTERVAL_MS`.
+        """
         now_ms, figures = self.clock.now_ms(), event.figures
         with self.lock:
             self.last_event_ms = now_ms
@@ -103,7 +107,7 @@ class Recorder:
                 self.write_file()
 
     def _update_sink(self, sink: str, event: "Event") -> None:
-        """Update the numbers of a sink.
+        """Update the numbers of a sink by the figures of an event.
 
         The rows of a "batch" event are added. Those of any other event are the new total.
         """
@@ -117,19 +121,26 @@ class Recorder:
         known["eta_s"] = 0 if is_written else figures.get("eta_s")
 
     def refresh(self) -> None:
-        """Write the file, which shows that the process is alive."""
+        """Write the file without a new event, to show that the process is alive."""
         with self.lock:
             self.write_file()
 
     def finish(self, error: str = "") -> None:
-        """Write the file with the final state. `error` is empty if the run completed or stopped."""
+        """Write the file with the final state: failed, stopped or finished.
+
+        `error` is the text of the error that ended the run; it is empty if the run completed or
+        stopped.
+        """
         with self.lock:
             self.error = error
             self.state = FAILED if error else STOPPED if self.is_stopping else FINISHED
             self.write_file()
 
     def write_file(self) -> None:
-        """Replace the file. The caller holds the lock."""
+        """Replace the file with the present state. The caller holds the lock.
+
+        The directory is created if it is missing. If writing fails, a warning is logged.
+        """
         self.written_ms = self.clock.now_ms()
         values = {
             "pipeline": self.pipeline,
@@ -226,9 +237,10 @@ class Progress:
 def read_runs(
     directories: Iterable[str], files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
 ) -> dict[str, Progress]:
-    """Return the runs in the directories by name, sorted; of the same name the last started one.
+    """Return the runs in the directories by the names of their pipelines, sorted.
 
-    A directory that cannot be read appears under its own path, with a `reason`.
+    If several runs have the same name, the one that started last is returned. A directory that
+    cannot be read appears under its own path, with a `reason`.
     """
     found: dict[str, Progress] = {}
     for directory in directories:
@@ -247,7 +259,10 @@ def read_runs(
 
 
 def read_run(path: str, files: Files, now_ms: int) -> Progress:
-    """Return the run in one file. If the file is invalid, the result has a `reason` and no kind."""
+    """Return the run that the file at `path` describes.
+
+    If the file cannot be read or is invalid, the result has a `reason` and no kind.
+    """
     try:
         file = files.open(path)
         try:

@@ -87,17 +87,21 @@ Listener = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class EventEmitter:
-    """Passes the events of one run to the listener, with the name of the pipeline added."""
+    """Passes the events of one run to the listener.
+
+    `pipeline` is the name of the pipeline, which is added to each event. `secrets` are masked in
+    texts.
+    """
 
     pipeline: str
     listener: Listener
     secrets: Secrets = field(default_factory=Secrets)
 
     def emit(self, kind: str, text: str, **figures: Any) -> None:
-        """Pass an event to the listener.
+        """Call the listener with an event of this kind, text and figures.
 
-        Its text begins with the pipeline, and the sink if the figures have one. Secrets in it are
-        masked.
+        The text gets the prefix `PIPELINE: `, or `PIPELINE SINK: ` if the figures have a `sink`.
+        Secrets in it are masked. The figures get the name of the pipeline.
         """
         sink = figures.get("sink")
         head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
@@ -114,8 +118,9 @@ def run(
 ) -> Report:
     """Run the pipeline until it ends, or until `stopping()` is True, and return its report.
 
-    Raises ConfigurationError, with the line of the file, if a part of the file cannot work or a
-    sink fails, and other SluiceErrors for what fails during the run.
+    `listener` is called with each event, possibly from several threads. `stopping` is called
+    between steps. Raises ConfigurationError, with the line of the file, if a part of the file
+    cannot work or a sink fails, and other SluiceErrors for what fails during the run.
     """
     events = EventEmitter(pipeline.name, listener, pipeline.secrets)
     started_s = SYSTEM_CLOCK.monotonic_s()
@@ -147,7 +152,11 @@ def run(
 def _run_ready_pipeline(
     pipeline: Pipeline, use: str, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    """Run the ready pipeline `use`, and emit an event for each line that it reports."""
+    """Run the ready pipeline `use`, and return its report.
+
+    An event is emitted for each line that it says during the run, and at the end for each line of
+    the report that it has not said before.
+    """
     events.emit("started", f"the ready pipeline {use!r}")
     emitted: set[str] = set()
 
@@ -169,7 +178,11 @@ def _run_ready_pipeline(
 def _run_batch(
     pipeline: Pipeline, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    """Write the sinks of a batch one after the other, all from the same range of offsets."""
+    """Write the sinks of a batch one after the other, all from the same range of offsets.
+
+    Once `stopping()` is True, the current sink is finished and the others become `skipped` in the
+    report. Raises PlaceError if a sink fails.
+    """
     read_range = resolve_read_range(pipeline)
     pinned = pipeline if read_range is None else read_range.pin(pipeline)
     frame, writers = load_checked_frame(pinned, spark)
@@ -197,7 +210,7 @@ def _write_sink(
     events: EventEmitter,
     messages: int | None,
 ) -> int:
-    """Write a batch to one sink and return the number of rows.
+    """Write a batch to one sink, emit its progress and its end, and return the number of rows.
 
     `messages` is the number of rows that are read, or None if it is unknown. Raises PlaceError.
     """
@@ -228,7 +241,10 @@ def _write_sink(
 
 
 def _to_sink_error(writer: Writer, error: BaseException) -> Exception:
-    """Return an error of a write as a PlaceError about the sink."""
+    """Return the error of a write as a PlaceError about the sink.
+
+    A PlaceError is returned unchanged.
+    """
     if isinstance(error, PlaceError):
         return error
     return writer.sink.error(f"{writer.target}: {summarize_spark_error(error)}")
@@ -236,7 +252,11 @@ def _to_sink_error(writer: Writer, error: BaseException) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """The progress of one stage in Spark's status store. `done` counts completed tasks."""
+    """The progress of one stage in Spark's status store.
+
+    `stage` is its id, `tasks` the number of its tasks, `done` the number of completed ones, and
+    `rows` the number of rows that the stage has read.
+    """
 
     stage: int
     tasks: int
@@ -301,10 +321,10 @@ class BatchMonitor:
             self._context.setLocalProperty("spark.job.description", None)
 
     def emit_changes(self, *, at_end: bool = False) -> None:
-        """Emit an event for each stage that has changed; with `at_end`, for completed ones only.
+        """Emit an event for each stage that has changed since the last call.
 
-        Errors are logged and not raised, because the job must not fail if its progress cannot be
-        read.
+        With `at_end`, only stages that are complete now are reported. Errors are logged and not
+        raised, because the job must not fail if its progress cannot be read.
         """
         try:
             tracker = self._context.statusTracker()
@@ -318,7 +338,11 @@ class BatchMonitor:
             logger.debug("cannot read the progress of %s", self._job_group, exc_info=True)
 
     def _emit_change(self, store: Any, stage: int, *, at_end: bool) -> None:
-        """Read one stage from Spark's status store, and emit an event if it has changed."""
+        """Read one stage from Spark's status store, and emit an event if it has changed.
+
+        `store` is that of the JVM. A stage without rows is only reported when it is complete; after
+        that it is not read any more.
+        """
         data = store.lastStageAttempt(stage)
         if str(data.status().toString()) in ("PENDING", "SKIPPED"):
             return
@@ -337,6 +361,11 @@ class BatchMonitor:
             self._completed.add(stage)
 
     def _emit_stage(self, progress: StageProgress) -> None:
+        """Emit the event of a stage, with its rate and the estimated remaining time.
+
+        The time is estimated from the share of completed tasks, or of messages if that is larger.
+        It is None while that share is 0.
+        """
         spent_s = max(0.001, self._clock.now_ms() / 1000 - self._started_s[progress.stage])
         rate = progress.rows / spent_s
         share = progress.done / progress.tasks if progress.tasks else 0.0
@@ -364,9 +393,12 @@ class BatchMonitor:
 def _run_stream(
     pipeline: Pipeline, spark: "SparkSession", events: EventEmitter, stopping: Stopping
 ) -> Report:
-    """Run a query for each sink until all have ended, one fails, or `stopping()` is True.
+    """Run a query for each sink, and return the number of rows that each query has read.
 
-    The queries finish their current micro-batches at the end.
+    The queries run until all have ended, one has failed, or `stopping()` is True. Then each query
+    finishes its current micro-batch and is stopped, also if an error is raised. An event is emitted
+    for each micro-batch. Raises PlaceError for the first sink whose query failed or could not be
+    started, or if a sink does not accept the rows.
     """
     frame, writers = load_checked_frame(pipeline, spark)
     for writer in writers:
@@ -396,7 +428,10 @@ def _run_stream(
 
 
 def _start_query(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> "StreamingQuery":
-    """Start the query of one sink, with its own checkpoint. Raises PlaceError if it fails."""
+    """Start the query of one sink, with the sink's own checkpoint, and return it.
+
+    Raises PlaceError if it cannot be started.
+    """
     stream = writer.build_stream_writer(frame)
     stream = stream.queryName(f"{pipeline.name}/{writer.sink.name}")
     stream = stream.option("checkpointLocation", pipeline.checkpoint_of(writer.sink))
@@ -407,6 +442,7 @@ def _start_query(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> "Str
 
 
 def _describe_stream(writers: list[Writer]) -> str:
+    """Return a text about the sinks of a stream, for its first event."""
     if len(writers) == 1:
         return f"a stream into {writers[0].target}"
     return f"a stream into {len(writers)} sinks; each has its own query and checkpoint"
@@ -416,8 +452,9 @@ def _describe_stream(writers: list[Writer]) -> str:
 class QueryMonitor:
     """Emits an event for each micro-batch of one query.
 
-    `last_batch` is the number of the last one that was emitted, and `rows` the number of rows that
-    they read. If `reads_topics` is True, events contain the lag and the rows filtered by brokers.
+    `last_batch` is the number of the last micro-batch that was emitted, -1 before the first one.
+    `rows` is the number of rows that the emitted micro-batches have read. If `reads_topics` is
+    True, events contain the lag and the number of messages filtered by brokers.
     """
 
     query: "StreamingQuery"
@@ -438,6 +475,10 @@ class QueryMonitor:
                 self._emit_batch(progress)
 
     def _emit_batch(self, progress: Any) -> None:
+        """Emit the event of one micro-batch, and add its rows to `rows`.
+
+        `progress` is Spark's report about the micro-batch.
+        """
         self.last_batch = int(progress["batchId"])
         found, rows = stream_progress(progress), int(progress["numInputRows"])
         text = f"batch {found.batch}: {rows:,} rows, {found.rows_per_second:,.0f} rows/s"
@@ -465,7 +506,10 @@ class StopRequest:
     """A request to stop, made by a signal. Calling the object returns whether it was made."""
 
     def __init__(self, announce: Callable[[str], None] = lambda text: None) -> None:
-        """Call `announce` with a text for the user when a signal arrives."""
+        """Create an object without a request.
+
+        `announce` is called with a text for the user when a signal arrives.
+        """
         self._is_requested = threading.Event()
         self._announce = announce
 
@@ -487,6 +531,7 @@ class StopRequest:
         )
 
     def _announce_in_thread(self, text: str) -> None:
+        """Call `announce` in another thread, and wait for it for at most `SIGNAL_OUTPUT_S`."""
         # A signal may arrive while the main thread prints a line, and Python's buffered output
         # cannot be entered again from a signal handler.
         thread = threading.Thread(target=self._announce, args=(text,), daemon=True)

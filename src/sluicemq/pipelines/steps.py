@@ -80,9 +80,10 @@ SENDING_FIELDS: Final = (
 
 
 def rows_per_step(rate: float, requested: int) -> int:
-    """Return the number of rows of a step: `requested`, or two seconds at `rate` if that is 0.
+    """Return the number of rows of a step: `requested`, or what 2 s at `rate` are if that is 0.
 
-    `rate` is in rows per second; 0 means unlimited.
+    `rate` is in rows per second; 0 means unlimited. Without `requested`, the result is at least 1
+    and at most `STEP_ROWS_MAX`.
     """
     if requested:
         return requested
@@ -92,7 +93,8 @@ def rows_per_step(rate: float, requested: int) -> int:
 def iterate_windows(frame: Any, window_size: int) -> Iterator[OffsetWindow]:
     """Yield the windows of `window_size` offsets that contain rows, ordered by first store time.
 
-    `frame` has the columns topic, broker, queue_id, queue_offset and store_time.
+    `frame` has the columns topic, broker, queue_id, queue_offset and store_time. Windows of a queue
+    begin at multiples of `window_size`. They come to the driver one at a time.
     """
     part = F.expr(f"queue_offset div {window_size}").alias("part")
     found = frame.groupBy(*_QUEUE_COLUMNS, part).agg(
@@ -154,10 +156,12 @@ class JobState:
     document: JsonObject = field(default_factory=dict)
 
     def resume(self, name: str, settings: Mapping[str, Any]) -> bool:
-        """Read the file of the job. Return False if there is none, which means a new job.
+        """Read the file of the job into `document`, and return whether there is one.
 
-        The file of a new job is not written before `start`. Raises ConfigurationError if the job
-        was started with other settings, because its steps would have other rows.
+        Without a file the job is new: `document` is that of a job without complete steps, which
+        `start` writes. Raises
+        ConfigurationError if the job was started with other settings, because its steps would have
+        other rows.
         """
         found = self.folder.read_json(self.file_name)
         wanted = dict(settings)
@@ -176,7 +180,7 @@ class JobState:
         return True
 
     def start(self, **more: Any) -> None:
-        """Add values to the document and write the file."""
+        """Add the values `more` to the document, and write the file."""
         self.document |= more
         self.folder.replace(self.file_name, self.document)
 
@@ -187,7 +191,7 @@ class JobState:
         self.folder.replace(self.file_name, self.document)
 
     def finish(self) -> None:
-        """Note that all steps are complete, and write the file."""
+        """Record that all steps are complete, and write the file."""
         self.document["done"] = True
         self.folder.replace(self.file_name, self.document)
 
@@ -205,9 +209,10 @@ class Pacer:
         self._due_s = clock.monotonic_s()
 
     def wait(self, rows: int, stopping: Callable[[], bool]) -> None:
-        """Wait until the next rows may be sent, after `rows` rows were sent.
+        """Wait until the next rows may be sent. `rows` is the number of rows that were just sent.
 
-        Return early once `stopping()` is True. At most one second of unused time is made up for.
+        Return at once if the rate is unlimited, and early once `stopping()` is True. If sending was
+        slower than the rate, at most one second of unused time is made up for.
         """
         if not self._rate:
             return
@@ -220,11 +225,13 @@ class Pacer:
 def run_steps(
     task: Task, state: JobState, report: Report, rows: Any, send: Callable[[int, Any], None]
 ) -> bool:
-    """Run the steps that are not complete yet. Return False if the task was stopped before the end.
+    """Run the steps that are not complete yet, and return whether all steps are complete.
 
-    `rows` has the columns topic, broker, queue_id, queue_offset and store_time. `send` is called
-    with the number of a step, counted from 0, and its rows as a DataFrame. `report.figures["rows"]`
-    counts the rows that are sent. The job needs `step_rows` in its state and the option `rate`.
+    False means that the task was stopped. `rows` has the columns topic, broker, queue_id,
+    queue_offset and store_time. `send(number, rows)` is called for each step with its number,
+    counted from 0, and its rows as a DataFrame; after that the step is recorded in `state`.
+    `report.figures["rows"]` counts the rows that are sent. The state needs `step_rows`, and the
+    task the option `rate`.
     """
     if state["done"]:
         return True

@@ -95,7 +95,7 @@ class Tables:
     until_ms: int | None = None
 
     def query(self, text: str) -> "DataFrame":
-        """Return the result of a query as a DataFrame.
+        """Return the result of a query as a DataFrame; no messages are read yet.
 
         Raises ConfigurationError if the text is a command, or a name in it does not exist. Spark
         raises its own errors for other mistakes in the query.
@@ -104,6 +104,7 @@ class Tables:
         known: list[Relation] = []
 
         def create_view(name: str) -> str:
+            """Return the view for one reference. References to one archive share a view."""
             shared = (one for one in known if one.name == name and one.topic is None)
             relation = next(shared, None)
             if relation is None:
@@ -123,9 +124,10 @@ class Tables:
                 self.spark.catalog.dropTempView(one.view)
 
     def _narrow_views(self, text: str, frame: "DataFrame", topics: Sequence[Relation]) -> None:
-        """Replace the views of topics by ones that read only what the query needs.
+        """Replace the placeholder views of topics by views that read only what the query needs.
 
         `text` is the query with the names of views, and `frame` its result over placeholders.
+        `topics` are the references to topics.
         """
         used = find_used_columns(frame, _MAP) or _ALL_COLUMNS
         columns, expressions = narrow_columns(used)
@@ -146,7 +148,8 @@ class Tables:
     def _build_range_options(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return, for each topic, the options of the source that limit the time or the offsets.
 
-        A topic that occurs several times gets one end, so that all its references read the same.
+        A topic that the query refers to several times gets fixed end offsets, so that all its
+        references read the same messages, unless `until_ms` limits them.
         """
         times = (("startingTimestamp", self.since_ms), ("endingTimestamp", self.until_ms))
         given = {option: str(time_ms) for option, time_ms in times if time_ms is not None}
@@ -160,9 +163,11 @@ class Tables:
         return found
 
     def _create_relation(self, name: str, view: str) -> Relation:
-        """Create the view of a name in the query; that of a topic is a placeholder.
+        """Create the view of a name in the query, and return the relation.
 
-        Raises ConfigurationError if there is nothing of this name.
+        `view` is the name of the view. The view of a topic is a placeholder without rows. Raises
+        ConfigurationError if there is neither a topic, a group's topic, an archive nor `traces` of
+        this name.
         """
         parts = split_name(name)
         first = parts[0].lower()
@@ -194,6 +199,7 @@ class Tables:
         return Relation(name, view, topic)
 
     def _create_view(self, view: str, frame: "DataFrame") -> None:
+        """Create a temporary view of `frame`, or replace the one of this name."""
         frame.createOrReplaceTempView(quote_name(view))
 
     def _load_archive(self, name: str = "") -> "DataFrame":
@@ -227,16 +233,25 @@ def read_archive_or_parquet(spark: "SparkSession", path: str) -> "DataFrame":
 
 
 def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
-    """Return the option `columns` of the source, and the expressions of the view.
+    """Return the option `columns` that reads what a query uses, and the expressions of the view.
 
-    The view has every column of the source, with null in those that are not used.
+    The view has every column of the default schema, in order: a used column by its name, and null
+    for one that is not used. If the query uses single values of the map `properties`, these
+    properties are read as promoted columns, and the view builds the map from them. For example, for
+    the columns `tags` and `properties['origin']`:
+
+        "tags,prop:`origin`:string as __property_0",
+        ["CAST(NULL AS string) AS topic", …, "tags", "map('origin', __property_0) AS properties", …]
+
+    If a key cannot be written in the option (it is empty or contains a backquote), the whole map is
+    read. The option is never empty: for a query that uses no column it is `queue_id`.
     """
     # The map `properties` never contains these, because they have columns of their own.
     map_keys = used.map_keys - AUTOMATIC_PROPERTIES
     promoted = sorted(key for key in map_keys if key and "`" not in key)
-    is_by_key = bool(used.map_keys) and map_keys == set(promoted)
+    can_promote_all = map_keys == set(promoted)
     columns = [name for name in BASE_TYPES if name in used.names]
-    if used.map_keys and not is_by_key:
+    if used.map_keys and not can_promote_all:
         columns, promoted = [*columns, _MAP], []
     aliases = {key: f"__property_{index}" for index, key in enumerate(promoted)}
     items = [*columns, *(f"prop:`{key}`:string as {alias}" for key, alias in aliases.items())]
@@ -253,7 +268,7 @@ def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
 
 
 def check_is_query(spark: "SparkSession", text: str) -> None:
-    """Raise ConfigurationError if the text is a command (`DROP TABLE`, `INSERT` …). Nothing is run.
+    """Raise ConfigurationError if the text is a command (`DROP TABLE`, `INSERT` …). Runs nothing.
 
     Raises Spark's own error if the text does not parse, and ConfigurationError for a session of
     Spark Connect.
@@ -266,7 +281,11 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
 
 
 def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
-    """Return the error for a topic that does not exist, with suggestions from `names`."""
+    """Return the error for a topic that does not exist, with suggestions from `names`.
+
+    `names` are the topics and archives that exist. For the topic of a group, the groups that have
+    such a topic are listed.
+    """
     if topic.startswith(tuple(prefix for prefix in PREFIXES.values() if prefix)):
         prefix = DLQ_PREFIX if is_dead_letter_topic(topic) else RETRY_PREFIX
         groups = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]

@@ -147,7 +147,10 @@ def decode_bodies(bodies: pa.Array) -> pa.Array:
 
 
 def _split_batch(record: TraceRecord) -> list[TraceRecord]:
-    """Return one record for each message of a Java batch, or a list of the record itself."""
+    """Return one record for each message of a batch that a Java client traced as one record.
+
+    Any other record is returned in a list of one.
+    """
     if not isinstance(record, SendTrace) or "," not in (record.message_id or ""):
         return [record]
     ids = (record.message_id or "").split(",")
@@ -160,7 +163,10 @@ def _split_batch(record: TraceRecord) -> list[TraceRecord]:
 
 
 def _to_event(record: TraceRecord) -> dict[str, Any]:
-    """Return the columns of an event."""
+    """Return the record as an event, a dict with the columns of `_FIELDS`.
+
+    Columns that this kind of record does not have are None.
+    """
     values = {name: getattr(record, name, None) for name in _FIELDS}
     values |= {"kind": _KINDS[type(record)], "message_kind": None, "outcome": None}
     if isinstance(record, SendTrace | TransactionTrace):
@@ -328,11 +334,13 @@ def trace(
     """
 
     def write_and_reload(frame: DataFrame, name: str) -> DataFrame:
+        """Write the rows to OUTPUT/name, and return them as read from there."""
         path = f"{output.rstrip('/')}/{name}"
         frame.write.mode("overwrite").parquet(path)
         return spark.read.schema(frame.schema).parquet(path)
 
     def with_percentiles(query: str, column: str, **values: Any) -> DataFrame:
+        """Return the result of a query whose {percentiles} are those of `column`."""
         texts = ", ".join(
             f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
             for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
@@ -349,7 +357,7 @@ def trace(
     found = named.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
     chosen = [(row[0], row[1]) for row in found if not groups or row[1] in groups]
     pairs = spark.createDataFrame(
-        _add_filters(connection, chosen),
+        _fetch_filters(connection, chosen),
         "topic string, `group` string, tags array<string>, expression string",
     )
     journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
@@ -368,13 +376,15 @@ def trace(
     )
 
 
-def _add_filters(
+def _fetch_filters(
     connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str, list[str], str | None]]:
-    """Return (topic, group, tags, filter) for each pair, from the group's present subscription.
+    """Ask brokers and members for the present subscription of each pair (topic, group).
 
-    `tags` is empty if the group receives all tags, does not filter by tags, or its subscription is
-    unknown. `filter` is the text of its expressions, or None if unknown.
+    Return (topic, group, tags, filter) for each pair, in the same order. `tags` are those that the
+    group receives. It is empty if the group receives all tags, does not filter by tags, or its
+    subscription is unknown. `filter` is the text of its expressions, or None if unknown. Raises the
+    client's errors.
     """
     with open_admin(parse_options(connection)) as admin:
         known = {
@@ -408,7 +418,11 @@ _TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 
 def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
-    """Compute a table, write it below `output`, report it, and return its rows."""
+    """Compute a table, write it to OUTPUT/name, report it, and return its rows.
+
+    The rows come to the driver, at most `ROWS_MAX`. The file, the lines of the table and its
+    figures are added to `report`.
+    """
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
     path, kind = f"{output}/{name}", task.options["format"]
     writer = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
@@ -423,7 +437,10 @@ def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output
 
 
 def _report_untraced_groups(task: Task, report: Report, tables: TraceTables) -> None:
-    """Report the groups of the traced topics that have traced no delivery."""
+    """Add a line to the report for each traced topic with groups that have traced no delivery.
+
+    Whether such a group received messages is not known.
+    """
     topics = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
     traced = {
         row[0] for row in tables.deliveries.select("group").distinct().limit(PAIRS_MAX).collect()
@@ -527,6 +544,7 @@ class Trace(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
+        """Return lines that say which messages would be read and which files would be written."""
         options = task.options
         with open_admin(parse_options(task.connection)) as admin:
             queues = admin.queues(options["topic"])
@@ -539,6 +557,12 @@ class Trace(ReadyPipeline):
         return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
 
     def run(self, task: Task) -> Report:
+        """Write the tables one after the other until the task is stopped, and return the report.
+
+        With the option `chart`, the chart is drawn after the table `latency`. If the task is not
+        stopped, the missing messages are written at the end, and groups that do not trace are
+        reported.
+        """
         options, since = task.options, task.options["since"]
         output = options["output"].rstrip("/")
         task.say(f"reading {options['topic']}, writing {output}")

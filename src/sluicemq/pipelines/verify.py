@@ -91,7 +91,11 @@ def verify_rows(brokers: Any, archived: Any) -> int:
 
 
 def _sum_rows(frame: Any) -> Any:
-    """Return the sums of each range: queue, part (its number), rows, parity and balance."""
+    """Return the sums of each range of `RANGE_OFFSETS` offsets of a queue.
+
+    The columns are topic, broker, queue_id, part (the number of the range), rows, parity (exclusive
+    or of the hashes) and balance (sum of the hashes' upper halves).
+    """
     nulls = ", ".join(f"int({name} is null)" for name in _VALUE_COLUMNS)
     values = ", ".join(_VALUE_EXPRESSIONS.values())
     hashed = f"xxhash64(queue_offset, concat({nulls}), {values})"
@@ -106,9 +110,11 @@ def _sum_rows(frame: Any) -> Any:
 
 
 def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
-    """Return texts about up to `ROWS_SHOWN_MAX` rows of the ranges that differ, and how.
+    """Return texts about rows that differ, at most `ROWS_SHOWN_MAX`.
 
-    `ranges` is a DataFrame of queues and parts, as `_sum_rows` has them.
+    `ranges` is a DataFrame of queues and parts, as `_sum_rows` has them; only rows of these are
+    compared. A text says that a row is missing, extra or repeated in the archive, or which columns
+    differ.
     """
 
     def select_rows(frame: Any) -> Any:

@@ -53,8 +53,9 @@ class BadRowHandler:
     ) -> None:
         """Create a handler for one task.
 
-        `roles` maps each role to its column, `topic` is the option `topic`, and `policy` is the
-        value of the option `badRows`.
+        `roles` maps each role to its column, `topic` is the option `topic` (None if the topic is a
+        column), and `policy` is the value of the option `badRows`. `sender` is the one that sends
+        the rows; its `refused_rows` are taken from it.
         """
         self._roles = roles
         self._topic = topic
@@ -67,10 +68,11 @@ class BadRowHandler:
     def prepare_rows(self, batches: Iterator[Any]) -> Iterator[PreparedRows]:
         """Yield the rows to send: the good rows of each Arrow batch, then messages for bad rows.
 
-        The caller sends what it receives with the handler's sender before it asks for more: rows
-        that brokers refuse are found in this way, and yielded as bad rows too. Messages for bad
-        rows are yielded only under the policy `topic:NAME`. Raises RowError for the first bad row
-        under the policy `fail`.
+        The caller must send each item with the handler's sender before it asks for the next one.
+        Then the handler sees which rows the brokers have refused, and treats these as bad rows too.
+        Bad rows are counted and the first ones are logged. Messages for them are yielded only under
+        the policy `topic:NAME`. Raises RowError for the first bad row under the policy `fail`, and
+        the errors of the send thread.
         """
         for batch in (part for whole in batches for part in split_batch(whole)):
             if not batch.num_rows:
@@ -79,6 +81,7 @@ class BadRowHandler:
             try:
                 prepared = self._prepare(batch, row_numbers)
             except RowError:
+                # The error does not say which rows are bad, so the batch is searched.
                 bad = dict(self._find_bad_rows(batch, 0, batch.num_rows))
                 good = [index for index in range(batch.num_rows) if index not in bad]
                 if good:
@@ -93,13 +96,17 @@ class BadRowHandler:
         yield from self._handle_refused_rows()
 
     def _prepare(self, batch: Any, row_numbers: Sequence[int]) -> PreparedRows:
-        """Return the rows of `batch`, ready to send. Raises RowError if one of them is bad."""
+        """Return the rows of `batch`, ready to send.
+
+        `row_numbers` are their numbers in the task. The names of properties that are not written
+        are logged, each once. Raises RowError if one of the rows is bad.
+        """
         rows = PreparedRows(batch, self._roles, self._topic, row_numbers)
-        if new := rows.skipped_properties - self._logged_properties:
-            self._logged_properties |= new
+        if unlogged := rows.skipped_properties - self._logged_properties:
+            self._logged_properties |= unlogged
             logger.info(
                 "Properties of a message's first delivery are not written: %s",
-                ", ".join(sorted(new)),
+                ", ".join(sorted(unlogged)),
             )
         topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
         added_bytes = max(self._sender.added_property_bytes_max(topic or "") for topic in topics)
@@ -107,9 +114,10 @@ class BadRowHandler:
         return rows
 
     def _find_bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
-        """Yield (index, error) of each bad row in [start, stop), in order.
+        """Yield (index, error) of each bad row of `batch` in [start, stop), in order of the index.
 
-        Raises RowError for the first bad row under the policy `fail`.
+        The rows are halved until single bad rows remain. Raises RowError for the first bad row
+        under the policy `fail`.
         """
         try:
             self._prepare(batch.slice(start, stop - start), ())
@@ -124,15 +132,18 @@ class BadRowHandler:
                 yield start, error
 
     def _handle_refused_rows(self) -> Iterator[PreparedRows]:
-        """Handle the rows that brokers have refused since the last call, as bad rows.
+        """Treat the rows that brokers have refused since the last call as bad rows.
 
-        Raises the broker's RequestError if it refused a message that was made for a bad row.
+        The sender's `refused_rows` is empty afterwards. Yield what `_handle_bad_rows` yields.
+        Raises RowError for the first refused row under the policy `fail`, and the broker's
+        RequestError if the broker refused a message that was made for a bad row.
         """
         by_batch: dict[int, tuple[PreparedRows, dict[int, RowError]]] = {}
         while self._sender.refused_rows:
             rows, index, error = self._sender.refused_rows.pop(0)
             if not rows.row_numbers:  # the message of a bad row, for the topic of bad rows
                 raise error
+            # A broker names no column. It refuses a row for its size or for its delay.
             role = "body"
             if "delay" in error.fact:
                 role = next((one for one in _DELAY_ROLES if one in self._roles), role)
@@ -147,11 +158,14 @@ class BadRowHandler:
     def _handle_bad_rows(
         self, batch: Any, row_numbers: Sequence[int], errors: Mapping[int, RowError]
     ) -> Iterator[PreparedRows]:
-        """Count the bad rows, log the first ones, and yield messages for them if they are kept.
+        """Count and log bad rows; yield messages for them under the policy `topic:NAME`.
 
-        `errors` maps the index of each bad row in `batch` to what is wrong with it.
+        `errors` maps the index of each bad row in `batch` to what is wrong with it, and
+        `row_numbers` are the numbers of all rows of `batch`. At most `_LOGGED_ROWS_MAX` rows of a
+        task are logged. Yields nothing under the policy `skip`.
         """
-        for index, error in list(errors.items())[: max(0, _LOGGED_ROWS_MAX - self.bad_count)]:
+        remaining_log_lines = max(0, _LOGGED_ROWS_MAX - self.bad_count)
+        for index, error in list(errors.items())[:remaining_log_lines]:
             logger.warning("%s", self._describe(batch, index, row_numbers[index], error))
         self.bad_count += len(errors)
         if self._policy.startswith(TOPIC_PREFIX):

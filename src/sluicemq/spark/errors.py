@@ -62,7 +62,11 @@ _TRANSIENT_CODES: Final = frozenset(
 
 @contextmanager
 def errors_without_traceback() -> Iterator[None]:
-    """Return a context manager in which Spark shows a SluiceError without its traceback."""
+    """Return a context manager in which Spark shows a SluiceError without its traceback.
+
+    The error itself is raised on. The setting is never taken back, because the worker's process
+    ends after the error.
+    """
     try:
         yield
     except SluiceError:
@@ -83,13 +87,15 @@ class Outage:
         self._pause_s = PAUSE_FIRST_S
 
     def wait_before_retry(self, error: SluiceError) -> None:
-        """Wait before the next attempt; the waiting time doubles with each failure.
+        """Wait before the next attempt; the time doubles with each failure, up to `PAUSE_MAX_S`.
 
-        Raises `error` if a retry cannot resolve it, or if the next attempt would come too late. The
-        first failure of an outage is logged.
+        Raises `error` at once if a retry cannot resolve it, or if the next attempt would begin
+        later than `timeout_s` after the first failure. The first failure of an outage is logged as
+        a warning.
         """
         code = error.code if isinstance(error, RequestError) else None
-        if code not in _TRANSIENT_CODES and not isinstance(error, _TRANSIENT_ERRORS):
+        is_transient = code in _TRANSIENT_CODES or isinstance(error, _TRANSIENT_ERRORS)
+        if not is_transient:
             raise error
         now_s = SYSTEM_CLOCK.monotonic_s()
         if self._end_s is None:
@@ -101,14 +107,16 @@ class Outage:
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
     def reset(self) -> None:
-        """Note a success: the next failure is the first of another outage."""
+        """Record a success: the next failure is the first of another outage."""
         self._end_s, self._pause_s = None, PAUSE_FIRST_S
 
 
 def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:
-    """Return `work()`, and repeat the call during an outage of at most `timeout_s` seconds.
+    """Call `work` until it succeeds, and return its result.
 
-    Raises the error of `work` if a retry cannot resolve it, or if the outage lasts longer.
+    After a SluiceError that a retry can resolve, the call is repeated with growing pauses. Raises
+    the error of `work` if a retry cannot resolve it, or if `work` fails for more than `timeout_s`
+    seconds.
     """
     outage = Outage(timeout_s)
     while True:
@@ -155,17 +163,23 @@ class PlaceError(Exception):
 
 @dataclass(slots=True)
 class Secrets:
-    """Texts that must not be shown, such as passwords, and the text that replaces each of them."""
+    """Texts that must not be shown, such as passwords. `masks` has the replacement of each text."""
 
     masks: dict[str, str] = field(default_factory=dict)
 
     def add(self, text: str, mask: str = MASK) -> None:
-        """Let `mask` replace `text` from now on. An empty text is ignored."""
+        """Replace `text` by `mask` from now on.
+
+        An empty text is ignored. A text that was added before keeps its first mask.
+        """
         if text:
             self.masks.setdefault(text, mask)
 
     def add_url(self, url: str) -> None:
-        """Add the password in `url` as it is written there, if the URL has one."""
+        """Add the passwords in the URLs that `url` contains, as they are written there.
+
+        Does nothing if there is no password, as in `mysql://host/db`.
+        """
         for password in _URL_PASSWORD.findall(url):
             self.add(password)
 

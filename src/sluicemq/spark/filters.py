@@ -141,7 +141,11 @@ class PushedFilters:
     compared_columns: frozenset[str] = frozenset()
 
     def describe(self) -> str:
-        """Return the conditions as a text for users, or "nothing" if there are none."""
+        """Return the conditions as one text for users, separated by "; ".
+
+        An example is `tags in ['UA']; SQL92 delay > 60`. Return "nothing" if there are no
+        conditions.
+        """
         sets = (
             ("topic", self.topics),
             ("broker", self.brokers),
@@ -162,10 +166,10 @@ class PushedFilters:
 
 @dataclass(slots=True)
 class FilterPushdown:
-    """Decides which predicates of one read are pushed, and collects them in `pushed`.
+    """Decides which predicates of one read are pushed, and collects their conditions in `pushed`.
 
     `columns` are the reader's columns. `selectors_allowed` is False if the brokers do not evaluate
-    SQL92, or the user forbids it.
+    SQL92; then no predicate becomes a SQL92 condition.
     """
 
     columns: Sequence[Column]
@@ -173,21 +177,27 @@ class FilterPushdown:
     pushed: PushedFilters = field(default_factory=PushedFilters)
 
     def push_all(self, predicates: Sequence[Any]) -> list[Any]:
-        """Push as many of `predicates` as possible, and return those that Spark must decide."""
-        # IS NOT NULL needs no condition after a comparison of the same column was pushed.
+        """Push as many of `predicates` as possible, and return the others, which Spark must decide.
+
+        The result is in the order of `predicates`.
+        """
+        # IS NOT NULL comes last: it needs no condition of its own if a comparison of the same
+        # column was pushed before.
         not_null_last = sorted(predicates, key=lambda one: type(one).__name__ == "IsNotNull")
         pushed_ids = {id(predicate) for predicate in not_null_last if self.push(predicate)}
         return [predicate for predicate in predicates if id(predicate) not in pushed_ids]
 
     def push(self, predicate: Any) -> bool:
-        """Push a predicate if possible.
+        """Push one predicate if possible, and return whether that is exact.
 
-        Return True if no row will be delivered for which the predicate is not true. If the result
-        is False, Spark must apply the predicate, but `pushed` may have become narrower.
+        True means that the source delivers no row for which the predicate is not true. False means
+        that Spark must apply the predicate; `pushed` may have become narrower all the same, as for
+        a comparison of `store_time`.
         """
         path = column_path(predicate)
         negated = type(predicate).__name__ == "Not"
         predicate = predicate.child if negated else predicate
+        # The name of Spark's class (`EqualTo` …); IsNull and IsNotNull have no value.
         kind, literal = type(predicate).__name__, getattr(predicate, "value", None)
         column = next((one for one in self.columns if (one.name,) == path), None)
         if column is None:
@@ -208,11 +218,17 @@ class FilterPushdown:
         return is_pushed
 
     def _push_base_column(self, name: str, kind: str, literal: Any) -> bool:
-        """Push a predicate on a column that is not a property. Return whether that is exact."""
+        """Push a predicate on a column that is not a property, and return whether that is exact.
+
+        `name` is the column, `kind` is the name of the predicate's class, and `literal` is its
+        value. `queue_offset` cuts the range of offsets exactly. `store_time` cuts the range of
+        store times, but the result is False, because Spark has to compare again.
+        """
         if kind in ("EqualTo", "In") and name in ("topic", "broker", "queue_id", "tags", "keys"):
             return self._push_membership(name, literal if kind == "In" else (literal,))
         operator = _OPERATORS.get(kind)
         if operator is not None and name == "queue_offset" and isinstance(literal, int):
+            # The bound after the literal: inclusive for the start, exclusive for the end.
             low = literal + (operator == ">") if operator in ("=", ">", ">=") else 0
             end = literal + (operator != "<") if operator in ("=", "<", "<=") else _OFFSET_END_MAX
             low, end = max(low, self.pushed.offset_min), min(end, self.pushed.offset_end)
@@ -222,20 +238,21 @@ class FilterPushdown:
             # The literal is rounded outwards to whole milliseconds, as store times are.
             since = literal - _EPOCH
             if operator in (">", ">=", "="):
-                low, known = since // _MILLISECOND, self.pushed.time_min_ms
-                low = low if known is None else max(known, low)
+                low, pushed_low = since // _MILLISECOND, self.pushed.time_min_ms
+                low = low if pushed_low is None else max(pushed_low, low)
                 self.pushed = replace(self.pushed, time_min_ms=low)
             if operator in ("<", "<=", "="):
-                high, known = -(-since // _MILLISECOND), self.pushed.time_max_ms
-                high = high if known is None else min(known, high)
+                high, pushed_high = -(-since // _MILLISECOND), self.pushed.time_max_ms
+                high = high if pushed_high is None else min(pushed_high, high)
                 self.pushed = replace(self.pushed, time_max_ms=high)
         return False
 
     def _push_membership(self, name: str, literals: Iterable[Any]) -> bool:
-        """Push the condition that a column has one of the values. Return whether that is exact.
+        """Push the condition that a column has one of the values, and return whether that is exact.
 
-        Keys narrow the read by the key index in any case. That is exact only if the SQL92 selector
-        could be pushed too.
+        `name` is topic, broker, queue_id, tags or keys. Nulls among `literals` are left out. Tags
+        that a subscription cannot name are not pushed. Keys always narrow the read by the key
+        index; that is exact only if their SQL92 condition could be pushed too.
         """
         if name == "keys":
             values = frozenset(literals) - {None, ""}
@@ -243,9 +260,12 @@ class FilterPushdown:
             values = frozenset(literals) - {None}
         if name == "tags" and not _are_tags(values):
             return False
-        member = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(name, name)
-        known = getattr(self.pushed, member)
-        changes: dict[str, Any] = {member: values if known is None else known & values}
+        attribute = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(
+            name, name
+        )
+        pushed_values = getattr(self.pushed, attribute)
+        both = values if pushed_values is None else pushed_values & values
+        changes: dict[str, Any] = {attribute: both}
         self.pushed = replace(self.pushed, **changes)
         if name == "keys" and not self._push_selector(
             _in_condition("KEYS", "string", sorted(values), negated=False)
@@ -255,15 +275,15 @@ class FilterPushdown:
         return True
 
     def _mark_compared(self, name: str) -> None:
-        """Note that a comparison with the column was pushed."""
+        """Add a column to `pushed.compared_columns`, because a comparison with it was pushed."""
         compared_columns = self.pushed.compared_columns | {name}
         self.pushed = replace(self.pushed, compared_columns=compared_columns)
 
     def _push_selector(self, selector: str | None) -> bool:
-        """Push a SQL92 condition. Return whether it was pushed.
+        """Add a SQL92 condition to `pushed.selectors` if possible. Return whether it was added.
 
-        It is not if it is None or does not compile, if selectors are not allowed, or if all of them
-        together would be longer than `EXPRESSION_LENGTH_MAX`.
+        It is not added if `selector` is None or does not compile, if selectors are not allowed, or
+        if the conditions together would be longer than `EXPRESSION_LENGTH_MAX`.
         """
         if selector is None or not self.selectors_allowed:
             return False
@@ -278,7 +298,10 @@ class FilterPushdown:
 
 
 def _are_tags(values: Iterable[Any]) -> bool:
-    """Return whether a subscription can name exactly these tags."""
+    """Return whether every value is a string that a tag expression can name as one tag.
+
+    A value such as `UA||AA` is not: in a tag expression it names two tags.
+    """
     try:
         return all(isinstance(one, str) and parse_tags(one)[1] == {one} for one in values)
     except FilterSyntaxError:
@@ -286,7 +309,10 @@ def _are_tags(values: Iterable[Any]) -> bool:
 
 
 def column_path(predicate: Any) -> tuple[str, ...]:
-    """Return the name of the predicate's column, followed by names of fields within a struct."""
+    """Return the names that lead to a predicate's column: (column, field of a struct, …).
+
+    The path of a top-level column has one item. The predicate may be a Not around another one.
+    """
     inner = predicate.child if type(predicate).__name__ == "Not" else predicate
     return tuple(inner.attribute)
 
@@ -302,9 +328,11 @@ def is_identifier(name: str) -> bool:
 def _to_sql92(
     name: str, type_name: str, predicate: str, literal: Any, *, negated: bool
 ) -> str | None:
-    """Return the SQL92 condition that is true exactly when the predicate is, or None.
+    """Return the SQL92 condition that is true exactly when a predicate on a property is true.
 
-    `name` and `type_name` describe the property, `predicate` is the name of Spark's class.
+    Return None if there is no such condition. `name` and `type_name` describe the promoted
+    property. `predicate` is the name of Spark's class, such as `EqualTo`, and `literal` is its
+    value. `negated` says that a Not is around it.
     """
     if predicate in NULL_CHECKS:
         if type_name != "string" or negated:
@@ -320,7 +348,11 @@ def _to_sql92(
 
 
 def _in_condition(name: str, type_name: str, values: Sequence[Any], *, negated: bool) -> str | None:
-    """Return the SQL92 condition for [NOT] IN, or None if none is exact."""
+    """Return the SQL92 condition for [NOT] IN.
+
+    Return None if `values` is empty, if one of the values cannot be compared exactly, or if
+    `type_name` is neither string nor int.
+    """
     operator = "<>" if negated else "="
     texts = [_sql92_literal(type_name, value, operator) for value in values]
     literals = [text for text in texts if text is not None]
@@ -338,7 +370,8 @@ def _in_condition(name: str, type_name: str, values: Sequence[Any], *, negated: 
 def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
     """Return the literal in SQL92, or None if a comparison with it would not be exact.
 
-    `type_name` is the type of the property that is compared by `operator`.
+    `type_name` is the type of the property that is compared, and `operator` is the SQL92 operator.
+    Some literals are exact for `=` only.
     """
     text: str | None = None
     is_whole = type(literal) is int
@@ -370,17 +403,20 @@ def _sql92_literal(type_name: str, literal: Any, operator: str) -> str | None:
 def build_subscription(
     topic: str, tags: str | None, sql: str | None, pushed: PushedFilters
 ) -> tuple[Subscription, frozenset[str] | None] | None:
-    """Return one subscription for the user's filters and the pushed ones, and the tags to compare.
+    """Return the subscription for a user's filter and the pushed conditions, with tags to compare.
 
-    `tags` and `sql` are the options `filter.tags` and `filter.sql`. The result is None if nothing
-    can match. The tags are those that the reader must compare exactly, because the broker compares
-    hashes; None if it need not.
+    `tags` and `sql` are the options `filter.tags` and `filter.sql`. The result is None if the
+    conditions contradict each other, so that nothing can match. In (subscription, tags), the tags
+    are those that the reader must compare again, because a broker compares only hashes of tags;
+    they are None if the broker's result is exact.
 
-    Tags alone stay a tag subscription, for which the broker scans only the consume queue. Together
-    with a selector they become `TAGS IN (…)`, which is exact by itself. Raises FilterSyntaxError if
-    an expression does not compile, or is followed by text that RocketMQ ignores.
+    Tags alone become a tag subscription, for which the broker scans only the consume queue. Tags
+    together with a SQL92 condition become `TAGS IN (…)`, which is exact by itself. Raises
+    FilterSyntaxError if an expression does not compile, or is followed by text that RocketMQ
+    ignores.
     """
     text, tag_set, _ = parse_tags(tags)
+    # None means that every tag is wanted; an empty set means that no message can match.
     wanted = pushed.tags if text == ALL else tag_set
     if text != ALL and pushed.tags is not None:
         wanted = tag_set & pushed.tags
@@ -413,9 +449,10 @@ def _tags_condition(tags: frozenset[str]) -> str:
 def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:
     """Return one SQL92 selector for Spark's predicates, and the predicates that it does not cover.
 
-    `filters` are objects of `pyspark.sql.datasource` (`EqualTo` …) about `columns`. The selector is
-    None if there are no conditions, and `FALSE` if nothing can match. `selectors.column` is
-    the opposite direction.
+    `filters` are objects of `pyspark.sql.datasource` (`EqualTo` …) about `columns`. Only predicates
+    on promoted properties, `tags` and `keys` become part of the selector. The selector is None if
+    there are no conditions, and `FALSE` if nothing can match. `selectors.column` is the opposite
+    direction.
     """
     selectable = [one for one in columns if one.property_name or one.name in ("tags", "keys")]
     pushdown = FilterPushdown(selectable)
@@ -435,10 +472,12 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
 def parse_predicates(text: str | None) -> list[Any]:
     """Return the predicates of the option `predicates` as objects of `pyspark.sql.datasource`.
 
-    None means no predicates. Raises ConfigurationError if the text is not in the option's format.
+    `text` is JSON in the format of the module's docstring; None means no predicates. Raises
+    ConfigurationError if the text is not in that format.
     """
 
     def to_value(given: Any) -> Any:
+        """Return the Python value of a JSON value: {"us": …} is a time, a list is of IN."""
         if isinstance(given, list):
             return [to_value(one) for one in given]
         if isinstance(given, dict):
@@ -469,13 +508,14 @@ def log_pushdown(
     remaining: Sequence[Any],
     evaluator: str,
 ) -> None:
-    """Log one line about the predicates of one read, if there are any.
+    """Log one line about the predicates of one read. Does nothing if there are no predicates.
 
-    `label` names the topics, `evaluator` names what evaluates the pushed predicates. `offered` are
-    all predicates, `remaining` those that Spark decides.
+    `label` names the topics, and `evaluator` names what evaluates the pushed predicates. `offered`
+    are all predicates, `remaining` those that Spark decides.
 
-    The planner is a process of its own without configured logging. The line goes to stderr there,
-    where Spark's driver shows it; the option `reportPushdown` switches it off:
+    Spark's planner is a process of its own without configured logging. So if no handler is
+    configured, one that writes to stderr is added; Spark's driver shows that text. The option
+    `reportPushdown` switches the line off:
 
         rocketmq 'flights': the broker evaluates tags in ['UA']; SQL92 delay > 60; remaining for
         Spark: GreaterThan(origin, 'J')
@@ -513,9 +553,11 @@ _ALWAYS_LOGGED: Final = frozenset({"whole-against-fraction", "text-against-numbe
 
 
 def try_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> TrialReports:
-    """Yield the results of the expression on the newest messages of each topic at each broker.
+    """Let each broker of the topics evaluate an expression on its newest messages.
 
-    At most `SAMPLE_TOPICS_MAX` topics are tried. Raises the client's errors.
+    At most `SAMPLE_TOPICS_MAX` topics are tried, with `SAMPLE_MESSAGES_MAX` messages of each
+    broker. Yield one result for each broker: a `filter.lab.Report` as a mapping. Raises the
+    client's errors.
     """
     for topic in topics[:SAMPLE_TOPICS_MAX]:
         for trial in admin.try_filter(topic, expression, count_max=SAMPLE_MESSAGES_MAX):
@@ -523,7 +565,10 @@ def try_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> Tria
 
 
 def try_on_properties(rows: Sequence[Mapping[str, str]], expression: str) -> TrialReports:
-    """Return the result of the expression on messages, given by the properties of each."""
+    """Return the result of an expression on messages, in a list of one.
+
+    `rows` are the properties of each message. The result is a `filter.lab.Report` as a mapping.
+    """
     from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy
 
     trial = Trial(expression)
@@ -534,9 +579,11 @@ def try_on_properties(rows: Sequence[Mapping[str, str]], expression: str) -> Tri
 def collect_findings(expression: str, run_trial: Callable[[str], TrialReports]) -> list[str]:
     """Return distinct texts about what is surprising in a SQL92 expression.
 
-    They are about the expression itself, and about messages among the newest that it loses by
-    mistake. `run_trial(expression)` evaluates it on these messages. An error of it is logged and
-    otherwise ignored, because it must not make a read fail.
+    First come warnings about the expression itself, such as a text that is compared with a number.
+    Then come the findings of `run_trial(expression)`, which evaluates the expression on the newest
+    messages: the messages that it loses by mistake. Most of these are left out if the expression
+    matches any message (see `_ALWAYS_LOGGED`). A SluiceError of `run_trial` is logged and otherwise
+    ignored, because it must not make a read fail.
     """
     findings = [f"{one.what} {one.instead}" for one in check_sql92(expression) if not one.is_error]
     try:

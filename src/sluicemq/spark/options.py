@@ -89,7 +89,7 @@ def parse_bad_rows(value: str) -> str:
 
 
 def parse_addresses(value: str) -> str:
-    """Return addresses, given with `;` or `,` between them, with `;` between them."""
+    """Return addresses with `;` between them. In `value`, `;` or `,` is between them."""
     parts = parse_text(value).replace(",", ";").split(";")
     return ";".join(part.strip() for part in parts if part)
 
@@ -113,7 +113,10 @@ def parse_tag_expression(value: str) -> str:
 
 
 def parse_names(value: str) -> tuple[str, ...]:
-    """Return distinct names, given with `,` or `;` between them. Raises ValueError for none."""
+    """Return distinct names in their order. In `value`, `,` or `;` is between them.
+
+    Raises ValueError if there is no name.
+    """
     parts = (part.strip() for part in value.replace(";", ",").split(","))
     names = tuple(dict.fromkeys(filter(None, parts)))
     if not names:
@@ -122,7 +125,10 @@ def parse_names(value: str) -> tuple[str, ...]:
 
 
 def parse_pattern(value: str) -> str:
-    """Return a regular expression as a string. Raises ValueError if it does not compile."""
+    """Return a regular expression without surrounding blanks.
+
+    Raises ValueError if it does not compile or is empty.
+    """
     try:
         re.compile(value)
     except re.error as error:
@@ -167,10 +173,12 @@ OffsetTable = dict[str, dict[int, OffsetChoice]]
 
 
 def parse_offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
-    """Return offsets that are given as `earliest`, `latest` or JSON.
+    """Return the offsets in the value of the option `startingOffsets` or `endingOffsets`.
 
-    The JSON is {"broker": {"queue id": offset, word or time}}; for several topics it is
-    {"topic": {"broker": …}}, and the result has the same form. Raises ValueError.
+    The value is `earliest`, `latest` or JSON, {"broker": {"queue id": choice}}. A choice is an
+    offset, one of the two words, or a time. For several topics the JSON is {"topic": {"broker":
+    …}}. The result is the word, or a table of the same form as the JSON, with queue ids as int and
+    times as `StoreTimestamp`. Raises ValueError for any other value.
     """
     word = value.strip().lower()
     if word in ("earliest", "latest"):
@@ -187,9 +195,10 @@ def parse_offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
 
 
 def _parse_offset_table(brokers: Any) -> OffsetTable:
-    """Return the offsets of one topic. Raises ValueError for a wrong queue id or offset.
+    """Return the choices for the queues of one topic.
 
-    Input of another form raises TypeError or AttributeError.
+    `brokers` is {"broker": {"queue id": choice}}. Raises ValueError for a wrong queue id or choice.
+    Input that is not such a table raises TypeError or AttributeError.
     """
     table: OffsetTable = {}
     for broker, queues in brokers.items():
@@ -213,7 +222,7 @@ def _parse_offset_table(brokers: Any) -> OffsetTable:
 
 
 def parse_directory(value: str) -> str:
-    """Return a path of this machine, which may be given as `file:/…`.
+    """Return a path of this machine. `value` is the path, or a URL of the form `file:/…`.
 
     Raises ValueError for a URL of another machine or scheme.
     """
@@ -232,9 +241,10 @@ def parse_directory(value: str) -> str:
 
 
 def parse_log_directory(value: str) -> str:
-    """Return a path as `parse_directory`.
+    """Return the path of the commit log's directory, as `parse_directory` does.
 
-    Raises ValueError for several directories, over which RocketMQ can spread its log.
+    Raises ValueError for several directories with commas between them: RocketMQ can spread its log
+    over them, but these readers do not support that.
     """
     if "," in value:
         raise ValueError(
@@ -250,8 +260,9 @@ def parse_log_directory(value: str) -> str:
 class Option:
     """The declaration of one option.
 
-    `parse` turns the user's string into a value; it raises ValueError saying what is wrong. `uses`
-    contains READ, STREAM and WRITE where the option is allowed.
+    `parse` turns the user's string into a value; it raises ValueError saying what is wrong.
+    `default` is the value if the option is not given, and is not parsed. `uses` contains READ,
+    STREAM and WRITE where the option is allowed. `aliases` are other names that users may write.
     """
 
     name: str
@@ -422,7 +433,7 @@ _SPARK_OPTIONS: Final = frozenset(
 
 
 def index_by_name(options: Sequence[Option]) -> dict[str, Option]:
-    """Return the options by their names and aliases, in lower case as Spark hands them over."""
+    """Return the option of each name and alias; names are in lower case, as Spark passes them."""
     return {name.lower(): option for option in options for name in (option.name, *option.aliases)}
 
 
@@ -473,9 +484,10 @@ class Options:
 
     @property
     def tls(self) -> Tls | None:
-        """The TLS configuration: that of the options, else that of the environment, else None.
+        """The TLS configuration, or None for connections without TLS.
 
-        Raises ConfigurationError.
+        The options decide. If they do not mention TLS, the environment does (`Tls.resolve`). Raises
+        ConfigurationError for a wrong configuration.
         """
         values = self.values
         wanted, ca, certificate = values["tls"], values["tls.ca"], values["tls.certificate"]
@@ -500,9 +512,10 @@ def parse_options(
 ) -> Options:
     """Return the values of options that a user gave as strings.
 
-    `use` is READ, STREAM or WRITE; None accepts the options of all three. `declared` is the result
-    of `index_by_name` for the options of the source. Raises ConfigurationError for an unknown
-    option, an option of another use, a wrong value, and options that contradict each other.
+    Names are compared without case, and options that belong to Spark itself are skipped. `use` is
+    READ, STREAM or WRITE; None accepts the options of all three. `declared` is the result of
+    `index_by_name` for the options of the source. Raises ConfigurationError for an unknown option,
+    an option of another use, a wrong value, and options that contradict each other.
     """
     descriptions = {option.name: option.description for option in declared.values()}
     values = {option.name: option.default for option in declared.values()}
@@ -536,9 +549,10 @@ def parse_options(
 
 
 def _check_combinations(chosen: Set[str]) -> None:
-    """Raise ConfigurationError if one of the `chosen` options would have no effect.
+    """Raise ConfigurationError if one of the options `chosen` would have no effect.
 
-    This is the case if another option contradicts it, or an option that it needs is missing.
+    `chosen` are the names of the options that the user gave. An option has no effect if another one
+    contradicts it, or if an option that it needs is missing.
     """
     for side in ("starting", "ending"):
         offsets_name, time_name = f"{side}Offsets", f"{side}Timestamp"

@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 class StreamProgress:
     """The progress of one micro-batch, summed over the sources `rocketmq` of a query.
 
-    `batch` is its number, `rows` the number of its rows, and `filtered` the number of offsets that
-    the broker's filter left out. `lag_by_queue` is the number of offsets that each queue has left,
-    or None if Spark does not report the latest offset (before Spark 4.2).
+    `batch` is its number, `rows` the number of its rows, `rows_per_second` the speed that Spark
+    reports (0 if unknown), and `filtered` the number of offsets that the broker's filter left out.
+    `lag_by_queue` is the number of offsets that each queue has left, or None if Spark does not
+    report the latest offset (before Spark 4.2).
     """
 
     batch: int
@@ -81,6 +82,7 @@ def stream_progress(progress: Any) -> StreamProgress:
             continue
         row_count = int(source["numInputRows"])
         rows += row_count
+        # Queues that are new in this micro-batch have their start in the part `from`.
         start = (_parse_offsets(source.get("startOffset")) or {}) | (
             _parse_offsets(source["endOffset"], "from") or {}
         )
@@ -96,9 +98,10 @@ def stream_progress(progress: Any) -> StreamProgress:
 
 
 def _parse_offsets(text: Any, part: str = "queues") -> dict[MessageQueue, int] | None:
-    """Return the offsets in one part of a checkpoint, given as JSON or as a dict.
+    """Return the offsets in one part of a checkpoint, "queues" or "from".
 
-    Return None if it is not a checkpoint of the source `rocketmq`.
+    `text` is the checkpoint as JSON or as a dict. Return None if it is not a checkpoint of the
+    source `rocketmq`.
     """
     try:
         checkpoint = json.loads(text) if isinstance(text, str) else text

@@ -25,7 +25,11 @@ _SOURCES: Final = {source.name(): source for source in (RocketSource, StoreSourc
 
 
 class PushdownReport(NamedTuple):
-    """The predicates in a DataFrame's plan, as texts, by the side that evaluates them."""
+    """The predicates in a DataFrame's plan, as texts for users.
+
+    `broker` are those that a broker or a file's reader evaluates. `spark` has one text for each
+    filter of the plan: the conditions that only Spark evaluates, joined by AND.
+    """
 
     broker: tuple[str, ...]
     spark: tuple[str, ...]
@@ -44,7 +48,7 @@ def pushdown(frame: Any) -> PushdownReport:
     broker, spark = parse_pushed_filters(explain_plan(frame, "formatted")), list[str]()
     translate = make_translator(frame.sparkSession)
     for node, conditions in iterate_nodes(execution.optimizedPlan()):
-        pushed: list[dict[str, Any]] = []
+        pushed: list[dict[str, Any]] = []  # in the form in which `translate` returns conditions
         source = None
         if class_name(node) == _SCAN:
             source = _SOURCES.get(str(node.relation().table().name()))

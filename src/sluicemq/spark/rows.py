@@ -70,7 +70,10 @@ class RowError(ConfigurationError):
 
 @contextmanager
 def row_errors_for(role: str) -> Iterator[None]:
-    """Return a context manager that turns a ConfigurationError into a RowError of the column."""
+    """Return a context manager that turns a ConfigurationError into a RowError of `role`.
+
+    A RowError is raised on unchanged.
+    """
     try:
         yield
     except RowError:
@@ -92,10 +95,10 @@ _INVALID_KEY: Final = "^$|[\\s\x01\x02]"
 
 
 def split_batch(batch: Any, bytes_max: int = _BATCH_BYTES_MAX) -> Iterator[Any]:
-    """Yield an Arrow batch in runs of rows with at most `bytes_max` bytes each, or of one row.
+    """Yield the parts of an Arrow batch, each with at most `bytes_max` bytes or one row.
 
-    Offsets of 32 bits reach 2 GiB, in a column and in the encoded batch. A batch of Spark may
-    be larger when `spark.sql.execution.arrow.useLargeVarTypes` is set.
+    Offsets of 32 bits reach 2 GiB, in a column and in the encoded batch. A batch of Spark may be
+    larger when `spark.sql.execution.arrow.useLargeVarTypes` is set.
     """
     if batch.num_rows <= 1 or batch.nbytes <= bytes_max:
         yield batch
@@ -170,13 +173,14 @@ class EncodedRows:
         return len(self.offsets) - 1
 
     def split_requests(self, count_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of the rows that go into one request each.
+        """Yield (start, stop) for each request: the request contains the rows [start, stop).
 
         A request has at most `count_max` rows and `bytes_max` bytes. A row that is larger than
         `bytes_max` is alone in its request.
         """
         start, end = 0, len(self)
         while start < end:
+            # The last row whose end is not behind the limit of bytes.
             limit = self.offsets[start] + bytes_max
             fitting_stop = int(np.searchsorted(self.offsets, limit, "right")) - 1
             stop = max(start + 1, min(fitting_stop, start + count_max, end))
@@ -206,7 +210,10 @@ class UniqueIdColumns:
         self._prefix = ""
 
     def generate(self, count: int, name: str = UNIQ_KEY) -> Any:
-        """Return a binary column of `count` new ids, each as `NAME U+0001 ID U+0002`."""
+        """Return a binary column of `count` new ids, each encoded as `NAME U+0001 ID U+0002`.
+
+        `name` is the property that contains the id.
+        """
         parts = []
         while count:
             if self._next_number in (0, _IDS_PER_MS):
@@ -229,11 +236,11 @@ def id_suffixes() -> Any:
 
 
 def encode_rows(bodies: Any, *properties: Any, flags: Any | None = None) -> EncodedRows:
-    """Encode messages as entries of a batch.
+    """Encode messages as entries of a batch, in the layout of the module's docstring.
 
-    `bodies` is a binary column. `properties` are binary columns or constants that are concatenated
-    in each row. `flags` is an int32 column; None means 0 in each row. Raises RowError if a row is
-    too large.
+    `bodies` is a binary column. Each of `properties` is a binary column, or bytes for all rows;
+    they are concatenated in each row. `flags` is an int32 column; None means 0 in each row. Raises
+    RowError if a row is too large.
     """
     body_sizes, property_sizes = check_sizes(bodies, *properties)
     heads = np.zeros(len(body_sizes), BATCH_HEAD.dtype)
@@ -299,10 +306,10 @@ def check_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
 def encode_ids(
     given: Any | None, fresh_ids: UniqueIdColumns, count: int, name: str = UNIQ_KEY
 ) -> Any:
-    """Return a binary column with the message id of each row, as `NAME U+0001 ID U+0002`.
+    """Return a binary column with the message id of each row, encoded as `NAME U+0001 ID U+0002`.
 
-    `given` is a string column of ids, or None. Rows without an id get one from `fresh_ids`. Raises
-    RowError for an invalid id.
+    `given` is a string column of `count` ids, or None if the rows have no ids. A row whose id is
+    null or empty gets one from `fresh_ids`. Raises RowError for an invalid id.
     """
     if given is None:
         return fresh_ids.generate(count, name)
@@ -382,7 +389,10 @@ def encode_properties(values: Mapping[str, Any], count: int) -> Any:
 
 
 def _encode_property(name: str, texts: Any) -> list[Any]:
-    """Return pieces that make `NAME U+0001 TEXT U+0002` in each row, and nothing for a null."""
+    """Return columns and constants that make `NAME U+0001 TEXT U+0002` in each row.
+
+    A row whose text is null gets nothing. The list is empty if all texts are null.
+    """
     if texts.null_count == len(texts):
         return []
     pieces = [f"{name}\x01".encode(), texts.cast(pa.binary()), b"\x02"]
@@ -408,8 +418,8 @@ def _check_separators(texts: Any) -> Any:
 
     Raises ConfigurationError if a text contains one of the separators U+0001 and U+0002.
     """
-    # A search for the two bytes in the whole buffer comes first, because it is fast. It may find
-    # bytes behind a null, which are not part of any text; the regular expression decides.
+    # A search for the two bytes in the whole buffer comes first, because it is fast. It may also
+    # find bytes that a null hides, which are not part of any text; the regular expression decides.
     data, offsets = _data_and_offsets(texts)
     raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     may_contain = bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
@@ -441,8 +451,8 @@ def encode_sharding_keys(column: Any) -> list[Any]:
 def encode_keys(column: Any) -> list[Any]:
     """Return the pieces of the property KEYS, in which one space separates the keys of a row.
 
-    `column` contains strings of keys, or lists of keys. Raises ConfigurationError for an invalid
-    key.
+    `column` contains strings of keys, separated by any white space, or lists of keys. Rows without
+    a key get nothing. Raises ConfigurationError for an invalid key.
     """
     if pa.types.is_string(column.type):
         texts = _check_separators(column)
@@ -463,7 +473,7 @@ def encode_map_entries(column: Any) -> list[Any]:
     """Return the pieces of the map column `properties`.
 
     Entries with a null value and automatic properties are left out. Raises ConfigurationError for a
-    name or value that a message may not have; an empty value is one of these.
+    name that a message may not have, an empty value, and a value with a separator.
     """
     offsets = column.offsets
     start, stop = offsets[0].as_py(), offsets[-1].as_py()
@@ -476,6 +486,7 @@ def encode_map_entries(column: Any) -> list[Any]:
         and not pc.any(pc.equal(pc.binary_length(texts), 0)).as_py()
     )
     if not is_simple or not len(names):
+        # Row by row, with the rules of the client.
         rows = []
         for row in column.to_pylist():
             entries = dict(_entries_to_send(row))
@@ -487,6 +498,7 @@ def encode_map_entries(column: Any) -> list[Any]:
     _check_separators(texts)
     entry_count = count_shared_names(column, names)
     if entry_count:
+        # Each name is a constant, followed by the column of its values.
         pieces: list[Any] = []
         for number, name in enumerate(names[:entry_count].to_pylist()):
             positions = pa.array(np.arange(number, len(names), entry_count))
@@ -494,14 +506,16 @@ def encode_map_entries(column: Any) -> list[Any]:
             pieces += [f"{name}\x01".encode(), values, b"\x02"]
         return pieces
     encoded = pc.binary_join_element_wise(names, "\x01", texts, "\x02", "")
-    lists = pa.ListArray.from_arrays(pc.subtract(offsets, offsets[0]), encoded)  # nulls are empty
+    # A null row has an empty list here, and becomes an empty text.
+    lists = pa.ListArray.from_arrays(pc.subtract(offsets, offsets[0]), encoded)
     return [pc.fill_null(pc.binary_join(lists, ""), "").cast(pa.binary())]
 
 
 def count_shared_names(column: Any, names: Any) -> int:
-    """Return the number of entries of each row if all rows have the same names in the same order.
+    """Return how many entries each row has, if all rows have the same names in the same order.
 
-    Return 0 if they have not. `column` is a map column, `names` are the names of all its entries.
+    Return 0 if the names differ, or if a row is null. `column` is a map column, and `names` are the
+    names of all its entries.
     """
     entry_count, rest = divmod(len(names), len(column))
     if rest or column.null_count or (np.diff(column.offsets.to_numpy()) != entry_count).any():
@@ -509,6 +523,7 @@ def count_shared_names(column: Any, names: Any) -> int:
     data, offsets = _data_and_offsets(names)
     sizes, raw = np.diff(offsets), np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     row_bytes = int(offsets[entry_count] - offsets[0])
+    # The names of each row are compared with those of the row before: first lengths, then bytes.
     is_same = (sizes[entry_count:] == sizes[:-entry_count]).all() and (
         raw[row_bytes:] == raw[: len(raw) - row_bytes]
     ).all()
@@ -578,12 +593,14 @@ _COLUMN_INSTEAD: Final = {
 def adapt_replayed_columns(
     values: Mapping[str, Any], now_ms: int
 ) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """Change the columns of rows that may have been read from a topic into those of new messages.
+    """Return the columns of new messages for rows that may have been read from a topic.
 
-    `values` maps roles to columns. `now_ms` is the current time: a delivery time before it has
-    passed. Return the changed mapping, and the names of reserved properties that were dropped from
-    the map column `properties`. Raises RowError if a property of a row asks for a delay or a
-    transaction that was not carried out.
+    `values` maps roles to columns. `now_ms` is the current time; a delivery time before it has
+    passed. Return (columns by role, names of dropped properties). In the map column `properties`,
+    reserved properties that a new message must not have are dropped, and the sharding key moves to
+    its own column; a sharding key that the row has there already takes precedence. Other columns
+    are unchanged. Raises RowError if a property of a row asks for a delay or a transaction that was
+    not carried out.
     """
     column = values.get("properties")
     if column is None or not len(column):
@@ -621,7 +638,7 @@ def adapt_replayed_columns(
 
 
 def _is_one_of(names: Any, wanted: Collection[str]) -> Any:
-    """Return a NumPy array of booleans: whether each of the names is one of `wanted`."""
+    """Return a NumPy array that says for each of `names` whether it is one of `wanted`."""
     is_wanted = pc.is_in(names, value_set=pa.array(sorted(wanted), pa.string()))
     return is_wanted.to_numpy(zero_copy_only=False)
 
@@ -648,10 +665,10 @@ def _check_pending_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> N
 
 
 def _has_no_effect(name: str, text: str, now_ms: int) -> bool:
-    """Return whether a request property with this value asks a broker for nothing.
+    """Return whether a request property with the value `text` asks a broker for nothing.
 
     That is so for a transaction other than "true", a delay of 0 or less, and a delivery time that
-    is not after `now_ms` (milliseconds since 1970).
+    is not after `now_ms` (milliseconds since 1970). Text that is not a whole number has an effect.
     """
     if name == TRAN_MSG:
         return text.lower() != "true"

@@ -172,7 +172,7 @@ class Column:
 
     @property
     def data_type(self) -> DataType:
-        """The column's Spark type. The type `auto` has none: it raises KeyError."""
+        """The column's Spark type. Raises KeyError for the type `auto`, which is not a type yet."""
         if self.explicit_type is not None:
             return self.explicit_type
         if self.property_name is None:
@@ -207,7 +207,11 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
 
 
 def _parse_item(item: str) -> Column:
-    """Return the column of one item of the option `columns`. Raises ConfigurationError."""
+    """Return the column of one item of the option `columns`, such as `prop:delay:int as d`.
+
+    `prop:*` becomes a column named `*` of the type `auto`. Raises ConfigurationError for an item
+    that is not in the grammar, an unknown column and an unknown type.
+    """
     if item == ERROR_NAME:
         return ERROR_COLUMN
     match = _ITEM.fullmatch(item)
@@ -240,8 +244,8 @@ def _parse_item(item: str) -> Column:
 def declared_columns(options: Options) -> tuple[Column, ...]:
     """Return the columns that the options ask for; columns of type `auto` are not inferred yet.
 
-    The column `body` has the type of the body format. If the format needs `_error`, that column is
-    appended unless it is named. Raises ConfigurationError.
+    If `bodyFormat` is not binary, the column `body` has the type of the format, and `_error` is
+    appended unless it is listed. Raises ConfigurationError for a wrong column or body format.
     """
     columns, body_format = parse_columns(options["columns"]), parse_body_format(options)
     if body_format is None or all(column.name != "body" for column in columns):
@@ -275,13 +279,15 @@ def to_spark_schema(columns: Sequence[Column]) -> StructType:
 
 
 def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Column, ...]:
-    """Return the columns that a reader must deliver for the schema that Spark asks of it.
+    """Return the columns that a reader must deliver for the schema that Spark asks for.
 
     The schema is the source's own, or that of a user's `.schema(…)`. `declared` are the columns of
-    the options. A field with the name of one of them, or of a column of the default schema, is that
-    column; every other field is a property of the same name. Raises ConfigurationError if the type
-    of a field does not fit.
+    the options. A field with the name of one of these, or of a column of the default schema, is
+    that column; every other field is a property of the same name. A promoted property may have
+    another type in the schema than the options say; the schema's type counts. Raises
+    ConfigurationError if the type of another column differs, or is not a type of a property.
     """
+    # ERROR_COLUMN alone means that the options ask neither for a body format nor for `_error`.
     bodies = [column for column in (*declared, ERROR_COLUMN) if column.explicit_type is not None]
     typed = [column for column in declared if column.type_name != AUTO]
     auto_typed = [
@@ -290,11 +296,11 @@ def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Colu
         if column.type_name == AUTO
     ]
     columns = (*BASE_COLUMNS, *typed, *auto_typed, *(bodies if len(bodies) > 1 else ()))
-    known = {column.name: column for column in columns}
+    column_by_name = {column.name: column for column in columns}  # later columns replace earlier
     type_names = {data_type: name for name, data_type in PROPERTY_TYPES.items()}
     resolved = []
     for field in schema.fields:
-        wanted, column = field.dataType, known.get(field.name)
+        wanted, column = field.dataType, column_by_name.get(field.name)
         if column is not None and column.data_type == wanted:
             resolved.append(column)
         elif column is not None and column.property_name is None:
@@ -325,8 +331,9 @@ def infer_types(
 ) -> tuple[Column, ...]:
     """Return the columns with types in place of `auto`, and with properties in place of `prop:*`.
 
-    `read_newest` is called with `options` if there is such a column. A property whose name is that
-    of another column is left out of `prop:*`, with a warning.
+    `read_newest(options)` returns the properties of the newest messages. It is called once if there
+    is a column of type `auto`, else not at all. A property that these messages do not have is a
+    string. A property whose name is that of another column is left out of `prop:*`, with a warning.
     """
     if all(column.type_name != AUTO for column in columns):
         return columns
@@ -356,7 +363,11 @@ def infer_types(
 
 
 def infer_type(values: Iterable[str]) -> str:
-    """Return the name of the narrowest type that fits all values; `string` if no other does."""
+    """Return the name of the narrowest type that fits all values.
+
+    It is boolean, int, bigint or double, or `string` if none of these fits. Without values it is
+    boolean.
+    """
     texts = set(values)
     if all(text.lower() in ("true", "false") for text in texts):
         return "boolean"
@@ -431,7 +442,10 @@ class _SchemaParser:
         self.position = 0
 
     def parse_fields(self) -> StructType:
-        """Parse fields with commas between them. Raises ConfigurationError."""
+        """Parse fields with commas between them, and return them as a struct.
+
+        The text after the last field is left for the caller. Raises ConfigurationError.
+        """
         fields: list[StructField] = []
         while not fields or self._take_sign(","):
             name = self._take_word("a name")
@@ -442,7 +456,10 @@ class _SchemaParser:
         return StructType(fields)
 
     def _parse_type(self) -> DataType:
-        """Parse one type. Raises ConfigurationError."""
+        """Parse one type with everything inside its <…>, and return it.
+
+        Raises ConfigurationError.
+        """
         word = self._take_word("a type").lower()
         if word in ("array", "struct"):
             if not self._take_sign("<"):
@@ -472,7 +489,7 @@ class _SchemaParser:
         return word
 
     def _take_sign(self, sign: str) -> bool:
-        """Skip the next token if it is `sign`. Return whether it was."""
+        """Skip the next token if it is `sign`, and return True; otherwise return False."""
         token = _TOKEN.match(self.text, self.position)
         if token is None or token["sign"] != sign:
             return False

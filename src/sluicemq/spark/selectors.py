@@ -540,7 +540,7 @@ class _Translator:
         return condition if match is None else Condition(condition.verdict_code, match)
 
     def _translate_by_table(self, node: Node) -> Condition:
-        """Return the condition for a node that has a condition as an operand, such as `(a = 1) = b`.
+        """Return the condition for a node with a condition as an operand, such as `(a = 1) = b`.
 
         TRUE, FALSE and NULL count as conditions here. Each operand has at most four possible
         values, so the result is looked up in a table of all combinations of operand values. The

@@ -72,9 +72,10 @@ _PROPERTY_OVERHEAD_BYTES: Final = 64
 
 
 class Destination(NamedTuple):
-    """The topic of a row, and optionally its queue id or its sharding key.
+    """The topic of a row, and optionally its queue id or its sharding key, but not both.
 
-    `broker` names the broker of the queue. It is set only together with `queue_id`.
+    With neither, any queue of the topic will do. `broker` names the broker of the queue. It is set
+    only together with `queue_id`.
     """
 
     topic: str
@@ -124,9 +125,8 @@ class PreparedRows:
     other column (`topics`, `queue_ids`, `brokers`, `sharding_keys`, `ids`, `flags`, `delays`) is
     None if the DataFrame has no such column. `topic` is the topic of all rows if the option `topic`
     is given, else None. `row_numbers` are the numbers of the rows in their task, counted from 1; it
-    is empty for rows that `BadRowHandler` made itself.
-
-    The constructor raises RowError if a row cannot be sent.
+    is empty for rows that `BadRowHandler` made itself. `skipped_properties` are the names of
+    reserved properties that are not written (see `rows.adapt_replayed_columns`).
     """
 
     def __init__(
@@ -136,7 +136,11 @@ class PreparedRows:
         topic: str | None,
         row_numbers: Sequence[int] = (),
     ) -> None:
-        """Prepare the rows of `batch`. `roles` maps each role to the column that has it."""
+        """Prepare the rows of the Arrow batch `batch`.
+
+        `roles` maps each role to the name of its column. `topic` is the option `topic`: it takes
+        precedence over a column with the role. Raises RowError if a row cannot be sent.
+        """
         self.batch = batch
         self.row_numbers = row_numbers
         given = {role: normalize_column(batch.column(name)) for role, name in roles.items()}
@@ -167,7 +171,8 @@ class PreparedRows:
     def check_sizes(self, added_property_bytes: int) -> None:
         """Raise RowError if the body or the properties of a row exceed RocketMQ's limits.
 
-        `added_property_bytes` is the number of bytes of properties that the sender adds to a row.
+        `added_property_bytes` is the number of bytes of properties that the sender adds to each
+        row.
         """
         ids = b"-" * _ID_BYTES if self.ids is None else pc.fill_null(self.ids, "-" * _ID_BYTES)
         check_sizes(self.bodies, self.properties, ids, b"-" * added_property_bytes)
@@ -178,7 +183,10 @@ class PreparedRows:
         return self.topics is None and self.queue_ids is None and self.sharding_keys is None
 
     def list_destinations(self) -> list[Destination]:
-        """Return the destination of each row. A queue id takes precedence over a sharding key."""
+        """Return the destination of each row, in the order of the rows.
+
+        If a row has both a queue id and a sharding key, the queue id decides.
+        """
         nothing = [None] * self.row_count
         topics = [self.topic] * self.row_count if self.topics is None else self.topics.to_pylist()
         queue_ids, sharding_keys, brokers = (
@@ -207,9 +215,10 @@ class SendThread:
         self._in_flight: deque[Future[None]] = deque()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run `work` on the thread after everything submitted before.
+        """Submit a call of `work`, to run on the thread after everything submitted before.
 
-        Block while too many calls are unfinished. Raises the error of an earlier call.
+        If `_REQUESTS_IN_FLIGHT_MAX` calls are unfinished, first wait for the oldest one; otherwise
+        return at once. Raises the error of an earlier call, instead of submitting `work`.
         """
         while len(self._in_flight) >= _REQUESTS_IN_FLIGHT_MAX:
             self._in_flight.popleft().result()
@@ -242,13 +251,17 @@ class RefusedRow(NamedTuple):
 class Sender:
     """The common part of the two senders.
 
-    `send` may return before the rows are acknowledged. They are acknowledged, or listed in
-    `refused_rows`, when `send_thread.flush` has returned. `topics` are the topics to which rows
-    were sent.
+    `send` may return before the rows are acknowledged. When `send_thread.flush` has returned, each
+    row is acknowledged or listed in `refused_rows`. `topics` are the topics to which rows were
+    sent.
     """
 
     def __init__(self, producer: Producer, batch_messages: int) -> None:
-        """Create a sender that puts at most `batch_messages` messages into one request."""
+        """Create a sender of one task.
+
+        `producer` sends its requests. `batch_messages` is the maximum number of messages in one
+        request.
+        """
         self.refused_rows: list[RefusedRow] = []
         self.send_thread = SendThread()
         self.topics: set[str] = set()
@@ -262,14 +275,19 @@ class Sender:
         raise NotImplementedError
 
     def send(self, rows: PreparedRows) -> None:
-        """Submit the rows to the send thread. Raises the errors of rows that were sent earlier."""
+        """Encode the rows and submit them to the send thread.
+
+        Raises the errors of `resolve_queue`, RowError for a row that cannot be encoded, and the
+        errors of requests that were submitted earlier.
+        """
         raise NotImplementedError
 
     def resolve_queue(self, destination: Destination) -> MessageQueue | None:
         """Return the queue of a destination, or None if any queue of the topic will do.
 
-        Each destination is resolved once. Raises RouteNotFoundError if the topic or queue does not
-        exist, and ConfigurationError for an invalid topic name.
+        Each destination is resolved once, and the topic is added to `topics`. Raises
+        RouteNotFoundError if the topic or queue does not exist, and ConfigurationError for an
+        invalid topic name.
         """
         if destination not in self._queues:
             topic = destination.topic
@@ -290,12 +308,14 @@ class Sender:
     ) -> SendResult:
         """Send row `number` of `encoded` as a message of its own with SEND_MESSAGE_V2 (310).
 
-        Wait for the broker and return its result. Raises RequestError if the broker refuses the
-        message.
+        `queue` is None for any queue of `topic`. Wait for the broker and return its result; retry
+        during an outage. Raises RequestError if the broker refuses the message, and the client's
+        errors.
         """
         request = encoded.request_body(number, number + 1)
         ((flag, body, properties, _),) = decode_batch(request)
         text = properties.decode()
+        # The id is the text between `UNIQ_KEY U+0001` and U+0002.
         message_id = text.partition(f"{UNIQ_KEY}\x01")[2].partition("\x02")[0]
         outgoing = OutgoingMessage(topic, bytes(body), text, message_id, 0, flag, True)
         return self.call_with_retries(partial(self._producer.send_outgoing, outgoing, queue=queue))
@@ -315,13 +335,15 @@ class Sender:
     ) -> None:
         """Submit encoded rows in requests that respect the limits of message count and bytes.
 
-        `indices` gives the index in `rows` of each encoded row. The send thread calls
-        `on_stored(result, start, stop)` for each request that the broker stored, with the encoded
-        rows [start, stop) that it contained. If the broker refuses a request as illegal, it is sent
-        again in halves, until single rows remain; those go to `refused_rows`.
+        `queue` is None for any queue of `topic`. `indices` gives the index in `rows` of each
+        encoded row. For each request that the broker stored, the send thread calls
+        `on_stored(result, start, stop)`; the request contained the encoded rows [start, stop). If
+        the broker refuses a request as illegal, the halves of the request are sent, until single
+        rows remain; those are added to `refused_rows`.
         """
 
         def send(start: int, stop: int) -> None:
+            """Send the encoded rows [start, stop), on the send thread."""
             request = encoded.request_body(start, stop)
             send_request = partial(self._producer.send_encoded, topic, request, queue=queue)
             try:
@@ -350,10 +372,10 @@ class Sender:
 def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination) -> MessageQueue:
     """Return the queue of `queues` that has the queue id of `destination`.
 
-    If several brokers have the queue, the destination's broker decides. Without a broker it is the
-    first one. A broker name that does not occur, for example because the rows were read from
-    another cluster, selects one of these brokers by its hash, so that rows of one broker stay
-    together. Raises RouteNotFoundError if no broker has a queue with that id.
+    If several brokers have such a queue, `destination.broker` decides. Without a broker, the first
+    queue is chosen. If none of the queues is on that broker, for example because the rows were read
+    from another cluster, the hash of the broker's name chooses one of them, so that rows of one
+    broker stay together. Raises RouteNotFoundError if no broker has a queue with that id.
     """
     candidates = [queue for queue in queues if queue.queue_id == destination.queue_id]
     if not candidates:
@@ -371,9 +393,10 @@ def select_queue_by_id(queues: Sequence[MessageQueue], destination: Destination)
 
 
 def _take_rows(columns: Iterable[Any], indices: Sequence[int], row_count: int) -> list[Any]:
-    """Return each column reduced to the rows `indices` of its `row_count` rows.
+    """Return each of `columns` reduced to the rows `indices`, in the order of `indices`.
 
-    Constants, which are no arrays, are returned unchanged.
+    The columns have `row_count` rows. An item that is not a column (a constant for all rows, or
+    None) is returned unchanged.
     """
     if len(indices) == row_count:
         return list(columns)
@@ -393,6 +416,11 @@ class DirectSender(Sender):
     def __init__(
         self, producer: Producer, batch_messages: int, task: TaskAttempt | None = None
     ) -> None:
+        """Create a sender of one task.
+
+        `producer` and `batch_messages` are those of `Sender`. `task` is given for exactly-once
+        delivery that the brokers do not support; None means that rows get no SLUICE_DEDUP_KEY.
+        """
         super().__init__(producer, batch_messages)
         self.sent_count = 0
         self._added_bytes, self._dedup_prefix = _PROPERTY_OVERHEAD_BYTES, ""
@@ -402,9 +430,15 @@ class DirectSender(Sender):
         self._next_row = 0
 
     def added_property_bytes_max(self, _topic: str) -> int:
+        """Return the same upper bound for every topic: that of the id and the dedup key."""
         return self._added_bytes
 
     def send(self, rows: PreparedRows) -> None:
+        """Submit the rows without a delay by topic and queue, then send the delayed rows.
+
+        Rows without a delay may be sent later, by the send thread. Each delayed row is stored or
+        refused when this returns. See `Sender.send` for the errors.
+        """
         properties, first = rows.properties, self._next_row
         if self._dedup_prefix:
             # The attempt number is not part of the key: the key of a row must be the same when
@@ -446,14 +480,20 @@ class DirectSender(Sender):
         queue: MessageQueue | None,
         properties: Any,
     ) -> None:
-        """Submit the rows `indices`, which all go to one topic and queue without a delay."""
+        """Submit the rows `indices`, which all go to one topic and queue without a delay.
+
+        `queue` is None for any queue. `properties` is the column of all rows' properties with the
+        dedup keys, if rows have any.
+        """
         columns = (rows.bodies, properties, rows.ids, rows.flags)
         bodies, properties, given_ids, flags = _take_rows(columns, indices, rows.row_count)
         ids = encode_ids(given_ids, self._unique_ids, len(bodies))
         encoded = encode_rows(bodies, ids, properties, flags=flags)
-        if is_retry_topic(topic):  # brokers refuse batches to retry topics
+        if is_retry_topic(topic):
+            # Brokers refuse batches to retry topics.
 
             def send_each() -> None:
+                """Send each row as a message of its own, on the send thread."""
                 for number in range(len(encoded)):
                     self.send_single(topic, None, encoded, number)
                     self.sent_count += 1
@@ -476,8 +516,9 @@ class DirectSender(Sender):
     ) -> None:
         """Send row `index` with its delay, and wait until the broker has stored it.
 
-        `delay` has the format of `rows.encode_delays`. A row that the broker refuses as illegal
-        goes to `refused_rows`.
+        `delay` has the format of `rows.encode_delays`, such as `M500`. `properties` is the column
+        of all rows' properties. A row that the broker refuses as illegal is added to
+        `refused_rows`.
         """
         kind, amount = delay[0], int(delay[1:])
         message = Message(
@@ -517,16 +558,28 @@ class StagingSender(Sender):
         task: TaskAttempt,
         brokers: tuple[str, ...],
     ) -> None:
+        """Create a sender of one task attempt.
+
+        `producer` and `batch_messages` are those of `Sender`. `brokers` are the names of the
+        masters that can stage; there is at least one.
+        """
         super().__init__(producer, batch_messages)
         self.staged_ranges = StagedRangeList(task.partition, task.attempt)
         self._owner = Owner(task.query_id, task.epoch, task.partition, task.attempt)
         self._brokers = brokers
+        # The tasks of a job begin with different brokers.
         self._broker_counter = task.partition
 
     def added_property_bytes_max(self, topic: str) -> int:
+        """Return an upper bound for the stage property, which contains the topic's name."""
         return len(self._owner.prefix.encode()) + len(topic.encode()) + 2 * _PROPERTY_OVERHEAD_BYTES
 
     def send(self, rows: PreparedRows) -> None:
+        """Submit the rows to the staging topic, grouped by broker.
+
+        A row whose queue is fixed must be staged at the broker of that queue. The other rows of
+        `rows` go to one broker, the next in turn.
+        """
         if rows.has_single_destination:
             self.resolve_queue(Destination(rows.topic or ""))
             stages = self._stage_properties(rows, [b"-"], [rows.topic])
@@ -563,9 +616,10 @@ class StagingSender(Sender):
         return super().send_single(topic, queue, single, 0)
 
     def _next_broker(self, rows: PreparedRows) -> str:
-        """Return the broker that stages rows whose queue is open. The brokers take turns.
+        """Return the broker, in turn, that stages rows for which no queue is given.
 
-        If all rows have one topic, only brokers with that topic are chosen, if there are any.
+        If all rows have one topic, only brokers with that topic are chosen; if no staging broker
+        has the topic, all of them are.
         """
         candidates: Sequence[str] = self._brokers
         if len(candidates) > 1 and rows.topic is not None:
@@ -580,8 +634,9 @@ class StagingSender(Sender):
     ) -> Any:
         """Return the encoded stage property of the rows; `wire.staging` describes its format.
 
-        `queue_ids` and `topics` have one item for each row, or a single one for all rows. The
-        result is a binary column, or a constant if it is the same for all rows.
+        `queue_ids` and `topics` have one item for each row, or a single item for all rows. A queue
+        id is `-` if any queue will do. The result is a binary column, or bytes if it is the same
+        for all rows.
         """
         start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
         names = [(topic or "").encode() for topic in topics]
@@ -601,7 +656,11 @@ class StagingSender(Sender):
     def _stage_rows(
         self, broker: str, rows: PreparedRows, indices: Sequence[int], stages: Any
     ) -> None:
-        """Submit the rows `indices` to the staging topic of `broker`."""
+        """Submit the rows `indices` to the staging topic of `broker`.
+
+        `stages` is the result of `_stage_properties` for all rows. The position of the stored rows
+        is added to `staged_ranges`.
+        """
         columns = (rows.bodies, rows.properties, stages, rows.ids, rows.flags)
         taken = _take_rows(columns, indices, rows.row_count)
         bodies, properties, stages, given_ids, flags = taken
@@ -623,7 +682,7 @@ class StagingSender(Sender):
 
 
 def create_producer(options: Options) -> Producer:
-    """Return the producer that the options describe.
+    """Return the producer that the options describe. The caller closes it.
 
     Raises ConfigurationError if the name servers or one of two access keys are missing.
     """
@@ -637,7 +696,11 @@ def create_producer(options: Options) -> Producer:
 
 
 def send_all(batches: Iterator[PreparedRows], sender: Sender) -> None:
-    """Send all batches, wait for the acknowledgement of every row, and close the send thread."""
+    """Send all batches, and wait until each row is acknowledged or refused; close the send thread.
+
+    The send thread is closed after an error too. Raises the errors of `sender.send` and of the
+    requests.
+    """
     try:
         for rows in batches:
             sender.send(rows)

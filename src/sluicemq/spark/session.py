@@ -63,7 +63,10 @@ def spark_session(
 def _start_session(
     name: str, master: str, settings: dict[str, str] | None, log_level: str | None
 ) -> Any:
-    """Start a session, or return the running one; see `spark_session`."""
+    """Start a session, or return the running one; see `spark_session` for the arguments.
+
+    Sets the environment that Spark's workers need. Raises ConfigurationError if there is no Java.
+    """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - starts nothing, but takes a second
 
     ensure_java(quiet=log_level is not None)
@@ -101,6 +104,7 @@ def _start_message() -> Iterator[None]:
 
 
 def _write_stderr(text: str) -> None:
+    """Write a text to stderr, and flush it."""
     sys.stderr.write(text)
     sys.stderr.flush()
 

@@ -376,6 +376,7 @@ class StoreBatchReader(BatchReader):
     evaluator = "the reader of the store"
 
     def make_plan(self, schema: StructType) -> ReadPlan:
+        """Return the plan for decoding, and set `location`. Raises ConfigurationError."""
         from sluicemq.spark.sources.reader import StoreLocation  # noqa: PLC0415 - heavy
 
         self.location = StoreLocation.from_options(self.options)
@@ -412,6 +413,7 @@ class StoreBatchReader(BatchReader):
             return [snapshot.add_unfiled_units(partition) for partition in partitions]
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
+        """Yield the Arrow batches of one partition; nothing for a partition without messages."""
         from sluicemq.spark.sources.reader import (  # noqa: PLC0415 - heavy
             StorePartition,
             read_store_partition,
@@ -540,11 +542,11 @@ class _Sink:
     def check_topics(self) -> None:
         """Check on the driver that the option `topic` and the topic for bad rows can be written to.
 
-        The name servers are asked for each topic; if the brokers allow it, a missing topic is
-        created at the first send. For exactly-once delivery, also find the brokers that can stage
-        and keep them in `brokers`. Without this check, each task would fail by itself. Does nothing
-        for at-least-once delivery without these two options. Raises ConfigurationError if both
-        topics are the same, and the client's errors.
+        A topic that does not exist is accepted if the brokers will create it at the first send. For
+        exactly-once delivery, also find the brokers that can stage and keep them in `brokers`.
+        Without this check, each task would fail by itself. Does nothing for at-least-once delivery
+        without these two options. Raises ConfigurationError if both topics are the same, and the
+        client's errors.
         """
         bad_rows_topic = self.options["badRows"].partition(":")[2] or None
         if bad_rows_topic is not None and bad_rows_topic == self.options["topic"]:

@@ -23,7 +23,7 @@ from sluicemq.client.core.identity import (
     QueueIdentity,
     QueueProbe,
     QueueVerdict,
-    check_queue,
+    compare_with_anchors,
     probe_queue,
     restart_offset,
 )
@@ -348,7 +348,7 @@ def test_the_verdict_on_a_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(identity, "probe_queue", queue.look)
-    assert run(check_queue(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
+    assert run(compare_with_anchors(None, GROUP, QUEUE, known)) == expected  # type: ignore[arg-type]
 
 
 def run(conversation: Iterator[Any]) -> Any:
@@ -367,7 +367,7 @@ def test_the_end_of_a_queue_at_a_slave_proves_nothing(
     queue = Queue(lives((0, end, 1)), end)
     queue.is_slave = True
     monkeypatch.setattr(identity, "probe_queue", queue.look)
-    found = run(check_queue(None, GROUP, QUEUE, anchors(49)))  # type: ignore[arg-type]
+    found = run(compare_with_anchors(None, GROUP, QUEUE, anchors(49)))  # type: ignore[arg-type]
     assert found == CheckResult(QueueVerdict.UNKNOWN)
 
 

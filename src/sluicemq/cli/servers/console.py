@@ -18,7 +18,10 @@ PORT = 8082
 
 
 def default_accounts_path() -> str:
-    """Return the path of the accounts file without `--accounts`: console.json, below XDG's path."""
+    """Return the path of the accounts file that is used without `--accounts`.
+
+    It is sluicemq/console.json below $XDG_CONFIG_HOME, or below ~/.config.
+    """
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111 - the result is text
     return f"{base}/sluicemq/console.json"
 

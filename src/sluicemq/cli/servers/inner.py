@@ -40,7 +40,10 @@ class RunAccount:
 
     @classmethod
     def create(cls, config: BrokerConfig) -> "RunAccount | None":
-        """Make an account for the servers of a run; None if `config` has no access control."""
+        """Return a new account for the servers of a run; None if `config` has no access control.
+
+        Access key and secret are random.
+        """
         if not config.acl_enable:
             return None
         access_key = f"sluice-inner-{secrets.token_hex(_KEY_BYTES)}"

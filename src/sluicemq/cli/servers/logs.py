@@ -55,7 +55,11 @@ class LogConfig:
 
 
 def start_log(config: LogConfig) -> None:
-    """Configure logging for this process. Raise ConfigurationError if the file is not writable."""
+    """Configure logging for this process, with one handler on the root logger.
+
+    Missing directories of the log file are created. Raises ConfigurationError if the file is not
+    writable.
+    """
     handler: logging.Handler
     if config.path:
         from logging.handlers import RotatingFileHandler  # noqa: PLC0415 - few log to a file
@@ -147,7 +151,7 @@ def parse_logback(text: str, name: str, properties: Mapping[str, str]) -> LogCon
 
 
 def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
-    """Replace `${name}` and `${name:-default}` until there are none left.
+    """Return the text with `${name}` and `${name:-default}` replaced, also in values of variables.
 
     Raises ConfigurationError for a variable that has neither a value nor a default.
     """
@@ -171,7 +175,10 @@ def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
 def _parse_size_option(
     _context: click.Context, _option: click.Parameter, text: str | None
 ) -> int | None:
-    """Parse a size such as 64MB, as click's callback. Raises click.BadParameter."""
+    """Return the bytes of a size such as 64MB; None stays None. This is click's callback.
+
+    Raises click.BadParameter if the text is not a size.
+    """
     if text is None:
         return None
     if not (size := _parse_size(text)):
@@ -186,9 +193,11 @@ def _parse_size(text: str) -> int:
 
 
 def log_options(name: str) -> Callable[[F], F]:
-    """Return a decorator that adds the log options, and starts the log before the command runs.
+    """Return a decorator that adds the log options to a command, and starts the log before it runs.
 
-    `name` is that of the server in a logback.xml.
+    The options are not passed to the command. `name` is that of the server in a logback.xml.
+    Options have precedence over `--log-config`. If the command raises a SluiceError and logs to a
+    file, the error is also logged.
     """
 
     def with_log(function: F) -> F:
@@ -213,10 +222,10 @@ def log_options(name: str) -> Callable[[F], F]:
                 "bytes_max": log_size,
                 "rotated_files": log_kept,
             }
-            given: dict[str, Any] = {
+            given_options: dict[str, Any] = {
                 field: value for field, value in options.items() if value is not None
             }
-            config = replace(config, form=log_format, **given)
+            config = replace(config, form=log_format, **given_options)
             start_log(config)
             try:
                 return function(*arguments, **named)

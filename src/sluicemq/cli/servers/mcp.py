@@ -91,6 +91,11 @@ class BasicAuthentication:
     def __init__(
         self, app: Any, accounts: Accounts, *, is_open: bool, clock: Clock = SYSTEM_CLOCK
     ) -> None:
+        """Wrap the ASGI application `app`.
+
+        Clients sign in with one of `accounts`. `is_open` says that all requests are passed if there
+        are no accounts.
+        """
         self._app = app
         self._accounts = accounts
         self._is_open = is_open
@@ -114,7 +119,11 @@ class BasicAuthentication:
         await send({"type": "http.response.body", "body": text})
 
     async def _status(self, headers: dict[bytes, bytes], address: str) -> int:
-        """Return 200 if the client may proceed, 401 if it must sign in, 429 if it must wait."""
+        """Return 200 if the client may proceed, 401 if it must sign in, 429 if it must wait.
+
+        `headers` are those of the request, and `address` is the IP address of the client. Each
+        failed attempt counts against the name and the address.
+        """
         if self._is_open and not self._accounts.load():
             return 200
         name, secret = parse_basic_credentials(headers)

@@ -162,10 +162,10 @@ def mqshutdown(server: str) -> None:
 
 
 def find_servers(process_list: str, name: str) -> dict[int, str]:
-    """Return process id and script directory of all processes that run the script `name`.
+    """Return {process id: script directory} of all processes that run the script `name`.
 
-    `process_list` has a line for each process: its id and its arguments. The directory is "" for
-    scripts that an older `install-names` has written.
+    `process_list` has a line for each process: its id and its arguments. The directory is "" for a
+    process whose script an older `install-names` has written.
     """
     servers = {}
     for line in process_list.splitlines():
@@ -191,7 +191,11 @@ def _option(name: str, value: str | None) -> list[str]:
 
 
 def _run_server(name: str, words: list[str]) -> None:
-    """Run `sluice WORDS` with the log file that RocketMQ's server `name` has. Raise SystemExit."""
+    """Run `sluice WORDS` as RocketMQ's server `name`, with the log file that this server has.
+
+    $ROCKETMQ_HOME/conf/rmq.NAME.logback.xml configures the log if it exists. Otherwise the log goes
+    to `LOGS`, unless SLUICE_LOG_FILE is set. Raises SystemExit.
+    """
     home = os.environ.get("ROCKETMQ_HOME")
     logback = Path(home or "/") / f"conf/rmq.{name}.logback.xml"
     if home and logback.is_file():
@@ -207,7 +211,10 @@ def _warn(text: str) -> None:
 
 
 def _print_settings_and_exit(part: Part, path: str | None, name_servers: str | None = None) -> None:
-    """Print all settings as the server would use them, as `key=value`, and raise SystemExit."""
+    """Print all settings as the server would use them, as `key=value`, and raise SystemExit.
+
+    `path` is the configuration file, and `name_servers` the value of `-n`; None means not given.
+    """
     from sluicemq.cli.servers.settings import format_settings  # noqa: PLC0415 - not for mqadmin
 
     click.echo(format_settings(part, path, name_servers), nl=False)
@@ -215,7 +222,10 @@ def _print_settings_and_exit(part: Part, path: str | None, name_servers: str | N
 
 
 def _run_script(name: str) -> None:
-    """Run the command of the script `name`. Raises SystemExit."""
+    """Run the command of the script `name` with the arguments of this process.
+
+    Raises SystemExit.
+    """
     command = NAMES[name]
     with report_errors(name):
         if isinstance(command, click.Command):

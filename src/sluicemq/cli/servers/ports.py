@@ -132,7 +132,7 @@ class PortPlan:
 
 
 def _fill_free_ports(ports: ServerPorts, free: Iterator[int]) -> ServerPorts:
-    """Return a copy in which each 0 is replaced by the next port of `free`."""
+    """Return the ports of a child process, with each 0 replaced by the next port of `free`."""
     return ServerPorts(ports.port or next(free), ports.metrics or next(free))
 
 
@@ -159,9 +159,10 @@ class _PortRegistry:
             )
 
     def add_metrics(self, user: str, port: int) -> int:
-        """Record that the metrics of the server `user` are at `port`, and return the port.
+        """Record that the metrics of the server `user` are at `port`, and return the port to use.
 
-        If another server has the port, or it exceeds 65535, log a warning and return 0.
+        If another server has the port, or if it exceeds 65535, a warning is logged and the result
+        is 0, a free port. Port 0 is returned unchanged, and not recorded.
         """
         reason = f"it is used by {self._users[port][0]}" if port in self._users else ""
         if port > PORT_MAX:
@@ -181,9 +182,10 @@ class _PortRegistry:
 
 
 def broker_ports(first: int, count: int) -> list[int]:
-    """Return the ports of `count` brokers, from `first` on; zeros if `first` is 0.
+    """Return the ports of `count` brokers: `first`, and each further one 10 higher.
 
-    Raises ConfigurationError if they exceed 65535.
+    They are all 0 if `first` is 0. Raises ConfigurationError if the last broker's ports exceed
+    65535.
     """
     if not first or not count:
         return [0] * count

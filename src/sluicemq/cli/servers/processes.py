@@ -110,7 +110,10 @@ def etcd_command(directory: Path, port: int) -> list[str]:
 
 
 async def is_etcd_healthy(port: int) -> bool:
-    """Return whether the etcd at this port of the local machine responds and has a leader."""
+    """Return whether the etcd at this port of the local machine responds and has a leader.
+
+    Return False too if the port accepts no connection.
+    """
     with contextlib.suppress(OSError):
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
         with contextlib.closing(writer):
@@ -120,7 +123,10 @@ async def is_etcd_healthy(port: int) -> bool:
 
 
 def _request_parent_death_signal() -> None:
-    """Let the kernel send this process SIGTERM when its parent ends. Called in a new child."""
+    """Let the kernel send this process SIGTERM when its parent ends.
+
+    This is called in a new child before it starts its program. Does nothing except on Linux.
+    """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # exists on Linux only
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -129,9 +135,7 @@ def _request_parent_death_signal() -> None:
 class SupervisedProcess:
     """A child process that is started again whenever it ends, until it is closed.
 
-    `name` is its name in log lines. `await_ready(process)` returns when the process accepts
-    requests. The process starts again `restart_s` after its end. `environment` is added to that of
-    this process.
+    `name` is its name in log lines.
     """
 
     def __init__(
@@ -142,6 +146,13 @@ class SupervisedProcess:
         restart_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        """Prepare a process, which `start` starts.
+
+        `command` is its command line. `await_ready(process)` is called after each start, and
+        returns when the process accepts requests. After the process has ended, it starts again
+        `restart_s` seconds later. `environment` is added to the environment variables of this
+        process.
+        """
         self.name = name
         self._command = command
         self._restart_s = restart_s
@@ -159,7 +170,11 @@ class SupervisedProcess:
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
 
     async def _launch(self) -> None:
-        """Start the process once, and wait until it is ready. Raises ConfigurationError."""
+        """Start the process once, and wait until it is ready.
+
+        Raises ConfigurationError, after ending the process, if it ends early or is not ready after
+        `READY_TIMEOUT_S`.
+        """
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -187,7 +202,11 @@ class SupervisedProcess:
             )
 
     async def _supervise(self) -> None:
-        """Start the process again whenever it ends. Log each end and each failed start."""
+        """Start the process again whenever it ends. This task runs until `close` cancels it.
+
+        Each end and each failed start is logged. After a failed start, the next one follows in the
+        same way.
+        """
         while True:
             assert self._process is not None
             code = await self._process.wait()
@@ -221,7 +240,10 @@ class SupervisedProcess:
             await process.wait()
 
     def reload(self) -> None:
-        """Send SIGHUP, so that the process reads its configuration file again."""
+        """Send SIGHUP, so that the process reads its configuration file again.
+
+        Does nothing if the process is not running.
+        """
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGHUP)
@@ -235,9 +257,9 @@ class SupervisedProcess:
 
 
 def make_etcd_process(directory: Path, port: int) -> SupervisedProcess:
-    """Return an etcd with one member that stores its data in `directory`. Call `start` next.
+    """Return an etcd with one member that stores its data in `directory`; `start` starts it.
 
-    Raises ConfigurationError if etcd is not installed.
+    Its clients connect to `port`. Raises ConfigurationError if etcd is not installed.
     """
 
     async def await_ready(_process: asyncio.subprocess.Process) -> None:
@@ -250,10 +272,11 @@ def make_etcd_process(directory: Path, port: int) -> SupervisedProcess:
 
 
 class ServerProcess(SupervisedProcess):
-    """A child process that runs the command `sluice {server}`.
+    """A child process that runs a server command of `sluice`, such as `sluice broker`.
 
-    `address` and `metrics` are taken from its `ready` line: its host:port, and that of its metrics
-    and probes. `metrics` is "" if the server has none, and both are "" until it is ready.
+    `address` and `metrics` are taken from the `ready` line of the process: its host:port, and that
+    of its metrics and probes. `metrics` is "" if the server has none, and both are "" until it is
+    ready.
     """
 
     def __init__(
@@ -265,10 +288,14 @@ class ServerProcess(SupervisedProcess):
         restart_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare the command line. If `ports.metrics` is 0, the server has no option for it.
+        """Prepare the command line `sluice SERVER --port … OPTIONS`; `start` starts the process.
 
-        `options` are added to the command line, with those that make the child log as this process
-        does.
+        `server` is the subcommand of `sluice`: "broker", "proxy" or "console". `name` is the name
+        of this process in log lines and of its log file, because several processes may run the same
+        subcommand. `options` are added to the command line, with those that make the child log as
+        this process does. If `ports.metrics` is 0, the subcommand has no option for metrics. After
+        the process has ended, it starts again `restart_s` seconds later. `environment` is added to
+        the environment variables.
         """
         self.address, self.metrics = "", ""
         self._server = server
@@ -283,7 +310,9 @@ class ServerProcess(SupervisedProcess):
         line = ""
         while not line.startswith("ready "):
             line = (await process.stdout.readuntil(b"\n")).decode()
-        addresses = dict(word.partition("=")[::2] for word in line.split())
+        # The line is `ready broker=host:port … metrics=host:port`.
+        parts = (word.partition("=") for word in line.split())
+        addresses = {name: value for name, _, value in parts}
         self.address, self.metrics = addresses[self._server], addresses.get("metrics", "")
 
     @property
@@ -308,9 +337,10 @@ def are_replicas(names: Sequence[str]) -> bool:
 
 
 def check_settings(path: str, entries: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise ConfigurationError if the file at `path` has a setting that the brokers cannot share.
+    """Raise ConfigurationError if a configuration file has a setting that the brokers cannot share.
 
-    `entries` are the settings in the file, and `names` those of the brokers.
+    `path` is the file, for the text. `entries` are the settings in it, and `names` are the names of
+    the brokers, from `broker_names`.
     """
     shared_values = dict(UNSHARED_SETTINGS)
     if not are_replicas(names):
@@ -326,8 +356,8 @@ def check_settings(path: str, entries: Mapping[str, str], names: Sequence[str]) 
 def check_root(path: str, names: Sequence[str]) -> None:
     """Raise ConfigurationError if the directory contains messages that would not be served.
 
-    `names` are the stores below the directory that will be served. If there are none, the directory
-    itself will be the store.
+    `names` are the stores below the directory `path` that will be served. If `names` is empty, the
+    directory itself will be the store.
     """
     root = Path(path)
     is_store = (root / "commitlog").exists()
@@ -354,7 +384,11 @@ def check_root(path: str, names: Sequence[str]) -> None:
 async def await_masters(
     name_server: str, count: int, credentials: tuple[str, str] | None = None
 ) -> None:
-    """Wait until `count` masters are registered. Log a warning after `MASTERS_TIMEOUT_S`."""
+    """Wait until `count` masters are registered with the name server.
+
+    Return after `MASTERS_TIMEOUT_S` at the latest, with a warning in the log. `credentials` sign
+    the requests; None means no signature.
+    """
     from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for one broker
 
     registered = 0
@@ -395,12 +429,12 @@ async def start_brokers(
 ) -> str:
     """Start the brokers `names` as child processes, and etcd if they are replicas.
 
-    They use the ports of `plan`, stores below `root`, and the configuration file `path`. `config`
-    is the configuration of that file. With `account`, they accept the account of this run. Add the
-    brokers to `children`; `stack` ends them.
+    They use the ports of `plan`, stores below `root`, and the configuration file `path` (None for
+    none). `config` is the configuration in that file. With `account`, they accept the account of
+    this run. They are added to `children`, and `stack` ends them.
 
-    Return the part of the `ready` line about them when all are ready. Raises ConfigurationError if
-    one does not start.
+    Return the part of the `ready` line about them, when all are ready and their masters are
+    registered. Raises ConfigurationError if one does not start.
     """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     options += ["--config", path] if path else []
@@ -458,8 +492,8 @@ async def start_proxy(
 
     It has those settings of the brokers' `config` that a proxy has too. With `account`, it checks
     its clients by the access rules of the brokers, and signs requests to brokers with the account
-    of this run. Add it to `children`; `stack` ends it. Raises ConfigurationError if it does not
-    start.
+    of this run. It is added to `children`, and `stack` ends it. Raises ConfigurationError if it
+    does not start.
     """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     environment = inherited_environment(config)
@@ -493,6 +527,10 @@ async def _start_child(
     stack: contextlib.AsyncExitStack,
     environment: Mapping[str, str],
 ) -> ServerProcess:
+    """Start the subcommand `server` as a child process, and return it when it is ready.
+
+    `stack` ends it. Raises ConfigurationError if it does not start.
+    """
     child = ServerProcess(server, server, options, ports, PROXY_RESTART_S, environment)
     stack.push_async_callback(child.close)
     await child.start()

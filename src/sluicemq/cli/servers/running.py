@@ -53,9 +53,9 @@ class RunningServers(contextlib.AsyncExitStack):
         """The error with which the command ends after the servers have closed."""
 
     def fail(self, error: OSError) -> None:
-        """Close the servers in order and end the command with exit code 1.
+        """Close the servers in order, and end the command with exit code 1.
 
-        `error` is the reason why the store of a server refuses all writes.
+        A broker calls this with the error because of which its store refuses all writes.
         """
         self.failure = StoreError(
             f"The store refuses all writes: {error}.", fix="Check the disk, then start again."
@@ -76,7 +76,8 @@ class RunningServers(contextlib.AsyncExitStack):
     def reload(self) -> None:
         """Let each server read its configuration file again.
 
-        An invalid file is logged, and the server keeps its settings.
+        What has changed is logged. An invalid file is logged too, and the server keeps its
+        settings.
         """
         for child in self.children:
             child.reload()
@@ -95,9 +96,10 @@ StartServers = Callable[[RunningServers], Awaitable[str]]
 
 
 def run_servers(start: StartServers) -> None:
-    """Start servers, print the `ready` line, and serve until SIGTERM or SIGINT.
+    """Start servers, print the `ready` line, and serve until SIGTERM or SIGINT; then close them.
 
-    Raises a SluiceError if the start or the store fails, so that the exit code is 1.
+    Raises ConfigurationError if the start fails because of a file, StoreError if a store refuses
+    writes later, and the SluiceErrors of `start`, so that the exit code is 1.
     """
 
     async def serve() -> None:

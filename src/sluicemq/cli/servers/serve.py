@@ -30,7 +30,7 @@ from sluicemq.cli.servers.settings import (
     load_tls_settings,
     log_warnings,
     read_config_file,
-    read_file,
+    read_properties_file,
     warn_if_exposed,
     with_metrics_port,
 )
@@ -60,6 +60,7 @@ log = logging.getLogger("sluicemq.cli")
 
 
 def _config_option(file_kind: str) -> Callable[[Any], Any]:
+    """Return the option `--config`; `file_kind` says in its help what the file is."""
     return click.option(
         "-c",
         "--config",
@@ -190,7 +191,7 @@ def broker(
     configuration file names those of the original broker.
     """
     proxy = enable_proxy or options["grpcServerPort"] is not None or proxy_path is not None
-    proxy_text = read_file(proxy_path, "--proxy-config") if proxy_path else None
+    proxy_text = read_properties_file(proxy_path, "--proxy-config") if proxy_path else None
     path = find_broker_file(path, proxy_path, proxy_text)
     defaults = "brokerRole=SYNC_MASTER\n" if options["sluiceConsensus"] else ""
     config, store = load_broker_settings(path, options, defaults=defaults)
@@ -372,7 +373,7 @@ def proxy(access: Access, path: str | None, **options: Any) -> None:
     context = click.get_current_context()
     if context.invoked_subcommand is not None:
         return
-    text = read_file(path) if path else ""
+    text = read_properties_file(path) if path else ""
     options = with_metrics_port(options, text, port_key="grpcServerPort")
     account = RunAccount.from_environment()
     overrides = {**inherited_settings(), **given_settings(options)}
@@ -445,10 +446,11 @@ async def start_name_server(
     read_only: bool = False,
     scheduler: "FairScheduler | None" = None,
 ) -> str:
-    """Start a name server, which `servers` closes. Return its host:port for this machine.
+    """Start a name server, and return its host:port for this machine.
 
-    With `read_only`, changes of its files stay in memory. `scheduler` is shared with other servers
-    of this event loop; None means that the name server has its own.
+    `servers` closes it, reloads its file on SIGHUP, and announces its probes. With `read_only`,
+    changes of its files stay in memory. `scheduler` is shared with other servers of this event
+    loop; None means that the name server has its own.
     """
     from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415 - as above
@@ -481,12 +483,14 @@ async def start_broker(
     proxy_settings: Sequence[Any] | None = None,
     scheduler: "FairScheduler | None" = None,
 ) -> str:
-    """Start a broker and perhaps its proxy, which `servers` closes.
+    """Start a broker and perhaps its proxy, and return the part of the `ready` line about them.
 
-    Return the part of the `ready` line about them. `proxy` says whether to start a proxy; None
-    means that it is optional. `proxy_settings` are its configuration and limits, as
-    `load_local_proxy_config` returns them; None means the broker's configuration. `scheduler` is
-    shared with other servers of this event loop; None means that the broker has its own.
+    `servers` closes both, reloads the broker's file on SIGHUP, and announces the metrics. `proxy`
+    is True to start a proxy, False for none, and None if a proxy that cannot be started is only
+    logged. `proxy_settings` are its configuration and limits, as `load_local_proxy_config` returns
+    them; None means the broker's configuration. `scheduler` is shared with other servers of this
+    event loop; None means that the broker has its own. With `read_only`, the store's files are not
+    changed.
     """
     warn_if_exposed(*key_files(config))
     if config.consensus and not read_only:
@@ -557,11 +561,12 @@ async def _start_children(
 
 
 async def _append_proxy(text: str, proxy: bool | None, start: Coroutine[Any, Any, str]) -> str:
-    """Start a proxy, and return `text` with its address added.
+    """Start a proxy, and return `text` with the proxy's address added.
 
-    `start` is a coroutine that starts the proxy and returns the address. If `proxy` is False, it
-    is not run. If `proxy` is None, a failure is only logged, and `text` is returned. Otherwise,
-    raises ConfigurationError.
+    `start` is a coroutine that starts the proxy and returns its address. If `proxy` is False, the
+    coroutine is closed without running, and `text` is returned. If `proxy` is None and the start
+    fails, that is only logged, and `text` is returned. If `proxy` is True, raises
+    ConfigurationError.
     """
     if proxy is False:
         start.close()

@@ -37,10 +37,11 @@ log = logging.getLogger("sluicemq.cli")
 
 
 def format_settings(part: Part, path: str | None, name_servers: str | None = None) -> str:
-    """Return all settings of a server with this configuration file, as lines `key=value`.
+    """Return all settings of a server with the configuration file `path`, as lines `key=value`.
 
-    `part` is Part.NAME_SERVER or Part.BROKER. `name_servers` are those of a broker's command line.
-    Raises ConfigurationError if the file is invalid or cannot be read.
+    `part` is Part.NAME_SERVER or Part.BROKER. `path` None means no file. `name_servers` are those
+    of a broker's command line. Warnings about the file are logged. Raises ConfigurationError if the
+    file is invalid or cannot be read.
     """
     text = read_config_file(path)
     if part is Part.NAME_SERVER:
@@ -101,15 +102,18 @@ def read_config_file(path: str | None, option: str = "-c") -> str:
     """
     if path is None:
         return ""
-    text = read_file(path, option)
+    text = read_properties_file(path, option)
     entries = parse_properties(text)
     if any(entries.get(key.name) for key in KEYS if key.is_secret):
         warn_if_exposed(path)
     return text
 
 
-def read_file(path: str, option: str = "-c") -> str:
-    """Return the text of a file. Raises ConfigurationError, which names `option`."""
+def read_properties_file(path: str, option: str = "-c") -> str:
+    """Return the text of a file, decoded as Java decodes its properties.
+
+    Raises ConfigurationError, which names `option`, if the file cannot be read.
+    """
     try:
         return decode_properties_file(Path(path).read_bytes())
     except OSError as error:
@@ -127,7 +131,7 @@ def warn_if_exposed(*paths: str) -> None:
 
 
 def existing_file(path: str) -> str | None:
-    """Return the path if it is a file, else None."""
+    """Return `path` if it is the path of a file, else None."""
     return path if Path(path).is_file() else None
 
 
@@ -147,7 +151,10 @@ def load_tls_settings(text: str, part: Part) -> dict[str, str]:
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that are given as settings. Paths of the store and files are absolute."""
+    """Return those options that are given (not None) as settings, which are strings.
+
+    Paths of the store and of configuration files become absolute.
+    """
     return {
         name: str(Path(value).expanduser().absolute() if name in _PATH_KEYS else value)
         for name, value in options.items()
@@ -158,11 +165,11 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, str]:
 def with_metrics_port(
     options: dict[str, Any], text: str, *, port_key: str = "listenPort"
 ) -> dict[str, Any]:
-    """Return the options with a free port for metrics, if the server itself uses a free port.
+    """Return the options, with 0 as the port for metrics if the server itself uses a free port.
 
-    `port_key` is the option for the port of the server. Several servers with free ports may run on
-    one machine, and must not all use the default port for metrics. If an option or the file `text`
-    sets the port for metrics, return the options unchanged.
+    Several servers with free ports may run on one machine, and must not all use the default port
+    for metrics. `port_key` is the option for the port of the server. If an option or the
+    configuration file `text` sets the port for metrics, the options are returned unchanged.
     """
     if options[port_key] == 0 and METRICS_KEY not in text and options[METRICS_KEY] is None:
         return options | {METRICS_KEY: 0}
@@ -170,6 +177,6 @@ def with_metrics_port(
 
 
 def log_warnings(path: str | None, warnings: list[str]) -> None:
-    """Log warnings about a configuration file; None means the options."""
+    """Log each of the warnings about a configuration file; `path` None means the options."""
     for warning in warnings:
         log.warning("%s: %s", path or "configuration", warning)

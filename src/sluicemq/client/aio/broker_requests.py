@@ -89,9 +89,12 @@ class BrokerRequests:
         heartbeat_thread: HeartbeatThread,
         started_ms: int,
     ) -> None:
-        """Prepare the handlers.
+        """Prepare the handlers of requests.
 
-        `started_ms` is when the client was created, in milliseconds since 1970.
+        `client` gives access to the consumers and producers of each group. `tasks` runs handlers on
+        the event loop. `requester` has the requests that wait for a reply. `heartbeat_thread` sends
+        the answers to transaction checks. `started_ms` is when the client was created, in
+        milliseconds since 1970.
         """
         self._client = client
         self._heartbeat_thread = heartbeat_thread
@@ -111,10 +114,12 @@ class BrokerRequests:
         }
 
     def handle(self, command: Command, address: str, respond: Respond) -> bool:
-        """Answer a request of the broker at `address` by calling `respond`, now or later.
+        """Answer a request of the broker at `address` by calling `respond(response)`, now or later.
 
-        Called on the heartbeat thread. Return False if this client does not support the request, or
-        has no running event loop that could answer it.
+        This is called on the heartbeat thread. Requests that only read state are answered on it at
+        once, the others later on the client's event loop. A request without a response does not
+        call `respond`. If a handler fails, the response has the text of its error. Return False if
+        this client does not support the request, or has no running event loop that could answer it.
         """
         thread_handler = self._thread_handlers.get(command.code)
         if thread_handler is not None:
@@ -130,6 +135,7 @@ class BrokerRequests:
             return False
 
         async def run() -> None:
+            """Call the handler, and respond with its result or its error."""
             try:
                 response = await loop_handler(command, address)
             except Exception as error:  # noqa: BLE001 - logged and reported to the broker
@@ -212,7 +218,7 @@ class BrokerRequests:
             )
         now_s = self._client.cluster.clock.monotonic_s()
         info = bodies.RunningInfo(
-            self._properties(member),
+            self._consumer_properties(member),
             tuple(member.subscriptions.values()),
             dict(self._queues(member)),
             {topic: stats.rates(now_s) for topic, stats in member.readers.stats.items()},
@@ -222,7 +228,11 @@ class BrokerRequests:
         return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info))
 
     def _notes(self, member: Member, now_s: float) -> dict[str, str]:
-        """Return SluiceMQ's own entries of the running information, at `now_s` (monotonic)."""
+        """Return SluiceMQ's own entries of the running information, at `now_s` (monotonic seconds).
+
+        They are the number of messages that are handed out and the oldest ones of them, the numbers
+        of workers that run and that should run, and the undecodable messages by topic.
+        """
         readers = member.readers.all_readers()
         handed_out = [message for reader in readers for message in tuple(reader.handed_out)]
         handed_out.sort(key=lambda message: message.handed_out_s)
@@ -248,8 +258,8 @@ class BrokerRequests:
                 )
         return notes
 
-    def _properties(self, member: Member) -> dict[str, str]:
-        """Return the properties of a group's consumers, under the Java client's names."""
+    def _consumer_properties(self, member: Member) -> dict[str, str]:
+        """Return the options and state of a group's consumers, under the Java client's names."""
         options = member.options
         consumers = list(self._client.consumers_of(member.group))
         threads = [one.concurrency for one in consumers if isinstance(one, PushConsumer)]
@@ -274,7 +284,11 @@ class BrokerRequests:
         }
 
     def _queues(self, member: Member) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
-        """Yield each queue that the member reads, with its state."""
+        """Yield (queue, its state) for each queue that the member reads, sorted by queue.
+
+        A queue that the member stops reading meanwhile is left out. This runs on the heartbeat
+        thread.
+        """
         clock = self._client.cluster.clock
         now_s, now_ms = clock.monotonic_s(), clock.now_ms()
 
@@ -305,7 +319,11 @@ class BrokerRequests:
     # ---------------------------------------------------------------------------- one message
 
     async def consume_directly(self, command: Command, address: str) -> Command:
-        """Answer CONSUME_MESSAGE_DIRECTLY (309) with how the handler processed the message."""
+        """Call the handler of a group with one message, for CONSUME_MESSAGE_DIRECTLY (309).
+
+        The response says how the handler processed the message. Nothing is acknowledged or
+        committed. If this client has no handler for the group, the response is SYSTEM_ERROR (1).
+        """
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
         handlers = (
             one
@@ -341,10 +359,7 @@ class BrokerRequests:
         return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result))
 
     async def accept_reply(self, command: Command, address: str) -> Command:
-        """Answer PUSH_REPLY_MESSAGE_TO_CLIENT (326).
-
-        Complete the request that waits for the reply.
-        """
+        """Pass a reply to the request that waits for it, for PUSH_REPLY_MESSAGE_TO_CLIENT (326)."""
         return accept_pushed_reply(command, self._requester.pending_replies)
 
 
@@ -355,6 +370,7 @@ class DirectReader(QueueReader):
     """
 
     def __init__(self, cluster: Cluster, group: str, record: StoredMessage) -> None:
+        """Create the origin of `record`, which is its only message in flight."""
         queue = MessageQueue(record.topic, record.broker, record.queue_id)
         context = ReaderContext(cluster, group, ConsumeOptions())
         super().__init__(
@@ -366,6 +382,7 @@ class DirectReader(QueueReader):
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
+        """Set `is_rejected`, and send nothing."""
         self.is_rejected = True
         return True
 

@@ -204,7 +204,11 @@ class MessageStream:
         await run_to_end(self._close())
 
     async def _close(self) -> None:
-        """Return the stream's messages to the buffer and leave the group."""
+        """Return the stream's messages to the buffer, and leave the group.
+
+        Calls of `receive` that wait now raise ClosedError. Does nothing if the stream was not
+        started.
+        """
         async with self._starting:
             buffer, self._buffer = self._buffer, None
             if buffer is None or self._readers is None:
@@ -357,7 +361,7 @@ class PushConsumer:
                 self._tasks.supervise(self._work, f"sluicemq handler {self.group} {index}")
 
     async def _join(self, subscription: Subscription) -> None:
-        """Join the group for one topic."""
+        """Join the group for one topic, and remember the topic for `_leave_all`."""
         await self._memberships.join(self.group, subscription, self._buffer, self._options)
         self._joined_topics.append(subscription.topic)
 
@@ -421,7 +425,12 @@ class PushConsumer:
             raise self.failure
 
     async def _work(self) -> None:
-        """Call the handler for one message or batch after the other. Runs in each worker task."""
+        """Call the handler for one message or batch after the other; this is one worker task.
+
+        Messages that are not current any more are returned without calling the handler. The task
+        ends when the consumer is closed or when the buffer raises an error, which becomes the
+        consumer's `failure`.
+        """
         while True:
             try:
                 message = await self._buffer.get()
@@ -450,11 +459,15 @@ class PushConsumer:
         self.failure = error
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
-        """Call the handler with `messages`, and acknowledge or reject them. HOT.
+        """Call the handler with `messages`; acknowledge or reject them afterwards. HOT.
 
-        This does what `run_application_code` does, without the cost of another coroutine.
+        They are acknowledged if the handler returns, and rejected if it raises. If closing the
+        consumer cancels the handler, they are neither acknowledged nor rejected, so they are
+        delivered again. This does what `run_application_code` does, without the cost of another
+        coroutine.
         """
         task = asyncio.current_task()
+        # The count tells a cancellation from outside from a CancelledError of the handler's own.
         before = 0 if task is None else task.cancelling()
         self._busy += 1
         try:
@@ -481,10 +494,11 @@ class PushConsumer:
             self._idle.set()
 
     async def _reject_failed(self, messages: list[ReceivedMessage], error: Exception) -> None:
-        """Reject messages whose handler raised `error`.
+        """Reject messages whose handler raised `error`, and record that in their traces.
 
-        If no broker can store a message, put it back into this consumer's buffer for a later
-        attempt.
+        A RetryLaterError chooses the delay, and may say that the first messages were processed:
+        these are acknowledged. Any other error is logged. If no broker can store a message, it is
+        put back into this consumer's buffer for a later attempt.
         """
         level, suspend_s, done = None, None, 0
         if isinstance(error, RetryLaterError):
@@ -607,7 +621,10 @@ class PushConsumer:
             self._busy_closing -= is_own
 
     async def _close(self, timeout_s: float) -> None:
-        """Close the consumer; `close` calls it once."""
+        """Close the consumer; `close` calls it once.
+
+        Waits up to `timeout_s` seconds for handlers, unless `closing` is hurried.
+        """
         self._buffer.discard(lambda _: True)
         self._buffer.fail(ClosedError("this consumer is closed."))
         async with self._starting:  # A running start() would join the group after it was left.

@@ -174,7 +174,10 @@ class Member:
             await self._add_subscription(subscription, buffer)
 
     async def _add_subscription(self, subscription: Subscription, buffer: PrefetchBuffer) -> None:
-        """Subscribe to a topic; see `add_subscription`."""
+        """Subscribe to a topic; see `add_subscription`.
+
+        The first subscription also starts the periodic rebalances and commits.
+        """
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check_subscription(subscription, route)
@@ -211,7 +214,11 @@ class Member:
             await self._change_subscription(subscription)
 
     async def _change_subscription(self, subscription: Subscription) -> None:
-        """Change the filter of a topic; see `change_subscription`."""
+        """Change the filter of a topic; see `change_subscription`.
+
+        No reader of the topic pulls while the brokers learn the new filter. If that fails, the old
+        filter is restored here and at the brokers.
+        """
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check_subscription(subscription, route)
@@ -284,7 +291,11 @@ class Member:
 
     @contextlib.contextmanager
     def _explain_access_errors(self, topic: str) -> Iterator[None]:
-        """Let an access control error of the `with` block name the account and what it needs."""
+        """Return a context manager that explains a refusal by access control.
+
+        The error then names the account and the permissions that the consumer needs. Other errors,
+        also other PermissionDeniedErrors, are raised on unchanged.
+        """
         try:
             yield
         except PermissionDeniedError as error:
@@ -308,8 +319,8 @@ class Member:
     async def _send_heartbeats(self, must_reach: Sequence[str] = ()) -> None:
         """Send heartbeats with the current subscriptions, and wait for the outcome.
 
-        Raises PermissionDeniedError if one of the brokers `must_reach` refuses the group, and
-        ConnectionLostError if all of them fail.
+        Failures are ignored, except at the brokers `must_reach`: raises PermissionDeniedError if
+        one of these refuses the group, and ConnectionLostError if all of them fail.
         """
         self._heartbeat_thread.set_consumer_group(self._describe())
         outcome = await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
@@ -325,15 +336,20 @@ class Member:
             ) from first
 
     def _request_heartbeats(self) -> None:
-        """Send heartbeats without waiting, because a broker does not know the subscription yet."""
+        """Start to send heartbeats with the current subscriptions, and return at once.
+
+        Does nothing while the heartbeats of the last call are still being sent.
+        """
         if self._requested_heartbeats is None or self._requested_heartbeats.done():
             self._heartbeat_thread.set_consumer_group(self._describe())
             self._requested_heartbeats = self._heartbeat_thread.send_heartbeats()
 
     async def _check_subscription(self, subscription: Subscription, route: TopicRoute) -> None:
-        """Ask each master whether it accepts the subscription, and raise its refusal.
+        """Ask each master of the route whether it accepts the subscription.
 
-        A refusal of a heartbeat would only be visible in the log.
+        Raises the refusal of the first one that does not: PermissionDeniedError, FilterSyntaxError,
+        ConfigurationError or RequestError. Masters that do not respond are skipped. Without this
+        check, a refusal of a heartbeat would only be visible in the log.
         """
         command = requests.check_subscription(
             self._heartbeat_thread.client_id, self.group, subscription
@@ -362,10 +378,12 @@ class Member:
                 raise request_error(response, address)
 
     async def _check_group_exists(self, topic: str, route: TopicRoute) -> None:
-        """Raise GroupNotFoundError if a master does not know the group, or PermissionDeniedError.
+        """Raise GroupNotFoundError if a master does not know the group.
 
-        A broker silently ignores an unknown group in a heartbeat (spec/remoting.md §15), so this
-        pulls once if the broker does not list this client as a member.
+        A broker silently ignores an unknown group in a heartbeat (spec/remoting.md §15). So each
+        master that does not list this client as a member gets one pull. Raises
+        PermissionDeniedError if access control refuses the pull. Masters that do not respond are
+        skipped.
         """
         for data in route.brokers:
             address = data.addresses.get(MASTER_ID)
@@ -424,8 +442,9 @@ class Member:
     async def rebalance(self) -> bool:
         """Distribute the queues of all topics again: add queues to this member and remove others.
 
-        Return False if that is incomplete: a topic failed, or the brokers do not list this client
-        as a member yet. Errors are logged.
+        Return False if that is incomplete: a topic failed, a queue could not be started, or the
+        brokers do not list this client as a member yet. A missing retry topic does not count.
+        Errors are logged.
         """
         complete = True
         async with self._rebalance_lock:
@@ -434,9 +453,8 @@ class Member:
                     complete &= await self._rebalance_topic(topic)
                 except RouteNotFoundError:
                     complete &= topic == self._retry_topic
-                    if (
-                        topic in self._known_queues
-                    ):  # The topic was deleted: its next queues are new.
+                    if topic in self._known_queues:
+                        # The topic was deleted: its next queues are new.
                         self._known_queues[topic] = set()
                 except SluiceError as error:
                     self._log_rebalance_failure(error, topic)
@@ -468,20 +486,27 @@ class Member:
         return f"the rebalance of {topic} in {self.group}"
 
     def _queue_of_first_broker(self, topic: str) -> MessageQueue | None:
-        """Return a queue of the first broker of a topic, or None without a route.
+        """Return queue 0 of the first broker of a topic, or None without a route.
 
-        Members are requested from this broker first.
+        It names the broker in the log: members are requested from this broker first.
         """
         route = self._cluster.routes.routes.get(topic)
         brokers = () if route is None else route.brokers
         return next((MessageQueue(topic, data.broker, 0) for data in brokers), None)
 
     async def _rebalance_topic(self, topic: str) -> bool:
-        """Rebalance one topic.
+        """Read the queues of one topic that the allocation strategy gives to this member.
 
-        Return False if this client is not a member, or a queue is not available.
+        1. Fetch the members of the group. If this client is not among them, `_handle_exclusion`
+        reacts and
+           the result is False.
+        2. Compute the queues of this member. In a broadcasting group these are all queues. 3. Stop
+        reading queues that went to other members, and start to read new ones. 4. If the queues of
+        this member have changed, call the `assignment_listeners`.
 
-        Raises SluiceError if a request fails.
+        Return False if a queue could not be started yet, for example because another member still
+        has its lock. Raises RouteNotFoundError if the topic does not exist, and SluiceError if a
+        request fails.
         """
         subscription = self.subscriptions[topic]
         route = await self._cluster.route(topic)
@@ -500,14 +525,15 @@ class Member:
         before = self.readers.queues_of_topic(topic)
         for queue in before - set(assigned):
             await self.readers.remove(queue)
-        known = self._known_queues.get(topic)
+        known_queues = self._known_queues.get(topic)
         self.readers.expected_queue_counts[topic] = len(assigned)
         complete = True
         for queue in assigned:
             if queue not in self.readers.queues:
-                is_new = known is not None and queue not in known
+                # In the first rebalance no queue is new: the start option of the group applies.
+                is_new = known_queues is not None and queue not in known_queues
                 complete &= await self._start_reader(queue, subscription, is_new=is_new)
-        self._known_queues[topic] = set(queues) | (known or set())
+        self._known_queues[topic] = set(queues) | (known_queues or set())
         after = self.readers.queues_of_topic(topic)
         if after != before:
             for listener in self.assignment_listeners:
@@ -538,11 +564,11 @@ class Member:
     async def _start_reader(
         self, queue: MessageQueue, subscription: Subscription, *, is_new: bool
     ) -> bool:
-        """Start to read a queue.
+        """Start to read a queue, and return whether that was possible.
 
-        Return False if that is not possible yet; the next rebalance tries again.
-
-        Its broker may be unreachable, or another member may still have the queue lock.
+        If it was not, because its broker is unreachable or another member still has the queue lock,
+        the next rebalance tries again. `is_new` says that the queue has appeared since the first
+        rebalance.
         """
         is_retry = queue.topic == self._retry_topic
         buffer: MessageBuffer = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]

@@ -99,6 +99,7 @@ class Memberships:
     """The consumer groups that one client belongs to.
 
     `on_join()` is called before a consumer joins a group, and may raise an error to prevent that.
+    `len()` is the number of groups.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Memberships:
         return member
 
     async def _end_subscription(self, member: Member, topic: str) -> None:
-        """Remove a topic from a member; without any topic left, end the membership."""
+        """Unsubscribe a member from a topic. After the last topic, close and remove the member."""
         try:
             await member.remove_subscription(topic)
         finally:
@@ -193,7 +194,11 @@ class Memberships:
     def _update_registry(
         self, change: Callable[..., None], *subscription: Any, shared: bool = False
     ) -> None:
-        """Call `change`, a method of the process's registry, for this client."""
+        """Call `change(cluster, *subscription, client)`, a method of the process's registry.
+
+        The lock of the registry is held during the call. `shared` says that the brokers serve
+        different filters. Raises SubscriptionConflictError.
+        """
         servers, client_id = self._cluster.name_servers, self._heartbeat_thread.client_id
         more = {"shared": True} if shared else {}
         with _registry_lock:
@@ -202,7 +207,8 @@ class Memberships:
     async def _has_lanes(self, topic: str) -> bool:
         """Return whether every broker of a topic supports lanes.
 
-        Return False if a broker does not respond.
+        Return False if a broker does not respond. Raises RouteNotFoundError if the topic does not
+        exist.
         """
         command = requests.heartbeat(
             Heartbeat(self._heartbeat_thread.client_id, (), ()), asks_lanes=True
@@ -232,7 +238,11 @@ class Memberships:
     async def _change_subscription(
         self, group: str, topic: str, *, tags: str | None, where: str | None
     ) -> Subscription:
-        """Change the filter of a topic; see `change_subscription`."""
+        """Change the filter of a topic; see `change_subscription`.
+
+        An unchanged filter sends no request. The registry is changed first, and restored if the
+        brokers refuse the filter.
+        """
         async with self._lock:
             member = self._members.get(group)
             known = None if member is None else member.subscriptions.get(topic)
@@ -259,29 +269,34 @@ class Memberships:
             return wanted
 
     async def leave(self, group: str, topic: str) -> None:
-        """Let a consumer leave a group; the last one ends the membership.
+        """Remove one consumer of this client from a group's topic.
 
-        If the caller is cancelled, the group is left before CancelledError is raised.
+        After the last consumer of the topic, the client unsubscribes from it; after the last topic,
+        it leaves the group. If the caller is cancelled, that is completed before CancelledError is
+        raised.
         """
         await run_to_end(self._leave(group, topic))
 
     async def _leave(self, group: str, topic: str) -> None:
-        """Let a consumer leave a group; see `leave`."""
+        """Remove one consumer of this client from a group's topic; see `leave`.
+
+        Does nothing if no consumer is registered.
+        """
         key = (group, topic)
         async with self._lock:
-            users = self._user_counts.pop(key, 0) - 1
-            if users > 0:
-                self._user_counts[key] = users
+            remaining_users = self._user_counts.pop(key, 0) - 1  # -1 if there was none
+            if remaining_users > 0:
+                self._user_counts[key] = remaining_users
             member = self._members.get(group)
             try:
-                if users == 0 and member is not None:
+                if remaining_users == 0 and member is not None:
                     await self._end_subscription(member, topic)
             finally:
-                if users >= 0:
+                if remaining_users >= 0:
                     self._update_registry(_registry.remove_user, group, topic)
 
     async def close(self) -> None:
         """Leave all groups, also those whose consumers were dropped without `close`."""
         for group, topic in list(self._user_counts):
-            self._user_counts[group, topic] = 1
+            self._user_counts[group, topic] = 1  # so that `leave` removes the last consumer
             await self.leave(group, topic)

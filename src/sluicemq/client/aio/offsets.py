@@ -53,7 +53,7 @@ DEFAULT_INSTANCE: Final = "DEFAULT"
 
 
 def encode_local_offsets(offsets: Mapping[MessageQueue, int]) -> str:
-    """Return the text of an offsets file.
+    """Return the text of an offsets file; `decode_local_offsets` shows its format.
 
     It has tabs and line breaks where Java's fastjson writes them.
     """
@@ -74,7 +74,11 @@ def _quote(text: str) -> str:
 def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
     """Return the offsets in the text of an offsets file.
 
-    Raises ValueError for any other text, as `files.load_text` requires.
+        {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
+
+    That is not JSON: Java's fastjson writes an object as the key of each offset. `fastjson.loads`
+    returns such a key as a tuple of its (name, value) pairs. Raises ValueError for any other text,
+    as `files.load_text` requires.
     """
     try:
         value = fastjson.loads(text)
@@ -86,8 +90,8 @@ def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
     found: dict[MessageQueue, int] = {}
     for key, offset in table.items():
         try:
-            parts = dict(key)
-            queue = MessageQueue(parts["topic"], parts["brokerName"], int(parts["queueId"]))
+            fields = dict(key)
+            queue = MessageQueue(fields["topic"], fields["brokerName"], int(fields["queueId"]))
             found[queue] = int(offset)
         except (TypeError, ValueError, KeyError):
             raise ValueError(f"it has the invalid entry {key!r}: {offset!r}") from None
@@ -95,7 +99,7 @@ def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
 
 
 def encode_anchors(anchors: Mapping[MessageQueue, Anchor]) -> str:
-    """Return the text of an anchors file, sorted by queue."""
+    """Return the text of an anchors file, sorted by queue; see the module docstring."""
     items = [
         {
             "brokerName": queue.broker,
@@ -191,7 +195,7 @@ class OffsetFiles:
 class LocalOffsets:
     """The offsets of one broadcasting group in the files of one directory.
 
-    This consumer has the files for itself from the first use until `close`.
+    No other consumer can use the files from the first `read` or `write` until `close`.
     """
 
     def __init__(self, files: Files, directory: str, *, uses_thread: bool = True) -> None:
@@ -205,9 +209,9 @@ class LocalOffsets:
         self._release_lock: Callable[[], None] = lambda: None
 
     async def _open(self) -> dict[MessageQueue, int]:
-        """Read the files at the first call, and return the offsets by queue.
+        """Return the offsets by queue. The first call locks the directory and reads the files.
 
-        Raises as `_load` does.
+        Raises what `_load` raises.
         """
         async with self._lock:
             if self._table is None:
@@ -239,9 +243,9 @@ class LocalOffsets:
             raise
 
     def _load_anchors(self) -> dict[MessageQueue, Anchor]:
-        """Return the anchors from their file.
+        """Return the anchors from their file, an empty dict if there is no file.
 
-        Ignore a damaged file: the offsets are valid without them.
+        A damaged file is logged and ignored: the offsets are valid without anchors.
         """
         try:
             path = f"{self._directory}/{ANCHORS_FILE_NAME}"
@@ -268,9 +272,10 @@ class LocalOffsets:
         return () if anchor is None else (anchor,)
 
     async def write(self, queue: MessageQueue, offset: int, anchor: Anchor | None = None) -> None:
-        """Remember the offset of a queue and a message by which the queue is recognised.
+        """Keep the offset of a queue, and a message by which the queue is recognised.
 
-        `flush` writes them to the files. Raises as `read` does.
+        Only `flush` and `close` write them to the files. `anchor` None removes the anchor of the
+        queue. Raises what `read` raises.
         """
         (await self._open())[queue] = offset
         self._anchors.pop(queue, None)
@@ -279,7 +284,10 @@ class LocalOffsets:
         self._is_dirty = True
 
     async def flush(self) -> None:
-        """Write the files if an offset has changed. Log an OSError; the next call tries again."""
+        """Write both files if an offset has changed since the last call.
+
+        An OSError is logged, and the next call tries again.
+        """
         async with self._lock:
             if self._table is None or not self._is_dirty:
                 return

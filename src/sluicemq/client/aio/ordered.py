@@ -77,22 +77,26 @@ class QueueLocks:
         self._group = group
         self._on_lost = on_lost
         self._on_confirmed = on_confirmed
-        self._requested_s: dict[MessageQueue, float] = {}
-        """Maps a locked queue to when its last confirmed lease was requested, in monotonic seconds.
+        self._requested_s_by_queue: dict[MessageQueue, float] = {}
+        """When the last confirmed lease of each locked queue was requested, in monotonic seconds.
+
+        A queue whose lease is lost or released is not in it.
         """
 
     def is_held(self, queue: MessageQueue) -> bool:
         """Return whether messages of the queue may be handed out now."""
-        requested_s = self._requested_s.get(queue)
+        requested_s = self._requested_s_by_queue.get(queue)
         return requested_s is not None and self._now_s() - requested_s < TRUSTED_S
 
     def _now_s(self) -> float:
+        """Return the time in monotonic seconds."""
         return self._cluster.clock.monotonic_s()
 
     async def acquire(self, queue: MessageQueue) -> bool:
-        """Lock a queue.
+        """Request the lock of a queue, and return whether this client has it now.
 
-        Return False if another client has it. Raises SluiceError if the request fails.
+        False means that another client has it. Raises SluiceError if the request fails. If the
+        caller is cancelled, the queue is unlocked again.
         """
         requested_s = self._now_s()
         try:
@@ -102,7 +106,7 @@ class QueueLocks:
             raise
         if queue not in held:
             return False
-        self._requested_s[queue] = requested_s
+        self._requested_s_by_queue[queue] = requested_s
         return True
 
     async def _lock(self, queues: list[MessageQueue]) -> tuple[MessageQueue, ...]:
@@ -115,7 +119,7 @@ class QueueLocks:
 
         If the broker does not respond, the lease expires by itself.
         """
-        if self._requested_s.pop(queue, None) is not None:
+        if self._requested_s_by_queue.pop(queue, None) is not None:
             await self._unlock(queue)
 
     async def _unlock(self, queue: MessageQueue) -> None:
@@ -125,15 +129,26 @@ class QueueLocks:
             await self._cluster.ask_master(queue, command)
 
     async def renew(self) -> bool:
-        """Renew all leases. Return False if a broker did not respond."""
+        """Renew all leases, and return whether every broker has responded.
+
+        A lease that a broker refuses is lost: `on_lost` is called for its queue, which is not
+        locked any more. A lease whose broker does not respond stays as it is; it is not trusted
+        after `TRUSTED_S`.
+        """
         by_broker: dict[str, list[MessageQueue]] = {}
-        for queue in self._requested_s:
+        for queue in self._requested_s_by_queue:
             by_broker.setdefault(queue.broker, []).append(queue)
         outcomes = await asyncio.gather(*map(self._renew, by_broker.items()))
         return all(outcomes)
 
     async def _renew(self, item: tuple[str, Iterable[MessageQueue]]) -> bool:
-        """Renew the leases of one broker, given as (broker, queues). Return False if that fails."""
+        """Renew the leases of one broker, and return whether the broker has responded.
+
+        `item` is (broker name, its locked queues). A lease is lost if the broker refuses it, or
+        grants it more than `LEASE_S` after the last request: then another client may have had the
+        queue meanwhile. `on_lost` is called for each lost queue, and `on_confirmed` for each queue
+        that may be handed out again.
+        """
         broker, queues = item[0], sorted(item[1])
         requested_s = self._now_s()
         try:
@@ -143,18 +158,18 @@ class QueueLocks:
                 "the leases of group %s at %s were not renewed: %s", self._group, broker, error
             )
             return False
-        for queue in held - self._requested_s.keys():
+        for queue in held - self._requested_s_by_queue.keys():
             await self._unlock(queue)  # it was released meanwhile, and this request locked it again
         lost = []
-        for queue in [queue for queue in queues if queue in self._requested_s]:
-            age_s = requested_s - self._requested_s[queue]
+        for queue in [queue for queue in queues if queue in self._requested_s_by_queue]:
+            age_s = requested_s - self._requested_s_by_queue[queue]
             if queue in held and age_s < LEASE_S:
                 was_held = self.is_held(queue)  # as of now, not as of the request
-                self._requested_s[queue] = requested_s
+                self._requested_s_by_queue[queue] = requested_s
                 if not was_held:
                     self._on_confirmed(queue)
             else:  # refused, or granted after a gap in which another client may have had it
-                del self._requested_s[queue]
+                del self._requested_s_by_queue[queue]
                 lost.append(queue)
         if lost:
             _log.warning(
@@ -203,16 +218,21 @@ class OrderedReader(QueueReader):
         return not self.is_retiring and self.may_commit
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
+        """Acknowledge messages, and let a consumer take the next message of the queue."""
         counted = super().ack_many(messages)
         self._offer_next()
         return counted
 
     def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
+        """Record that the application has returned a message.
+
+        Then a consumer may take the next message of the queue.
+        """
         super().mark_returned(message, failed=failed)
         self._offer_next()
 
     def _offer_next(self) -> None:
-        """Let a consumer take the next message of the queue, if no other one is handed out."""
+        """Let a consumer take the next message of the queue, unless one is handed out."""
         if not self.handed_out:
             self._all_returned.set()
         self.buffer.offer_next(self)
@@ -271,9 +291,10 @@ class OrderedReaders(Readers):
     def __init__(
         self, context: ReaderContext, client_id: str, on_change: Callable[[], None]
     ) -> None:
-        """Create the readers.
+        """Create the readers of the client `client_id`.
 
-        `on_change()` is called when this client has lost or finished a queue.
+        `on_change()` is called when this client has lost a queue, or has finished one that it gives
+        up.
         """
         super().__init__(context)
         self._on_change = on_change
@@ -317,11 +338,12 @@ class OrderedReaders(Readers):
         *,
         is_new: bool = False,
     ) -> bool:
-        """Lock a queue and start to read it. Return False if another client has the lock.
+        """Lock a queue and start to read it, and return whether that was done.
 
-        Find the start offset after locking: the previous owner commits before it unlocks the queue.
-        Also return False while this client finishes an earlier reader of the queue. Raises
-        SluiceError if a request fails.
+        Return False if another client has the lock, or while this client finishes an earlier reader
+        of the queue. The start offset is found after locking, because the previous owner commits
+        before it unlocks the queue. Raises SluiceError if a request fails; then the queue is not
+        locked.
         """
         locks = self.locks
         if queue in self._retiring:
@@ -341,7 +363,7 @@ class OrderedReaders(Readers):
             raise
 
     def _stop_reader(self, queue: MessageQueue) -> OrderedReader:
-        """Stop pulling from a queue and return its reader."""
+        """Stop pulling from a queue, remove its reader from the tables, and return the reader."""
         reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
         task.cancel()
         self._past_identities[queue] = reader.identity, self._recreation_counts[queue.topic]
@@ -364,13 +386,16 @@ class OrderedReaders(Readers):
         return [*super().all_readers(), *(reader for reader, _ in self._retiring.values())]
 
     def _retire(self, queue: MessageQueue, reader: OrderedReader, *, owns_lock: bool) -> None:
-        """Finish a reader in a task of its own, after its running handler has ended.
+        """Finish a reader that was stopped, in a task of its own.
 
-        With `owns_lock`, commit its offset and unlock the queue.
+        The reader hands out no more messages. When its running handler has ended, its messages
+        leave the buffer. With `owns_lock`, the offset is then committed, the queue unlocked, and
+        `on_change` called.
         """
         reader.is_retiring = True
 
         async def finish() -> None:
+            """Wait for the handler, and then give the queue up."""
             await reader.wait_until_returned()
             offset = reader.in_flight.committable
             reader.discard_pulled(offset)

@@ -204,9 +204,11 @@ class PausablePrefetchBuffer(PrefetchBuffer):
         self.put_back(paused_messages)
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Put messages back to the front; those of paused queues are kept back."""
         super().put_back(self._set_aside_paused(messages))
 
     def put(self, messages: list[ReceivedMessage]) -> None:
+        """Append messages; those of paused queues are kept back."""
         super().put(self._set_aside_paused(messages))
 
     def _set_aside_paused(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
@@ -219,6 +221,7 @@ class PausablePrefetchBuffer(PrefetchBuffer):
         return [message for message in messages if message.queue not in self.paused_queues]
 
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        """Remove unwanted messages, also among those that are kept back."""
         super().discard(unwanted)
         self._paused_messages = deque(item for item in self._paused_messages if not unwanted(item))
 
@@ -265,12 +268,14 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         return sum(queue_buffer.is_ready for queue_buffer in self._ready)
 
     def put(self, messages: list[ReceivedMessage]) -> None:
+        """Append messages to the buffers of their queues, and list the queues that are ready."""
         for message in messages:
             self._buffer_for(message).messages.append(message)
         for queue_buffer in dict.fromkeys(self._buffer_for(message) for message in messages):
             self._list_if_ready(queue_buffer)
 
     def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Put messages that were handed out back to the front of their queues."""
         for message in reversed(messages):
             queue_buffer = self._buffer_for(message)
             queue_buffer.messages.appendleft(message)
@@ -311,6 +316,10 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
             self._wake(1)
 
     def take(self, owner: object) -> ReceivedMessage | None:
+        """Hand out the next message of the first queue that is ready, or return None if none is.
+
+        The queue is not ready again before that message is acknowledged or returned.
+        """
         while self._ready:
             queue_buffer = self._ready[0]
             is_ready = queue_buffer.is_ready
@@ -329,6 +338,10 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         return None
 
     def take_batch(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        """Return `first` and up to `count_max - 1` further messages of its queue, without waiting.
+
+        An undecodable message that may not be handed out ends the batch.
+        """
         queue_buffer, messages = self._buffer_for(first), [first]
         origin = queue_buffer.origin
         while len(messages) < count_max and queue_buffer.messages and origin.may_hand_out:
@@ -339,22 +352,29 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
         return messages
 
     def offer_next(self, origin: Origin) -> None:
+        """List the queue of `origin` if its next message may be handed out now."""
         queue_buffer = self._queue_buffers.get(origin)
         if queue_buffer is not None:
             self._list_if_ready(queue_buffer)
 
     def remove_origin(self, origin: Origin) -> None:
+        """Remove the buffer of the queue of `origin` with its messages."""
         queue_buffer = self._queue_buffers.pop(origin, None)
         if queue_buffer is not None:
             queue_buffer.messages.clear()
 
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        """Remove unwanted messages from the buffers of all queues."""
         for queue_buffer in self._queue_buffers.values():
             queue_buffer.messages = deque(
                 item for item in queue_buffer.messages if not unwanted(item)
             )
 
     def fail_waiters_of(self, owner: object, error: BaseException) -> None:
+        """Raise `error` in the `get` calls of `owner`, and take its messages as returned.
+
+        Other consumers can then take the next messages of these queues.
+        """
         super().fail_waiters_of(owner, error)
         for queue_buffer in tuple(self._queue_buffers.values()):
             queue_buffer.origin.release_owner(owner)
@@ -379,28 +399,34 @@ class RetryRouter:
         return next(iter(self._buffers.values()), None) if buffer is None else buffer
 
     def put(self, messages: list[ReceivedMessage]) -> None:
+        """Put each message into its buffer; without any buffer it is dropped."""
         for message in messages:
             buffer = self._buffer_for(message)
             if buffer is not None:
                 buffer.put([message])
 
     def put_back_later(self, message: ReceivedMessage, seconds: float) -> None:
+        """Put a message into its buffer again after `seconds` seconds."""
         buffer = self._buffer_for(message)
         if buffer is not None:
             buffer.put_back_later(message, seconds)
 
     def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        """Remove unwanted messages from all buffers."""
         for buffer in self._buffers.values():
             buffer.discard(unwanted)
 
     def fail(self, error: BaseException) -> None:
+        """Let `get` of all buffers raise `error`."""
         for buffer in self._buffers.values():
             buffer.fail(error)
 
     def offer_next(self, origin: Origin) -> None:
+        """Call `offer_next` of all buffers: the messages of `origin` may be in several."""
         for buffer in self._buffers.values():
             buffer.offer_next(origin)
 
     def remove_origin(self, origin: Origin) -> None:
+        """Remove the messages of `origin` from all buffers."""
         for buffer in self._buffers.values():
             buffer.remove_origin(origin)

@@ -104,11 +104,11 @@ class HasSender(Protocol):
 def sender_method(
     function: Callable[Concatenate[Sender, P], Conversation[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Make an asyncio method from a method of `Sender` that returns a conversation.
+    """Return an asyncio method for a method of `Sender` that returns a conversation.
 
     The new method has the parameters (except `self`) and the docstring of `function`. Calling it
-    returns a coroutine that runs the conversation. A TypeError for wrong arguments gets a hint of
-    the method's parameters.
+    returns a coroutine that runs the conversation. If the arguments do not fit, the TypeError gets
+    a hint of the method's parameters.
     """
 
     @functools.wraps(function)
@@ -235,6 +235,7 @@ class Producer:
         send = self.sender.send_outgoing(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
+            """Send the message, and call `on_done` whatever happens."""
             try:
                 result = await self.cluster.run(send)
             except SluiceError as error:
@@ -380,7 +381,10 @@ class Producer:
         return await self.closing.run(lambda: self._close(timeout_s))
 
     async def _close(self, timeout_s: float | None) -> CloseReport:
-        """Close the producer; `close` calls it once."""
+        """Close the producer, and return the report; `close` calls it once.
+
+        Waits for sends in progress up to `timeout_s`, unless `closing` is hurried.
+        """
         if self._callbacks:
             await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
         sender, settled = self.sender, asyncio.Event()
@@ -491,7 +495,7 @@ class TraceWriter:
     """
 
     def __init__(self, cluster: Cluster, tracing: Tracing, linger_s: float = LINGER_S) -> None:
-        """Create a writer for the records of `tracing`.
+        """Create a writer for the records of `tracing`, and let it be woken by each new record.
 
         It waits up to `linger_s` seconds for further records before it sends.
         """
@@ -510,7 +514,11 @@ class TraceWriter:
         tracing.on_note = self._wake
 
     def _wake(self) -> None:
-        """Start the task, or wake it if it has something to do. Called after each new record."""
+        """Start the task at the first record, and wake it if it has something to do.
+
+        It has if there is a first record to wait for others with, or enough records for a full
+        message. `tracing` calls this after each new record. Does nothing after `close`.
+        """
         if not self._closed:
             if not self._tasks:
                 self._tasks.supervise(self._run, "sluicemq trace")
@@ -518,7 +526,7 @@ class TraceWriter:
                 self._work.set()
 
     async def _run(self) -> None:
-        """Send records until the task is cancelled."""
+        """Send records until the task is cancelled; after a failure, pause for `TRACE_PAUSE_S`."""
         while True:
             await self._work.wait()
             self._work.clear()

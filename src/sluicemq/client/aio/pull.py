@@ -229,11 +229,11 @@ class PullConsumer:
     async def _find_new_offset(
         self, queue: MessageQueue, identity: QueueIdentity, response: PullResponse, offset: int
     ) -> int | None:
-        """Return the offset at which to continue if `response` is not what it seems, else None.
+        """Return the offset to continue at, if `response` does not say it; else None.
 
-        That is the case if the topic was created again, its broker lost messages, the group was
-        reset, or the offset is behind the end of a queue of which no message is known. None means
-        to continue as the broker says. Raises SluiceError if the check of the queue fails.
+        That is so if the topic was created again, its broker lost messages, the group was reset,
+        or the offset is behind the end of a queue of which no message is known. The identity of the
+        queue is checked at the broker if a check is due. Raises SluiceError if the check fails.
         """
         cluster, asked_s = self._cluster, self._cluster.clock.monotonic_s()
         directory = cluster.directory
@@ -448,11 +448,14 @@ class LitePullConsumer:
             return
         self._topics.remove(topic)
         if not self._topics:
-            self._leave_member()
+            self._forget_member()
         await self._memberships.leave(self.group, topic)
 
-    def _leave_member(self) -> None:
-        """Forget the membership in the group, because no topic is subscribed to any more."""
+    def _forget_member(self) -> None:
+        """Detach this consumer from its `Member`, because no topic is subscribed to any more.
+
+        No request is sent: `Memberships.leave` leaves the group.
+        """
         member, self._member = self._member, None
         if member is not None:
             member.assignment_listeners.remove(self._notify_assignment)
@@ -594,7 +597,10 @@ class LitePullConsumer:
             self._update_paused(queue)
 
     def _update_paused(self, queue: MessageQueue) -> None:
-        """Tell the reader of a queue whether the queue is paused."""
+        """Stop or resume the pulls of a queue, depending on whether it is paused now.
+
+        Does nothing if this consumer does not read the queue.
+        """
         reader = self._readers.get(queue) if self.is_running else None
         if reader is not None:
             reader.set_paused(is_paused=queue in self._buffer.paused_queues)
@@ -633,9 +639,10 @@ class LitePullConsumer:
     async def _seek(
         self, queue: MessageQueue, find: Callable[[MessageQueue], Awaitable[int]]
     ) -> None:
-        """Continue a queue at the offset that `find(queue)` returns.
+        """Continue a queue at the offset that `await find(queue)` returns.
 
-        Raises ConfigurationError, without calling `find`, if this consumer does not read the queue.
+        Raises ConfigurationError, without calling `find`, if this consumer does not read the queue,
+        and what `find` raises.
         """
         self._get_reader(queue)  # checks the queue before a broker is asked
         offset = await find(queue)
@@ -644,7 +651,7 @@ class LitePullConsumer:
     def _get_reader(self, queue: MessageQueue) -> QueueReader:
         """Return the reader of a queue.
 
-        Raise ConfigurationError if this consumer does not read the queue.
+        Raises ConfigurationError if this consumer does not read the queue.
         """
         reader = self._readers.get(queue)
         if reader is None:
@@ -706,6 +713,7 @@ class LitePullConsumer:
         listeners.append(listener)
 
         async def watch() -> None:
+            """Call the listeners whenever the queues differ from those of the last look."""
             known: list[MessageQueue] | None = None
             while True:
                 try:
@@ -748,9 +756,12 @@ class LitePullConsumer:
         await self._closing.run(self._close)
 
     async def _close(self) -> None:
-        """Leave the group; `close` calls it once."""
+        """Stop the background tasks, leave the group, and stop reading assigned queues.
+
+        Leaving commits the offsets if automatic commits are on. `close` calls this once.
+        """
         await self._tasks.close()
-        self._leave_member()
+        self._forget_member()
         while self._topics:
             await self._memberships.leave(self.group, self._topics.pop())
         if self._assigned_readers is not None:

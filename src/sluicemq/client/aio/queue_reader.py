@@ -248,7 +248,10 @@ class QueueReader(RepositioningReader):
         return True
 
     def mark_handed_out(self, messages: list[ReceivedMessage], owner: object) -> None:
-        """Note that `owner` has received the messages, and start their traces. HOT."""
+        """Record that `owner` has received the messages, and start their traces. HOT.
+
+        Messages that are not current are left out.
+        """
         trace, in_flight, handed_out = self._cluster.trace, self.in_flight, self.handed_out
         now_s = self._cluster.clock.monotonic_s()
         for message in messages:
@@ -268,9 +271,10 @@ class QueueReader(RepositioningReader):
             message.delivery = None
 
     def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
-        """Note that the application no longer has the message, and has not acknowledged it.
+        """Record that the application no longer has the message, and has not acknowledged it.
 
-        With `failed`, record the delivery as a failure in the statistics.
+        With `failed`, record the delivery as a failure in the statistics. Does nothing if the
+        message is not handed out.
         """
         if message in self.handed_out:
             self.handed_out.remove(message)
@@ -279,7 +283,7 @@ class QueueReader(RepositioningReader):
                 self.stats.record_failure(now_s, now_s - message.handed_out_s)
 
     def release_owner(self, owner: object) -> None:
-        """Note that all messages that were handed out to `owner` were returned."""
+        """Record that `owner` has returned all messages that were handed out to it."""
         for message in tuple(self.handed_out):
             if message.owner is owner:
                 self.mark_returned(message)
@@ -351,7 +355,7 @@ class QueueReader(RepositioningReader):
         return self.ack_many([message]) > 0
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
-        """Acknowledge messages. HOT.
+        """Acknowledge messages, and let the reader pull again if there is room now. HOT.
 
         Return the number of those that are current and were not acknowledged before.
         """
@@ -562,7 +566,11 @@ class QueueReader(RepositioningReader):
         await asyncio.sleep(pull_pause_s(failures))
 
     async def _wait_for_room(self) -> None:
-        """Wait until more messages may be pulled. Log a warning each time that takes a minute."""
+        """Wait until more messages may be pulled.
+
+        Each minute without an acknowledgement logs a warning, unless the queue is paused or
+        blocked.
+        """
         while not self._room_available.is_set():
             try:
                 async with asyncio.timeout(_STUCK_WARNING_S):

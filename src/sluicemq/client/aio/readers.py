@@ -90,9 +90,10 @@ class Readers:
         """Start to read a queue at the offset that `find_start_offset` returns.
 
         `buffer` receives the messages. `is_new` says that the queue appeared after the consumer had
-        started, so it is read from its first message. Return True if the queue is read now, also if
-        it was before. A subclass returns False if the queue is not available yet. Raises
-        SluiceError if the offset cannot be determined.
+        started, so it is read from its first message. Without a committed offset, the start offset
+        is committed at once. Return True if the queue is read now, also if it was before. (A
+        subclass returns False if the queue is not available yet.) Raises SluiceError if the offset
+        cannot be determined.
         """
         position, committed = await self.find_start_offset(queue, is_new=is_new)
         if queue in self._readers:
@@ -121,11 +122,12 @@ class Readers:
         return True
 
     def _on_recreated(self, reader: QueueReader, old: int, why: str) -> None:
-        """Handle that `reader` has found its topic deleted and created again.
+        """Report that `reader` has found its topic deleted and created again.
 
-        Report that once for each topic: log it, make the other readers of the topic check their
-        queues, and call `on_recreated`. Commit the new offset at once, so that a crash does not
-        leave the group at its offset in the deleted topic.
+        Each reader of the topic calls this, but only the first call for a recreation is reported:
+        it is logged, the other readers of the topic check their queues, and `on_recreated` is
+        called. With automatic commits, each call commits the reader's new offset at once, so that a
+        crash does not leave the group at its offset in the deleted topic.
         """
         queue, topic = reader.queue, reader.queue.topic
         if not reader.is_recreation_reported:
@@ -151,7 +153,7 @@ class Readers:
             )
 
     async def _commit_and_flush(self, reader: QueueReader, offset: int) -> None:
-        """Commit an offset of a reader, and write the offsets file of a broadcasting group."""
+        """Commit an offset of a reader; in a broadcasting group, also write the offsets file."""
         await self._commit(reader, offset)
         await self._offsets.flush()
 
@@ -171,7 +173,7 @@ class Readers:
         return sorted(messages, key=lambda message: message.queue_offset)
 
     def _update_limits(self, topic: str) -> None:
-        """Divide the prefetch limits of a topic among its queues that are read here."""
+        """Divide the prefetch limits of a topic evenly among its queues that are read here."""
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
             queue_count = max(len(readers), self.expected_queue_counts.get(topic, 0))
@@ -179,7 +181,10 @@ class Readers:
 
     @contextlib.contextmanager
     def pulls_blocked(self, topic: str) -> Iterator[None]:
-        """Let the readers of a topic start no pull during the `with` block."""
+        """Return a context manager in which the readers of a topic start no pull.
+
+        Pulls that are in progress are interrupted at its beginning.
+        """
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
             reader.set_blocked(is_blocked=True)
@@ -270,6 +275,7 @@ class Readers:
         if by_broker:
 
             async def in_turn(readers: list[QueueReader]) -> list[SluiceError | None]:
+                """Commit the offsets of readers of one broker, and return the errors."""
                 return [await self._commit(one, one.in_flight.committable) for one in readers]
 
             found = await asyncio.gather(*map(in_turn, by_broker.values()))
@@ -291,9 +297,10 @@ class Readers:
         await self._offsets.flush()
 
     async def _commit(self, reader: QueueReader, offset: int) -> SluiceError | None:
-        """Commit `offset` for the queue of a reader. Return the error, which is logged, or None.
+        """Commit `offset` for the queue of a reader. Return None, or the error, which is logged.
 
-        Do nothing if the offset is committed already, or if the reader may not commit now.
+        Does nothing, and returns None, if the offset is committed already or the reader may not
+        commit now.
         """
         if offset == reader.committed_offset or not reader.may_commit:
             return None
@@ -327,7 +334,10 @@ class Readers:
             await self.commit()
 
     async def close(self) -> None:
-        """Stop all readers and commit their offsets if automatic commits are on."""
+        """Stop all readers; commit their offsets if automatic commits are on.
+
+        A commit that fails is logged. Also closes the offsets file of a broadcasting group.
+        """
         for task in self._reader_tasks.values():
             task.cancel()
         try:

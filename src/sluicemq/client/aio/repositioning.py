@@ -74,8 +74,9 @@ class RepositioningReader(ABC):
     async def _check_queue(self) -> bool:
         """Check, before a pull, that the reader's offset belongs to the queue as it is now.
 
-        After an error, check the known anchors; without any, take a first anchor. Return False if
-        the reader was moved. Raises SluiceError if the check fails.
+        If the queue is suspect, its anchors are compared. If there is no anchor yet, a first one is
+        taken. Otherwise no request is sent. Return False if the reader was moved. Raises
+        SluiceError if the check fails.
         """
         identity, position = self.identity, self.in_flight.position
         if identity.is_suspect and identity.proven:
@@ -91,11 +92,11 @@ class RepositioningReader(ABC):
         return in_flight is self.in_flight
 
     async def _check_response(self, response: PullResponse) -> bool:
-        """Check the queue before the messages of `response` are handed out, if a check is due.
+        """Check the queue if that is due; return whether `response` may be handed out.
 
-        Return True if they may be handed out. Return False if the reader was moved. The response of
-        a slave is always accepted: a slave may be behind, so the bounds of its queue prove nothing.
-        Raises SluiceError if the check fails.
+        False means that the reader was moved. The response of a slave is always accepted: a slave
+        may be behind, so the bounds of its queue prove nothing. Raises SluiceError if the check
+        fails.
         """
         if not self._pulls_from_master:
             return True
@@ -110,9 +111,10 @@ class RepositioningReader(ABC):
         return True
 
     async def _check_anchors(self) -> bool:
-        """Check the anchors of the queue and act on the verdict.
+        """Compare the queue with its anchors, and act on the verdict.
 
-        Return False if the reader was moved. Raises SluiceError if the check fails.
+        Return False if the reader was moved, by this check or by another task meanwhile. Raises
+        SluiceError if the check fails.
         """
         in_flight, requested_s = self.in_flight, self._cluster.clock.monotonic_s()
         result = await self._find_verdict()

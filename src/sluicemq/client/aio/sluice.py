@@ -569,7 +569,11 @@ class Sluice:
                 one.closing.hurry()
 
     async def _close(self) -> CloseReport:
-        """Close everything in order; `close` calls it once."""
+        """Close consumers, memberships, producers and connections in this order; return the report.
+
+        All steps are done even if one of them fails; the first error is raised at the end. After
+        the consumers are closed, the client refuses new work. `close` calls this once.
+        """
         reports: list[CloseReport] = []
 
         async def close_producer(producer: Producer) -> None:

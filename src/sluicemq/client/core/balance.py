@@ -54,13 +54,14 @@ class MachineRooms:
     ) -> list[MessageQueue]:
         if client_id not in members:
             return []
-        # As Java splits: empty parts at the end do not count.
+        # Split as Java's String.split does: empty parts at the end do not count.
         parts = ((one, one.broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)) for one in sorted(queues))
         near = [one for one, names in parts if len(names) == 2 and names[0] in self.rooms]
         index, count = sorted(members).index(client_id), len(members)
-        size, more = divmod(len(near), count)
-        assigned = near[index * size : (index + 1) * size]
-        return assigned + ([near[size * count + index]] if index < more else [])
+        run_size, leftover_count = divmod(len(near), count)
+        assigned = near[index * run_size : (index + 1) * run_size]
+        leftover = [near[run_size * count + index]] if index < leftover_count else []
+        return assigned + leftover
 
 
 def room_before_dash(name: str) -> str:
@@ -89,21 +90,28 @@ class MachineRoomNearby:
     ) -> list[MessageQueue]:
         if client_id not in members:
             return []
-        by_room: dict[str, list[MessageQueue]] = {}
+        queues_by_room: dict[str, list[MessageQueue]] = {}
         for queue in sorted(queues):
-            by_room.setdefault(_find_room(self.broker_room, queue.broker), []).append(queue)
-        near: dict[str, list[str]] = {}
+            room = _find_machine_room(self.broker_room, queue.broker)
+            queues_by_room.setdefault(room, []).append(queue)
+        members_by_room: dict[str, list[str]] = {}
         for member in sorted(members):
-            near.setdefault(_find_room(self.client_room, member), []).append(member)
-        room = _find_room(self.client_room, client_id)
-        assigned = list(self.inner(client_id, by_room.get(room, []), near[room]))
-        for other in sorted(by_room.keys() - near.keys()):
-            assigned += self.inner(client_id, by_room[other], sorted(members))
+            room = _find_machine_room(self.client_room, member)
+            members_by_room.setdefault(room, []).append(member)
+
+        own_room = _find_machine_room(self.client_room, client_id)
+        own_queues = queues_by_room.get(own_room, [])
+        assigned = list(self.inner(client_id, own_queues, members_by_room[own_room]))
+        for room_without_members in sorted(queues_by_room.keys() - members_by_room.keys()):
+            assigned += self.inner(client_id, queues_by_room[room_without_members], sorted(members))
         return assigned
 
 
-def _find_room(get_room: Callable[[str], str], name: str) -> str:
-    """Return the room of `name` by `get_room`. Raise ConfigurationError if there is none."""
+def _find_machine_room(get_room: Callable[[str], str], name: str) -> str:
+    """Return the machine room of a broker or client; `get_room(name)` finds it.
+
+    `name` is the broker's name or the client's id. Raises ConfigurationError if the room is empty.
+    """
     room = get_room(name)
     if not room:
         raise ConfigurationError(
@@ -118,8 +126,8 @@ def _find_room(get_room: Callable[[str], str], name: str) -> str:
 class ConsistentHash:
     """The strategy consistent_hash, with the same ring as Java's client.
 
-    More `virtual_nodes` distribute the queues more evenly. Raises ConfigurationError unless there
-    are 1 to 100,000.
+    Each member has `virtual_nodes` points on the ring; more points distribute the queues more
+    evenly. The constructor raises ConfigurationError unless there are 1 to 100,000.
     """
 
     virtual_nodes: int = VIRTUAL_NODES
@@ -220,11 +228,10 @@ def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> St
 
     Names are those of the module docstring or Java's (AVG, AVG_BY_CIRCLE …). Settings:
     `virtual_nodes` of consistent_hash, `rooms` of machine_room, `queues` of config, `inner`,
-    `broker_room` and `client_room` of machine_room_nearby. Raises ConfigurationError for an unknown
-    name and for settings that do not fit.
+    `broker_room` and `client_room` of machine_room_nearby. With a function, settings are ignored.
+    Raises ConfigurationError for an unknown name and for settings that do not fit.
 
-    >>> strategy("machine_room", rooms=["hz"])
-    MachineRooms(rooms=frozenset({'hz'}))
+    >>> strategy("machine_room", rooms=["hz"]) MachineRooms(rooms=frozenset({'hz'}))
     """
     if callable(choice):
         return choice
@@ -252,11 +259,11 @@ def allocate(
     members: Sequence[str],
     group: str = "",
 ) -> list[MessageQueue]:
-    """Return the queues that a strategy allocates to a client, sorted.
+    """Return the queues that the strategy `allocation` gives the client `client_id`, sorted.
 
     The strategy receives sorted queues and members, so that all members compute from the same
-    input. Results that are not in `queues` are left out. `group` is named in errors. Raises
-    ConfigurationError if the strategy raises an exception.
+    input. If it returns a queue that is not in `queues`, that queue is left out. `group` is named
+    in errors. Raises ConfigurationError if the strategy raises an exception.
     """
     try:
         assigned = allocation(client_id, sorted(queues), sorted(members))

@@ -81,10 +81,11 @@ class InFlight:
         """Maps offset to size in bytes, in ascending order of offsets."""
 
     def add(self, taken: Iterable[tuple[int, int]], position: int) -> None:
-        """Add messages that were taken from the queue, and move the position.
+        """Add messages that were taken from the queue, and move `position`.
 
-        `taken` are pairs (offset, size in bytes) in ascending order of offsets. Everything below
-        `position` has been seen, including messages that were dropped.
+        `taken` are pairs (offset, size in bytes) in ascending order of offsets, all behind the
+        messages in flight. `position` is the offset after the last message that was seen, including
+        messages that were dropped; a lower value than the current one has no effect.
         """
         sizes = self._sizes
         last = next(reversed(sizes), -1)
@@ -103,20 +104,22 @@ class InFlight:
         return True
 
     def rewind(self, waiting: Collection[int]) -> set[int]:
-        """Remove the last messages as if they had never been seen, and return their offsets.
+        """Remove messages from the end as if they had never been seen, and return their offsets.
 
-        Only messages at the end whose offsets are all in `waiting`, which no handler has started,
-        are removed. The position moves back to the lowest of them.
+        `waiting` are the offsets of messages that no handler has started. Beginning with the
+        highest offset in flight, messages are removed until one is not in `waiting`. The position
+        moves back to the lowest removed offset. If nothing is removed, the result is empty and the
+        position stays.
         """
-        gone: set[int] = set()
+        removed: set[int] = set()
         for offset in reversed(self._sizes):
             if offset not in waiting:
                 break
-            gone.add(offset)
-        for offset in gone:
+            removed.add(offset)
+        for offset in removed:
             self.size_bytes -= self._sizes.pop(offset)
-        self.position = min(gone, default=self.position)
-        return gone
+        self.position = min(removed, default=self.position)
+        return removed
 
     @property
     def count(self) -> int:
@@ -135,9 +138,9 @@ class InFlight:
 
     @property
     def spread(self) -> int:
-        """The difference between the highest and the lowest offset in flight.
+        """The difference between the highest and the lowest offset in flight; 0 without messages.
 
-        A crash repeats at most that many acknowledged messages.
+        After a crash, at most that many acknowledged messages are delivered again.
         """
         sizes = self._sizes
         return next(reversed(sizes)) - next(iter(sizes)) if sizes else 0
@@ -148,9 +151,10 @@ class InFlight:
         bytes_max: int = IN_FLIGHT_BYTES_MAX,
         span_max: int | None = None,
     ) -> bool:
-        """Return whether more messages may be pulled: every limit is met.
+        """Return whether more messages may be pulled, because no limit is reached.
 
-        `span_max` limits `spread`; None means no limit.
+        The limits are `count_max` messages, `bytes_max` bytes, and `span_max` for `spread`; None
+        means that `spread` is not limited.
         """
         is_narrow = span_max is None or self.spread <= span_max
         return len(self._sizes) < count_max and self.size_bytes < bytes_max and is_narrow
@@ -185,30 +189,38 @@ class TopicConsumeStats:
         self.last_undecodable_error: str = ""
         """The error of the newest message whose body could not be decoded."""
         self._cells: deque[list[float]] = deque()
+        """One cell for each second of the window in which something happened, oldest first.
+
+        A cell is [second, messages pulled, messages acknowledged, messages rejected, sum of the
+        times in seconds that the latter two took]. It is a list because `record_acks` is hot.
+        """
         self._cell: list[float] = []
+        """The last of `_cells`."""
         self._cell_end_s = 0.0
+        """The time at which the next cell begins."""
         self._failure_cells: deque[list[float]] = deque()
+        """[minute, messages rejected] for each minute of the last hour with a rejection."""
         self.last_consume_s: float = 0.0
 
     def _start_cell(self, now_s: float) -> None:
-        """Start the cell of the current second and drop cells that are older than the window."""
+        """Append an empty cell for the second of `now_s`, and drop cells older than the window."""
         second = int(now_s)
-        self._cell = [second, 0, 0, 0, 0.0]
+        self._cell = [second, 0, 0, 0, 0.0]  # see `_cells`
         self._cell_end_s = second + 1.0
         self._cells.append(self._cell)
         while self._cells[0][0] <= second - RATE_WINDOW_S:
             self._cells.popleft()
 
     def record_pull(self, now_s: float, count: int) -> None:
-        """Count the messages of one pull."""
+        """Count the `count` messages of one pull at `now_s`."""
         if now_s >= self._cell_end_s:
             self._start_cell(now_s)
         self._cell[1] += count
 
     def record_acks(self, now_s: float, took_s: float, count: int = 1) -> None:
-        """Count acknowledged messages; `took_s` is the sum of the times since they were handed out.
+        """Count `count` acknowledged messages at `now_s`. HOT.
 
-        HOT.
+        `took_s` is the sum of the times since these messages were handed out.
         """
         if now_s >= self._cell_end_s:
             self._start_cell(now_s)
@@ -241,20 +253,29 @@ class TopicConsumeStats:
         return self.undecodable_count
 
     def rates(self, now_s: float) -> TopicRates:
-        """Return the rates over the window. May be called from any thread: it works on copies."""
-        first = int(now_s) - RATE_WINDOW_S
-        cells = [tuple(cell) for cell in tuple(self._cells) if cell[0] > first]
-        pulled = sum(cell[1] for cell in cells)
-        done, failed = sum(cell[2] for cell in cells), sum(cell[3] for cell in cells)
-        first_minute = int(now_s // 60) - _FAILURE_CELLS
-        failures = sum(cell[1] for cell in tuple(self._failure_cells) if cell[0] > first_minute)
+        """Return the rates over the last `RATE_WINDOW_S` seconds, and the last hour's failures.
+
+        `consume_ms` is the mean time of acknowledged and rejected messages; it is 0.0 without any.
+        May be called from any thread, because it works on copies of the cells.
+        """
+        window_start = int(now_s) - RATE_WINDOW_S
+        pulled = acknowledged = rejected = took_s = 0.0
+        for cell in tuple(self._cells):
+            second, cell_pulled, cell_acknowledged, cell_rejected, cell_took_s = tuple(cell)
+            if second > window_start:
+                pulled += cell_pulled
+                acknowledged += cell_acknowledged
+                rejected += cell_rejected
+                took_s += cell_took_s
+
+        hour_start = int(now_s // 60) - _FAILURE_CELLS
+        failures = sum(count for minute, count in tuple(self._failure_cells) if minute > hour_start)
+        finished = acknowledged + rejected
         return TopicRates(
             pulls_per_second=pulled / RATE_WINDOW_S,
-            consume_ms=(
-                1000 * sum(cell[4] for cell in cells) / (done + failed) if done + failed else 0.0
-            ),
-            done_per_second=done / RATE_WINDOW_S,
-            failed_per_second=failed / RATE_WINDOW_S,
+            consume_ms=1000 * took_s / finished if finished else 0.0,
+            done_per_second=acknowledged / RATE_WINDOW_S,
+            failed_per_second=rejected / RATE_WINDOW_S,
             failures=int(failures),
         )
 
@@ -298,12 +319,18 @@ class RetryRules:
 
 
 def retry_count(record: StoredMessage) -> int:
-    """Return how many times the group has received the message again."""
+    """Return how many times the group has received the message again.
+
+    It is 0 for a message of a %DLQ% topic: its own counter belongs to the group that failed.
+    """
     return 0 if record.topic.startswith(DLQ_PREFIX) else record.reconsume_times
 
 
 def original_topic(record: StoredMessage) -> str:
-    """Return the topic that the handler sees: the subscribed one, even for a retry."""
+    """Return the topic that the handler sees.
+
+    For a retry this is the topic that the group subscribes to, not the group's retry topic.
+    """
     if record.topic.startswith(RETRY_PREFIX):
         return record.properties.get(RETRY_TOPIC) or record.topic
     return record.topic
@@ -510,7 +537,7 @@ class ConsumeOptions:
 
     @property
     def consume_from(self) -> str:
-        """The start as heartbeats name it. The broker only displays it."""
+        """The value of `start` in heartbeats. The broker only displays it."""
         if self.start == "first":
             return FROM_FIRST_OFFSET
         return FROM_LAST_OFFSET if self.start == "last" else FROM_TIMESTAMP
@@ -521,10 +548,10 @@ class ConsumeOptions:
         return strategy(self.allocate)
 
     def queue_limits(self, queue_count: int) -> tuple[int, int]:
-        """Return the maximum number of messages and bytes in flight of one queue.
+        """Return (messages, bytes): the limits for one queue's messages in flight.
 
-        `queue_count` is the number of queues of the topic that this member reads: they share the
-        limits of the topic.
+        `queue_count` is the number of queues of the topic that this member reads. They share the
+        limits of the topic evenly; each share is at least 1, and at most the limit of a queue.
         """
         count, size = self.topic_count_max, self.topic_bytes_max
         share = max(1, queue_count)
@@ -551,9 +578,10 @@ class OffsetMoved:
 
 
 def local_retry_delay_s(attempt: int) -> float:
-    """Return how many seconds a message waits in this client when it could not be sent back.
+    """Return how many seconds a message waits in this client before it is handled again.
 
-    `attempt` counts its failures from 1. The delays are 1 s, 2 s, 4 s … 60 s.
+    That happens to a message that could not be sent back to the broker. `attempt` counts its
+    failures from 1. The delays are 1 s, 2 s, 4 s … 60 s.
     """
     return min(60.0, float(1 << min(attempt - 1, 6)))
 
@@ -620,8 +648,9 @@ class _SharedSubscription:
 class SubscriptionRegistry:
     """The subscription of each client for each cluster, group and topic.
 
-    Two clients of one process must have the same expression for a group and topic unless the
-    brokers serve both (`shared`). A user is one consumer. Not thread-safe: callers hold a lock.
+    Two clients of one process must have the same expression for a group and topic, unless the
+    brokers serve both (`shared`). A user is one consumer of a client. `cluster` and `client` are
+    any hashable keys. Not thread-safe: callers hold a lock.
     """
 
     __slots__ = ("_entries",)
@@ -638,9 +667,10 @@ class SubscriptionRegistry:
         *,
         shared: bool = False,
     ) -> None:
-        """Register a user of a subscription.
+        """Register one more user of a subscription.
 
-        Raise SubscriptionConflictError if another one conflicts. With `shared`, only a different
+        Raises SubscriptionConflictError, and registers nothing, if a client of this process has a
+        different expression for the same cluster, group and topic. With `shared`, only a different
         expression of the same client conflicts.
         """
         clients = self._entries.setdefault((cluster, group, subscription.topic), {})
@@ -672,8 +702,9 @@ class SubscriptionRegistry:
     ) -> None:
         """Change the subscription of all users of one client.
 
-        Raises SubscriptionConflictError if another client has a different expression and the
-        brokers do not serve both (`shared`).
+        Does nothing if the client has no user for this cluster, group and topic. Raises
+        SubscriptionConflictError if another client has a different expression and the brokers do
+        not serve both (`shared`).
         """
         clients = self._entries.get((cluster, group, subscription.topic), {})
         for other, entry in clients.items():
@@ -690,7 +721,11 @@ class SubscriptionRegistry:
     def remove_user(
         self, cluster: Hashable, group: str, topic: str, client: Hashable = None
     ) -> None:
-        """Remove a user. The last one of a client frees the group for another expression."""
+        """Remove one user of a client's subscription to a topic.
+
+        After the last user, the client's expression does not conflict with others any more. Does
+        nothing if there is no such user.
+        """
         clients = self._entries.get((cluster, group, topic), {})
         entry = clients.get(client)
         if entry is not None:

@@ -60,7 +60,7 @@ class Call:
 class Exclusive:
     """A conversation that at most one task of a shell runs at a time for each `key`.
 
-    As a step, it runs `conversation` to its end and drops its result; other tasks with the same key
+    As a step, it runs `conversation` to its end and drops the result; other tasks with the same key
     wait meanwhile. What `conversation` raises is thrown into the outer conversation.
     """
 
@@ -109,7 +109,8 @@ class BlockingShell(ABC):
     def run(self, conversation: Conversation[T]) -> T:
         """Run a conversation to its end and return its result.
 
-        An error of a step is thrown into the conversation. Raises what the conversation raises.
+        Each step is carried out, and its response is sent into the conversation. An error of a step
+        is thrown into the conversation, which may catch it. Raises what the conversation raises.
         """
         response = _NO_RESPONSE
         try:
@@ -159,7 +160,9 @@ class AsyncioShell(ABC):
     async def run(self, conversation: Conversation[T]) -> T:
         """Run a conversation to its end and return its result.
 
-        An error of a step is thrown into the conversation. Raises what the conversation raises.
+        Each step is carried out, and its response is sent into the conversation. An error of a
+        step, also a cancellation, is thrown into the conversation, which may catch it. Raises what
+        the conversation raises.
         """
         response = _NO_RESPONSE
         try:
@@ -200,12 +203,12 @@ class Operation(Protocol[P, T_co]):
 
 
 def operation(function: Callable[Concatenate[Any, P], Conversation[T]]) -> Operation[P, T]:
-    """Make a method of both shells from a function that returns a conversation.
+    """Return a method of both shells for a function that returns a conversation.
 
     The first parameter of `function` becomes the `directory` of the shell on which the method is
     called. Calling the method runs the conversation: it returns the result on a blocking shell, and
-    a coroutine on an asyncio shell. A TypeError for wrong arguments gets a hint of the method's
-    parameters.
+    a coroutine on an asyncio shell. If the arguments do not fit, the TypeError gets a hint of the
+    method's parameters.
     """
 
     @functools.wraps(function)

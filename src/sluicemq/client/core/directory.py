@@ -87,10 +87,10 @@ def list_write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 
 def find_read_addresses(route: TopicRoute) -> dict[str, str]:
-    """Return for each broker name of the route the address to read from.
+    """Return the address to read from for each broker of a route, by broker name.
 
     That is the master's address, or the address of the slave with the lowest id if the route has no
-    master.
+    master. Brokers without any address are left out.
     """
     return {
         data.broker: data.addresses[min(data.addresses)] for data in route.brokers if data.addresses
@@ -146,11 +146,15 @@ class RouteCache:
         self._learned_s: dict[str, float] = {}
 
     def is_fresh(self, topic: str, now_s: float) -> bool:
-        """Return whether the topic's route was requested within `ROUTE_PERIOD_S`. HOT."""
+        """Return whether the name servers were asked for the route within `ROUTE_PERIOD_S`. HOT."""
         return now_s - self._learned_s.get(topic, -1e9) < ROUTE_PERIOD_S
 
     def fresh_write_queues(self, topic: str, now_s: float) -> list[MessageQueue] | None:
-        """Return the queues a producer may send to, or None if the route must be fetched. HOT."""
+        """Return the queues a producer may send to, or None if the route must be fetched. HOT.
+
+        The list is empty if the route has no writable queue. None is also returned if the topic has
+        no known route.
+        """
         if now_s - self._learned_s.get(topic, -1e9) < ROUTE_PERIOD_S:
             return self.write_queues.get(topic)
         return None
@@ -158,7 +162,8 @@ class RouteCache:
     def store(self, topic: str, route: TopicRoute | None, now_s: float) -> bool:
         """Store the route that the name servers returned at `now_s`, and return whether it changed.
 
-        None means that the name servers know no route: the old route stays, and counts as fresh.
+        All tables that are derived from the route are updated. `route` is None if the name servers
+        know no route: then the old route stays, counts as fresh, and the result is False.
         """
         self._learned_s[topic] = now_s
         if route is None or route == self.routes.get(topic):
@@ -177,12 +182,12 @@ class RouteCache:
     def has_replicas(self, topic: str, broker: str | None) -> bool:
         """Return whether another replica of `broker` can become its master.
 
-        The last known route of the topic decides. If `broker` is None, return whether that holds
-        for any broker without a master.
+        The last known route of the topic decides; without a route the result is False. If `broker`
+        is None, return whether some broker of the route has no master but a slave.
         """
         route = self.routes.get(topic)
         return route is not None and any(
-            max(data.addresses, default=MASTER_ID) != MASTER_ID
+            max(data.addresses, default=MASTER_ID) != MASTER_ID  # it has a slave
             for data in route.brokers
             if broker == data.broker or (broker is None and MASTER_ID not in data.addresses)
         )
@@ -214,15 +219,21 @@ class RouteCache:
 
 
 def is_broker_response(command: Command, response: Command) -> bool:
-    """Return whether `response` to `command` shows that the server is a broker."""
+    """Return whether `response` to `command` shows that the server is a broker, not a name server.
+
+    That is so if the server does not support a request that every name server supports.
+    """
     return (
         response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         and command.code in _NAME_SERVER_REQUESTS
     )
 
 
-def not_a_name_server_error(address: str, response: Command) -> ConfigurationError:
-    """Return the error for a broker at an address that is configured as a name server."""
+def broker_as_name_server_error(address: str, response: Command) -> ConfigurationError:
+    """Return the error for `address`, which is configured as a name server but is a broker's.
+
+    `response` is the broker's response; its remark becomes part of the text.
+    """
     return ConfigurationError(
         f"{address} is configured as a name server, but a broker responds there "
         f"({response.remark}).",
@@ -233,11 +244,15 @@ def not_a_name_server_error(address: str, response: Command) -> ConfigurationErr
 class Directory:
     """The name servers of one client and the routes that it learned from them.
 
-    `on_route_change(topic)` is called when the route of a topic has changed. `outages` logs each
-    outage of a server once.
+    `on_route_change(topic)` is called when the route of a topic has changed; it does nothing until
+    the client sets it. `outages` logs each outage of a server once.
     """
 
     def __init__(self, name_servers: str | list[str] | tuple[str, ...], clock: Clock) -> None:
+        """Create a directory. `name_servers` is parsed by `parse_name_servers`.
+
+        Raises ConfigurationError for an invalid address.
+        """
         self.name_servers: tuple[str, ...] = parse_name_servers(name_servers)
         self.clock = clock
         self.routes: RouteCache = RouteCache()
@@ -256,9 +271,10 @@ class Directory:
     ) -> None:
         """Log a failure with `text % arguments`, once for each outage.
 
-        The failure belongs to the outage of the name servers if `error` says that none responds,
-        and to the outage of the broker of `queue` if `error` is a broker's outage. Otherwise it
-        belongs to `activity`, a name for what failed.
+        Which outage it belongs to depends on `error`. If no name server responds, that is the
+        outage of the name servers. If a broker does not respond, it is the outage of the broker of
+        `queue`. In all other cases, and if `queue` is None, it is the outage of `activity`, a name
+        for what failed.
         """
         outage = activity
         if isinstance(error, NameServerUnreachableError):
@@ -268,7 +284,10 @@ class Directory:
         self.outages.report_failure(outage, text, *arguments)
 
     def log_recovery(self, queue: MessageQueue, activity: str = "") -> None:
-        """Log that the broker of `queue`, and `activity`, work again, if they had failed."""
+        """Log that the broker of `queue` responds again and `activity` works again.
+
+        Only what was reported as failed before is logged.
+        """
         if self.outages.current:
             self.outages.report_success(self.last_known_address(queue))
             self.outages.report_success(activity)
@@ -282,9 +301,9 @@ class Directory:
     ) -> Conversation[Command]:
         """Send a request to the name servers, one after the other, and return the first response.
 
-        Start with the server that responded last. If `is_conclusive` returns False for a response,
-        ask the other servers too, and return that response only if none has a conclusive one. Skip
-        addresses at which a broker responds.
+        The server that responded last is asked first. If `is_conclusive(response)` returns False,
+        the other servers are asked too, and that response is returned only if none of them has a
+        conclusive one. Servers that do not respond and addresses of brokers are skipped.
 
         Raises NameServerUnreachableError, which names every server and its failure, and
         ConfigurationError if brokers respond at all addresses.
@@ -301,7 +320,7 @@ class Directory:
                 failures.append((address, error))
             else:
                 if is_broker_response(command, response):
-                    failures.append((address, not_a_name_server_error(address, response)))
+                    failures.append((address, broker_as_name_server_error(address, response)))
                     continue
                 if self.outages.current:
                     self.outages.report_success(_NAME_SERVER_OUTAGE)
@@ -316,6 +335,7 @@ class Directory:
             raise misplaced[0]
         reasons = "; ".join(_failure_text(address, error) for address, error in failures)
         fixes = [error.fix for _, error in failures]
+        # A fix about TLS is more specific than the usual one.
         about_tls = (one for one in fixes if "tls" in one.lower() or "certificate" in one.lower())
         usual = (
             "Check the host and port, and make sure that the name server is running; to start one, "
@@ -366,7 +386,13 @@ class Directory:
         return known
 
     def _refresh(self, topic: str, *, create: bool) -> Conversation[None]:
-        """Fetch the route of a topic into the cache unless another task has just done so."""
+        """Fetch the route of a topic into the cache, unless another task has just done so.
+
+        If the route has changed, `on_route_change` is called. If no name server responds, an older
+        route stays in use, and the outage is logged. With `create`, a topic without a route gets a
+        predicted one (see `get_route`). Raises NameServerUnreachableError if no older route is
+        known, and RequestError if a name server refuses.
+        """
         known = self.routes.routes.get(topic)
         if self.routes.is_fresh(topic, self.clock.monotonic_s()):
             return
@@ -388,8 +414,9 @@ class Directory:
     def get_write_queues(self, topic: str) -> Conversation[list[MessageQueue]]:
         """Return the queues that a message of the topic can be sent to, never an empty list.
 
-        Fetch the route if necessary, as with `get_route(topic, create=True)`. Raises
-        RouteNotFoundError, also if the topic has no writable queue, and NameServerUnreachableError.
+        The route is fetched if necessary, as with `get_route(topic, create=True)`. Raises
+        RouteNotFoundError if there is no route or no writable queue, and
+        NameServerUnreachableError.
         """
         yield from self.get_route(topic, create=True)
         queues = self.routes.write_queues.get(topic)
@@ -416,11 +443,11 @@ class Directory:
     def get_read_address(
         self, queue: MessageQueue, replica_id: int = MASTER_ID
     ) -> Conversation[str]:
-        """Return the address to read a queue from.
+        """Return the address to read a queue from, fetching the route if necessary.
 
         That is the replica `replica_id` of the queue's broker if the route has it. Otherwise it is
-        the master, or a slave while the route has no master. Raises RouteNotFoundError,
-        NameServerUnreachableError.
+        the master, or a slave while the route has no master. Raises RouteNotFoundError if the route
+        does not contain the broker, and NameServerUnreachableError.
         """
         route = yield from self.get_route(queue.topic)
         address = self.routes.read_addresses[queue.topic].get(queue.broker)
@@ -467,8 +494,10 @@ class Directory:
     ) -> Conversation[Command]:
         """Send a request to the master of a queue and return its response, which is a success.
 
-        Raises ConnectionLostError if the route has no master, RouteNotFoundError,
-        NameServerUnreachableError, RequestTimeoutError, and RequestError for any other response.
+        Raises RequestError for any other response. If the master does not respond or cannot write,
+        the next use of the topic fetches its route again. Also raises RouteNotFoundError,
+        NameServerUnreachableError, RequestTimeoutError, and ConnectionLostError, also if the route
+        has no master.
         """
         yield from self.get_route(queue.topic)
         address = self.get_master_address(queue)
@@ -480,8 +509,9 @@ class Directory:
     def call(self, target: MessageQueue | str, command: Command) -> Conversation[Command]:
         """Send a request and return its response, which is a success.
 
-        `target` is a queue, whose broker gets the request; an address; or `NAME_SERVERS`. Raises
-        RequestError for any other response, and the errors of the call.
+        `target` says which server gets the request: a queue means its broker, `NAME_SERVERS` the
+        first name server that responds, and any other string is an address. Raises RequestError for
+        a response that is not a success, and the errors of the call.
         """
         if target == NAME_SERVERS:
             return expect_success((yield from self.call_name_server(command)))
@@ -501,8 +531,9 @@ def route_not_found_error(
     RocketMQ has one text for five causes: the name server is unreachable, no broker is registered
     with it (or it is the wrong one), the topic is missing, automatic creation is off, or the topic
     is misspelt. This error is raised only after a name server responded, so the first cause is
-    excluded. `brokers` are the names of the registered brokers, None if the name servers did not
-    return them. `auto_create_tried` says that the route of TBW102 was looked for, too.
+    excluded. `servers` are the addresses of the name servers. `brokers` are the names of the
+    registered brokers, or None if the name servers did not return them. `auto_create_tried` says
+    that the route of TBW102 was looked for, too.
     """
     found = None if brokers is None else sorted(brokers)
     reachable = f"The name servers ({', '.join(servers)}) are reachable"

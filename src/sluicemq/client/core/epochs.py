@@ -40,9 +40,10 @@ PAUSE_LAST_S: Final = 0.05
 class EpochState(NamedTuple):
     """The state of an epoch at a broker.
 
-    `state` is "checking", "checked", "publishing" or "published". `ranges` are the recorded ranges,
-    `published` is the number of published messages. `staging_topic` and `staging_queues` are the
-    topic for staged rows and the number of its queues.
+    `state` is "checking", "checked", "publishing" or "published", in this order. `ranges` are the
+    ranges that are recorded for the epoch, empty before that. `published` is the number of
+    published messages. `staging_topic` and `staging_queues` are the topic for staged rows and the
+    number of its queues.
     """
 
     state: str
@@ -55,9 +56,11 @@ class EpochState(NamedTuple):
 def make_commit_request(
     query: str, epoch: int, ranges: Ranges = (), topics: Iterable[str] = (), *, step: str = PREPARE
 ) -> Command:
-    """Return the request SLUICE_COMMIT_EPOCH (900201).
+    """Return the request SLUICE_COMMIT_EPOCH (900201) for one step of an epoch.
 
-    Without ranges it asks whether the broker supports epochs.
+    `query` and `epoch` identify the epoch. `ranges` are the staged ranges to record, and `topics`
+    are the topics of their rows. `step` is PREPARE or COMMIT. Without ranges, the request asks
+    whether the broker supports epochs.
     """
     listed = ",".join(sorted(topics))
     header = CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
@@ -67,9 +70,9 @@ def make_commit_request(
 
 
 def parse_epoch_state(response: Command, address: str = "") -> EpochState:
-    """Parse the response to SLUICE_COMMIT_EPOCH (900201).
+    """Return the state in a response to SLUICE_COMMIT_EPOCH (900201).
 
-    Raise RequestError if it is not a success.
+    Raises RequestError if the response is not a success; `address` names the broker in the error.
     """
     fields = header_fields(expect_success(response, address))
     return EpochState(
@@ -82,16 +85,15 @@ def parse_epoch_state(response: Command, address: str = "") -> EpochState:
 
 
 def is_unknown_request(error: RequestError) -> bool:
-    """Return whether the broker does not support epochs, such as a RocketMQ broker."""
+    """Return whether `error` says that the broker does not know the request for epochs.
+
+    RocketMQ brokers do not know it.
+    """
     return error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 class EpochCommitter:
-    """Commits epochs of one streaming query.
-
-    `brokers` are the names of all masters, `topics` those to which the rows are written. `pause`
-    sleeps for a number of seconds. A step fails if it makes no progress for `timeout_s` seconds.
-    """
+    """Commits epochs of one streaming query or batch write."""
 
     def __init__(
         self,
@@ -104,6 +106,14 @@ class EpochCommitter:
         monotonic_s: Callable[[], float],
         timeout_s: float,
     ) -> None:
+        """Create a committer.
+
+        `call(broker, request)` sends a request to the master of a broker and returns the response.
+        `brokers` are the names of all masters, `query` is the id of the query, and `topics` are
+        those to which its rows are written. `pause(seconds)` blocks for that time, and
+        `monotonic_s()` returns the time. A step fails if it makes no progress for `timeout_s`
+        seconds.
+        """
         self._call = call
         self._brokers = sorted(brokers)
         self._query = query
@@ -113,11 +123,13 @@ class EpochCommitter:
         self._timeout_s = timeout_s
 
     def commit(self, epoch: int, ranges: Ranges) -> Ranges:
-        """Commit an epoch at all brokers and return the ranges that were recorded for it.
+        """Commit an epoch at all brokers, and return the ranges that are recorded for it.
 
-        These are other ranges than the given ones if the epoch was committed before. Raises
-        RequestError if a broker refuses: then nothing is published unless the epoch was recorded
-        before. After RequestTimeoutError or ConnectionLostError, try again with the same epoch.
+        `ranges` are those that the tasks have staged. If the epoch was recorded in an earlier
+        attempt, the result is the ranges of that attempt instead. When this method returns, all
+        messages of the result are published. Raises RequestError if a broker refuses: then nothing
+        is published unless the epoch was recorded before. After RequestTimeoutError or
+        ConnectionLostError, call this method again with the same epoch.
         """
         first, *others = self._brokers
         for other in others:
@@ -126,33 +138,46 @@ class EpochCommitter:
                 ranges = state.ranges
         decided = self._poll_step(first, epoch, ranges, COMMIT).ranges
         involved = sorted({one.broker for one in decided} - {first})
-        for other in involved:  # start them all before waiting for one
+        for other in involved:  # all of them begin to publish before one of them is awaited
             self._request_step(other, epoch, decided, COMMIT)
         for broker in (first, *involved):
-            self._poll_step(broker, epoch, decided or ranges, COMMIT, is_last=True)
+            self._poll_step(broker, epoch, decided or ranges, COMMIT, waits_for_publication=True)
         return decided
 
     def _request_step(self, broker: str, epoch: int, ranges: Ranges, step: str) -> EpochState:
-        """Request one step of a broker once and return the state."""
+        """Send one request for `step` (PREPARE or COMMIT), and return the epoch's state.
+
+        The broker may go on with the step after the response. Raises RequestError if the broker
+        refuses, and the errors of `call`.
+        """
         request = make_commit_request(self._query, epoch, ranges, self._topics, step=step)
         return parse_epoch_state(self._call(broker, request), broker)
 
     def _poll_step(
-        self, broker: str, epoch: int, ranges: Ranges, step: str, *, is_last: bool = False
+        self,
+        broker: str,
+        epoch: int,
+        ranges: Ranges,
+        step: str,
+        *,
+        waits_for_publication: bool = False,
     ) -> EpochState:
-        """Request a step of a broker repeatedly until it is done.
+        """Repeat the request for a step until the broker has done it, and return the last state.
 
-        That is when the broker has checked the epoch or, with `is_last`, published it. Raises
-        RequestTimeoutError if the broker makes no progress for `timeout_s` seconds.
+        The step is done when the broker has checked the epoch; with `waits_for_publication`, it is
+        done when the broker has published the epoch. Between two requests there is a pause that
+        doubles. Raises RequestTimeoutError if the number of published messages does not grow for
+        `timeout_s` seconds, RequestError if the broker refuses, and the errors of `call`.
         """
         end_s, pause_s = self._monotonic_s() + self._timeout_s, PAUSE_FIRST_S
-        reached = -1
+        published_count = -1
         while True:
             state = self._request_step(broker, epoch, ranges, step)
-            if state.state == PUBLISHED or (state.state != CHECKING and not is_last):
+            is_checked = state.state != CHECKING
+            if state.state == PUBLISHED or (is_checked and not waits_for_publication):
                 return state
-            if state.published != reached:  # progress extends the deadline
-                reached = state.published
+            if state.published != published_count:  # progress extends the deadline
+                published_count = state.published
                 end_s = self._monotonic_s() + self._timeout_s
             if self._monotonic_s() >= end_s:
                 raise RequestTimeoutError(
@@ -169,15 +194,17 @@ class StagedRangeList:
     """The ranges that one attempt of a task has staged. `message_count` counts their messages."""
 
     def __init__(self, partition: int, attempt: int) -> None:
+        """Create an empty list for attempt `attempt` of the task that writes `partition`."""
         self.message_count: int = 0
         self._partition = partition
         self._attempt = attempt
         self._ranges: list[StagedRange] = []
 
     def add(self, broker: str, queue_id: int, offset: int, count: int, bodies: Buffer) -> None:
-        """Add a batch of `count` messages that is stored at `offset`.
+        """Add a batch of `count` messages that is stored from `offset` on in a staging queue.
 
-        `bodies` are the bodies of the messages, one after the other; they go into the checksum.
+        If the batch follows the last range without a gap, that range grows. `bodies` are the bodies
+        of the messages, one after the other; they go into the checksum of the range.
         """
         last = self._ranges[-1] if self._ranges else None
         checksum = 0

@@ -68,16 +68,19 @@ class Anchor(NamedTuple):
     position: int | None = None
 
     def is_same_message(self, found: "Anchor") -> bool:
-        """Return whether `found`, which has the same offset, is the same message."""
+        """Return whether `found`, the message that is now at the same offset, is this message.
+
+        The store times must be equal, and so must the positions unless one of them is unknown.
+        """
         if self.stored_ms != found.stored_ms:
             return False
         return None in (self.position, found.position) or self.position == found.position
 
 
 def make_anchor(record: bytes | memoryview | StoredMessage) -> Anchor:
-    """Make an anchor of a stored message, decoded or not.
+    """Return an anchor for a stored message; `record` is its bytes or the decoded message.
 
-    Raise ProtocolError for a damaged record.
+    Raises ProtocolError for damaged bytes.
     """
     if isinstance(record, StoredMessage):
         return Anchor(record.queue_offset, record.store_time_ms, record.physical_offset)
@@ -89,9 +92,9 @@ class QueueProbe(NamedTuple):
     """The result of `probe_queue`.
 
     The queue has the offsets from `offset_min` up to, not including, `offset_max`. `found` is the
-    message at the requested offset, None if it is not there. `is_refused` says that the broker
-    rejected the offset as out of range. `reset_to` is the offset of a group reset if the response
-    contained one, else None.
+    message at the requested offset, or None if there is no message at that offset. `is_refused`
+    says that the broker rejected the offset as out of range. `reset_to` is the offset of a group
+    reset if the response contained one, else None.
     """
 
     found: Anchor | None
@@ -104,13 +107,13 @@ class QueueProbe(NamedTuple):
 def probe_queue(
     directory: Directory, group: str, queue: MessageQueue, offset: int
 ) -> Conversation[QueueProbe]:
-    """Pull the message at `offset` from the broker of a queue.
+    """Pull the message at `offset` from the broker of a queue, and return the probe.
 
-    Return it, if it is there, with the bounds of the queue. Raises RouteNotFoundError, RequestError
-    (TOPIC_NOT_EXIST (17) for a deleted topic), ConnectionLostError, RequestTimeoutError, and
-    ProtocolError for a record that cannot be parsed.
+    `QueueProbe` says which message and which bounds were found. Raises RouteNotFoundError,
+    RequestError (TOPIC_NOT_EXIST (17) for a deleted topic), ConnectionLostError,
+    RequestTimeoutError, and ProtocolError for a record that cannot be parsed.
     """
-    command = requests.probe_message(group, queue, offset)
+    command = requests.make_probe_request(group, queue, offset)
     address = yield from directory.get_read_address(queue)
     response = parse_pull_response((yield Call(address, command)), address)
     bounds = response.offset_min, response.offset_max
@@ -143,36 +146,49 @@ class CheckResult(NamedTuple):
     offset: int = -1
 
 
-def check_queue(
+def compare_with_anchors(
     directory: Directory,
     group: str,
     queue: MessageQueue,
     anchors: Iterable[Anchor],
 ) -> Conversation[CheckResult]:
-    """Look for anchors in a queue, from the newest to the oldest, and return the result.
+    """Compare a queue with messages that were read from it before, and return the verdict.
 
-    Stop at the first anchor that is in its place or that retention has removed, and at a reset or
-    the response of a slave. Skip an anchor where the queue has a hole. Without anchors the verdict
-    is SAME. Raises what `probe_queue` raises.
+    Each of `anchors` is such a message (see `Anchor`). The message at its offset is pulled, from
+    the newest anchor to the oldest. An anchor has *changed* if another message is at its offset, or
+    if a master's queue ends before it. The first of these that is the case decides:
+
+    - RESET: a response carries an offset reset of the group.
+    - UNKNOWN: the offset is not before the end of the queue, and the broker accepts to read there.
+      The broker is a slave then, which may get the message later.
+    - SAME or CUT: an anchor's message is in its place. If a newer anchor has changed, the verdict
+      is CUT, with the offset after this anchor.
+    - SAME or RECREATED: retention has removed the message, or all anchors were compared. If an
+      anchor has changed, the verdict is RECREATED, with the first stored offset.
+
+    An offset inside the queue without a message (a hole, such as a broker's compaction leaves)
+    proves nothing, so that anchor is skipped. Without anchors the verdict is SAME. Raises what
+    `probe_queue` raises.
     """
     is_changed, offset_min = False, 0
     for anchor in sorted(anchors, reverse=True):
-        seen = yield from probe_queue(directory, group, queue, anchor.offset)
-        offset_min = seen.offset_min
-        if seen.reset_to is not None:
-            return CheckResult(QueueVerdict.RESET, seen.reset_to)
+        probe = yield from probe_queue(directory, group, queue, anchor.offset)
+        offset_min = probe.offset_min
+        if probe.reset_to is not None:
+            return CheckResult(QueueVerdict.RESET, probe.reset_to)
         if anchor.offset < offset_min:
-            break  # retention removed this one and all that are older
-        if anchor.offset >= seen.offset_max:
-            # A master refuses an offset behind the end; a slave does not, it may get the messages.
-            if anchor.offset == seen.offset_max:
-                seen = yield from probe_queue(directory, group, queue, anchor.offset + 1)
-            if not seen.is_refused:
+            break  # retention has removed this message and all older ones
+        if anchor.offset >= probe.offset_max:
+            # A master refuses an offset behind the end, but not the end itself, so the next offset
+            # is probed. A slave refuses neither, because it may still get the messages.
+            if anchor.offset == probe.offset_max:
+                probe = yield from probe_queue(directory, group, queue, anchor.offset + 1)
+            if not probe.is_refused:
                 return CheckResult(QueueVerdict.UNKNOWN)
             is_changed = True
-        elif seen.found is None:
+        elif probe.found is None:
             continue  # a hole, such as a broker's compaction leaves
-        elif anchor.is_same_message(seen.found):
+        elif anchor.is_same_message(probe.found):
             if is_changed:
                 return CheckResult(QueueVerdict.CUT, anchor.offset + 1)
             return CheckResult(QueueVerdict.SAME)
@@ -217,14 +233,14 @@ class QueueIdentity:
 
     @property
     def newest(self) -> Anchor | None:
-        """The proven anchor with the highest offset."""
+        """The proven anchor with the highest offset; None without a proven anchor."""
         return self.proven[-1] if self.proven else None
 
     def add_anchor(self, anchor: Anchor, size_bytes: int, now_s: float) -> None:
         """Add `anchor`, the last message of a response, as a fresh anchor.
 
-        Its record has `size_bytes` bytes, and it was read at `now_s` (monotonic seconds). The very
-        first anchor counts as proven.
+        Its record has `size_bytes` bytes, and it was read at `now_s` (monotonic seconds). If there
+        are no proven anchors so far, it counts as proven, and as checked at `now_s`.
         """
         if self.proven:
             self.fresh.append(anchor)
@@ -237,9 +253,10 @@ class QueueIdentity:
     def needs_check(self, response: PullResponse, now_s: float) -> bool:
         """Return whether the queue has to be checked before `response` is handed out.
 
-        That is the case if the queue is suspect or the last check is longer ago than the period. A
-        response that shows a loss makes the queue suspect: its offset is illegal, or a bound moved
-        backwards. Return False while no anchor is proven.
+        It has to be checked if it is suspect, or if the last check is longer ago than the period. A
+        response that shows a loss makes the queue suspect here (`is_suspect` becomes True): the
+        broker refused the offset, or a bound of the queue moved backwards. Return False while no
+        anchor is proven.
         """
         if not self.proven:
             return False
@@ -277,7 +294,8 @@ class QueueIdentity:
     def drop_lost_anchors(self, offset: int) -> None:
         """Drop the proven anchors from `offset` on, all fresh anchors, and the bounds.
 
-        The broker has lost the messages from `offset` on.
+        The reader calls this when the broker has lost the messages from `offset` on. The queue
+        stays suspect if it was.
         """
         self.proven = [anchor for anchor in self.proven if anchor.offset < offset]
         self.fresh.clear()
@@ -293,12 +311,13 @@ class QueueIdentity:
     def probe_start(
         self, directory: Directory, group: str, queue: MessageQueue, position: int
     ) -> Conversation[int | None]:
-        """Look for the message before `position` and take it as the first proven anchor.
+        """Look for the message before `position`, and take it as the first proven anchor.
 
         `position` is the offset that is read next. If retention has removed the message before it,
-        take an anchor without a store time. If `position` is behind the end, or the queue has a
-        hole, take none. Return the offset of a group reset if the broker responded with one, else
-        None. Raises what `probe_queue` raises.
+        the anchor has no store time. If `position` is behind the end of the queue, or the queue has
+        a hole before it, no anchor is added. Sets `has_probed_start`. Return the offset of a group
+        reset if the broker responded with one (then no anchor is added), else None. Raises what
+        `probe_queue` raises.
         """
         seen = yield from probe_queue(directory, group, queue, position - 1)
         self.has_probed_start = True
@@ -312,33 +331,36 @@ class QueueIdentity:
     def check(
         self, directory: Directory, group: str, queue: MessageQueue
     ) -> Conversation[CheckResult]:
-        """Check the proven anchors at the broker and return the result.
+        """Check the proven anchors at the broker, and return the result. No anchor is changed.
 
-        If they are in place and the queue is suspect, check the newest fresh anchor as well. If
-        that is missing, the verdict is CUT, because another broker may have taken over without it.
-        Raises what `probe_queue` raises.
+        If the proven anchors are in place and the queue is suspect, the newest fresh anchor is
+        compared as well. If it has changed, the verdict is CUT with the offset after the newest
+        proven anchor, because another broker may have taken over without the fresh messages. If a
+        slave responds to that second comparison, the verdict is UNKNOWN. Raises what `probe_queue`
+        raises.
         """
         fresh = self.fresh[-1:] if self.is_suspect else []
-        found = yield from check_queue(directory, group, queue, self.proven)
-        if found.verdict is QueueVerdict.SAME and fresh:
-            above = yield from check_queue(directory, group, queue, fresh)
-            if above.verdict not in (QueueVerdict.SAME, QueueVerdict.UNKNOWN):
+        result = yield from compare_with_anchors(directory, group, queue, self.proven)
+        if result.verdict is QueueVerdict.SAME and fresh:
+            fresh_result = yield from compare_with_anchors(directory, group, queue, fresh)
+            if fresh_result.verdict not in (QueueVerdict.SAME, QueueVerdict.UNKNOWN):
                 return CheckResult(QueueVerdict.CUT, self.proven[-1].offset + 1)
-            return above if above.verdict is QueueVerdict.UNKNOWN else found
-        return found
+            return fresh_result if fresh_result.verdict is QueueVerdict.UNKNOWN else result
+        return result
 
 
 def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
-    """Return at most ANCHORS_MAX of `anchors`, which are sorted.
+    """Return at most ANCHORS_MAX of `anchors`, which are sorted by offset.
 
-    Keep the first, the last, and between them those whose distances to the last grow most evenly.
-    So few messages repeat after a cut of any length.
+    The first and the last anchor stay. Between them those stay whose distances to the last one grow
+    most evenly, so that few messages repeat after a cut of any length.
     """
     kept = list(anchors)
     while len(kept) > ANCHORS_MAX:
         end = kept[-1].offset
 
         def cost(index: int, end: int = end) -> float:
+            """Return the gap that removing the anchor leaves, relative to its distance to `end`."""
             before, after = kept[index - 1].offset, kept[index + 1].offset
             return (after - before) / max(end - before, 1)
 
@@ -347,9 +369,10 @@ def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
 
 
 def restart_offset(response: PullResponse, offset: int) -> int | None:
-    """Return the first offset of the queue if `offset` is behind the end of the queue.
+    """Return where a reader without anchors continues, or None if it continues at `offset`.
 
-    A reader without anchors continues there. Return None for any other response.
+    If the broker refused `offset` because it is behind the end of the queue, that is the first
+    offset of the queue. A refusal that carries out an offset reset does not count.
     """
     if (
         response.status is not PullStatus.OFFSET_ILLEGAL

@@ -66,9 +66,9 @@ _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
 
 
 def parse_delay_ms(delay: timedelta | float) -> int:
-    """Convert a delay, a number of seconds or a timedelta, to milliseconds.
+    """Return a delay in milliseconds. `delay` is a number of seconds, or a timedelta.
 
-    Raises ConfigurationError if it is neither, negative or too large.
+    Raises ConfigurationError for any other type, for a negative delay, and from 1e10 seconds on.
     """
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
@@ -85,10 +85,11 @@ def parse_delay_ms(delay: timedelta | float) -> int:
 
 
 def parse_deliver_at_ms(moment: datetime | int) -> int:
-    """Convert a delivery time to milliseconds since 1970.
+    """Return a delivery time in milliseconds since 1970.
 
-    `moment` is a datetime with a time zone, or milliseconds since 1970. Raises ConfigurationError
-    for a datetime without a time zone, any other type, and a time before 1973.
+    `moment` is a datetime with a time zone, or a whole number of milliseconds since 1970. Raises
+    ConfigurationError for a datetime without a time zone, any other type, and a number that means a
+    time before 1973: it is probably meant as seconds. A datetime before 1973 is accepted.
     """
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
@@ -111,7 +112,7 @@ def parse_deliver_at_ms(moment: datetime | int) -> int:
 
 
 def expect_recall_handle(handle: str) -> RecallHandle:
-    """Decode a recall handle. Raise ConfigurationError if it is not valid."""
+    """Return a decoded recall handle. Raises ConfigurationError if `handle` is not valid."""
     found = parse_recall_handle(handle) if isinstance(handle, str) else None
     if found is None:
         raise ConfigurationError(
@@ -144,11 +145,11 @@ class MessageDraft:
 def delay_properties(
     message: Message | MessageDraft, level_max: int = DELAY_LEVEL_MAX
 ) -> Mapping[str, str]:
-    """Return the properties that tell the broker when to deliver a message.
+    """Return the properties that tell the broker when to deliver a message; empty for no delay.
 
-    There are none if the message is not delayed. `level_max` is the number of the brokers' delay
-    levels. Raises ConfigurationError for an invalid level or delay, and if the message has more
-    than one of them.
+    `level_max` is the number of the brokers' delay levels. Raises ConfigurationError for an invalid
+    level or a negative delay, and if the message has more than one of `delay_level`, `delay_ms` and
+    `deliver_at_ms`.
     """
     found: dict[str, str] = {}
     if message.delay_level:
@@ -261,8 +262,7 @@ def make_message(
 ) -> Message:
     """Return the arguments of `send` as a `Message`.
 
-    A `Message` given as `topic` is returned unchanged. Raises ConfigurationError as `make_draft`
-    does.
+    If `topic` is a `Message`, it is returned unchanged. Raises what `make_draft` raises.
     """
     return to_message(make_draft(topic, body, **options))
 
@@ -270,7 +270,8 @@ def make_message(
 def expect_one_message(message: object, kind: type[M], call: str) -> M:
     """Return `message` if it is one message of type `kind`, else raise ConfigurationError.
 
-    `call` is the name of the called method, for the error.
+    `call` is the name of the called method, for the text of the error. The fix depends on whether
+    `message` is a sequence, which only `send` accepts.
     """
     if isinstance(message, kind):
         return message
@@ -419,8 +420,9 @@ def make_outgoing(
 
 
 def make_plain_outgoing(topic: str, body: bytes, message_id: str) -> OutgoingMessage:
-    """Encode a message that has only a topic and a body, which the caller has checked. HOT.
+    """Return an encoded message that has only a topic and a body. HOT.
 
+    The caller has checked the body: it is neither empty nor too large, and is not compressed.
     Raises ConfigurationError for an invalid topic.
     """
     text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01true\x02"
@@ -430,9 +432,10 @@ def make_plain_outgoing(topic: str, body: bytes, message_id: str) -> OutgoingMes
 def _encode_properties(
     message: Message | MessageDraft, message_id: str, delay_level_max: int
 ) -> str:
-    """Return the properties of a message as they are sent.
+    """Return the properties of a message as they are sent: `name U+0001 value U+0002`, repeated.
 
-    Raises ConfigurationError if one is not valid.
+    UNIQ_KEY and WAIT come first. Properties with an empty value are left out. Raises
+    ConfigurationError if a property is invalid, or if all together are too large.
     """
     wait = "true" if message.wait_store_ok else "false"
     text = f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01{wait}\x02"
@@ -450,10 +453,11 @@ def _encode_properties(
         when = delay_properties(message, delay_level_max)
         text += "".join([f"{name}\x01{value}\x02" for name, value in when.items()])
     properties = message.properties
-    if properties or properties.__class__ is not dict:
+    if properties or properties.__class__ is not dict:  # the check refuses what is not a mapping
         check_properties(properties)
         # Every reader drops an empty value (spec/remoting.md §9), so it is not sent.
         text += "".join([f"{name}\x01{value}\x02" for name, value in properties.items() if value])
+    # A character has at most 4 bytes in UTF-8, so most texts need not be encoded to be measured.
     if len(text) * 4 > PROPERTIES_BYTES_MAX and len(text.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
             f"the properties have {len(text.encode()):,} bytes, the limit is "
@@ -469,10 +473,10 @@ _FIX_LARGE = "Put large values into the body."
 def add_properties(
     outgoing: OutgoingMessage, added: Mapping[str, str], purpose: str
 ) -> OutgoingMessage:
-    """Return the message with the additional properties that `purpose` requires.
+    """Return a copy of the message with further properties, those of `added`.
 
-    `purpose` is a noun, for the error. Raises ConfigurationError if the properties become too
-    large.
+    `purpose` says in the text of the error what needs them, such as "a transaction". Raises
+    ConfigurationError if the properties become too large.
     """
     text = outgoing.properties + "".join(f"{k}\x01{v}\x02" for k, v in added.items())
     if len(text.encode()) > PROPERTIES_BYTES_MAX:
@@ -491,10 +495,11 @@ _BATCH_ENTRY_OVERHEAD_BYTES: Final = 22
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Check that messages can be sent as one batch.
+    """Check that messages can be sent as one batch; return nothing if they can.
 
     Raises ConfigurationError if `messages` is not a sequence of messages. Raises SendError for an
-    empty batch and for messages that do not agree; it names the index of the first one.
+    empty batch, and for a message that cannot be in a batch with the first one: it names the index
+    of that message.
     """
     if not messages:
         raise SendError("the batch is empty.", fix="Pass at least one message.")
@@ -513,7 +518,8 @@ def check_batch(messages: Sequence[Message]) -> None:
 def _find_batch_fault(index: int, message: Message, first: Message) -> tuple[str, str] | None:
     """Return (fault, fix) if `message` cannot be in a batch that begins with `first`, else None.
 
-    `index` is the index of the message in the batch.
+    `index` is the index of the message in the batch. The fault is a sentence without full
+    stop.
     """
 
     def different(what: str, value: object, first_value: object) -> str:
@@ -562,9 +568,10 @@ def split_batch(
 def join_batch(parts: Sequence[OutgoingMessage], batch_id: str) -> OutgoingMessage:
     """Return one message whose body is the batch of `parts`.
 
-    `batch_id` identifies it in this client only. It is not sent as a property: a RocketMQ 5.3.3
-    broker would append the properties of the batch to those of every message, and all messages
-    would get the id of the batch. With RocketMQ's own client they do.
+    It has the topic, WAIT and sharding key of the first part. `batch_id` identifies it in this
+    client only. It is not sent as a property: a RocketMQ 5.3.3 broker would append the properties
+    of the batch to those of every message, and all messages would get the id of the batch, as they
+    do with RocketMQ's own client.
     """
     body = encode_batch((part.flag, part.body, part.properties.encode()) for part in parts)
     wait = parts[0].wait_store_ok
@@ -582,33 +589,37 @@ _QUEUES: Final = str(NEW_TOPIC_QUEUES)
 def make_send_fields(
     group: str, queue: MessageQueue, outgoing: OutgoingMessage, born_time_ms: int
 ) -> dict[str, str]:
-    """Return the header fields of a send request for `queue`."""
+    """Return the header fields of SEND_MESSAGE_V2 (310), or of a batch (320), for `queue`.
+
+    The names of the fields are single letters; `wire.headers.SendMessageRequestV2` declares them.
+    """
     fields = {
-        "a": group,
-        "b": queue.topic,
-        "c": DEFAULT_TOPIC,
-        "d": _QUEUES,
-        "e": str(queue.queue_id),
-        "f": str(outgoing.sys_flag),
-        "g": str(born_time_ms),
-        "h": str(outgoing.flag),
-        "i": outgoing.properties,
-        "j": str(outgoing.reconsume_times),
-        "k": "false",
-        "m": "false",
-        "n": queue.broker,
+        "a": group,  # producerGroup
+        "b": queue.topic,  # topic
+        "c": DEFAULT_TOPIC,  # defaultTopic
+        "d": _QUEUES,  # defaultTopicQueueNums
+        "e": str(queue.queue_id),  # queueId
+        "f": str(outgoing.sys_flag),  # sysFlag
+        "g": str(born_time_ms),  # bornTimestamp
+        "h": str(outgoing.flag),  # flag
+        "i": outgoing.properties,  # properties
+        "j": str(outgoing.reconsume_times),  # reconsumeTimes
+        "k": "false",  # unitMode
+        "m": "false",  # batch
+        "n": queue.broker,  # bname
     }
     if outgoing.reconsume_times_max is not None:
-        fields["l"] = str(outgoing.reconsume_times_max)
+        fields["l"] = str(outgoing.reconsume_times_max)  # maxReconsumeTimes
     return fields
 
 
 class SendRequest(Command):
     """The request to send one ordinary message, whose header is encoded only when it is needed.
 
-    `start` encodes the header from a template that is the same for all sends of a group to a queue.
+    An ordinary message is not in a batch, is not compressed, has no flag and is not a retry.
+    `start` encodes its header from a template that is the same for all sends of a group to a queue.
     `fields` creates the dict of header fields on first access, for example for a signature. From
-    then on the fields count: `start` returns None, so that the general encoder is used.
+    then on the dict counts: `start` returns None, so that the general encoder is used.
     """
 
     __slots__ = ("_born_time_ms", "_fields", "_group", "_outgoing", "_queue")
@@ -655,19 +666,20 @@ class SendRequest(Command):
 
 
 def encode_send_start(
-    around: tuple[bytes, bytes, bytes], born_time_ms: int, properties: str, opaque: int, size: int
+    template: tuple[bytes, bytes, bytes], born_time_ms: int, properties: str, opaque: int, size: int
 ) -> bytes | None:
     """Return a plain send request's frame up to its body, which has `size` bytes.
 
-    `template` is a result of `_make_frame_template`. Return None if the frame would be too large or
-    a property contains a lone surrogate: the general encoder handles those. `engine.client.start`
-    is the compiled equivalent.
+    `template` is a result of `_make_frame_template`. The result is two lengths of four bytes (frame
+    and header), then the JSON header. Return None if the frame would be too large or a property
+    contains a lone surrogate: the general encoder handles those. `engine.client.start` is the
+    compiled equivalent.
     """
     try:
         text = orjson.dumps(properties)
     except TypeError:  # a lone surrogate
         return None
-    before, behind, end = around
+    before, behind, end = template
     header = b'%b%d","h":"0","i":%b%b%d%b' % (before, born_time_ms, text, behind, opaque, end)
     total = 4 + len(header) + size
     return None if total > FRAME_BYTES_MAX else _PREFIX.pack(total, len(header)) + header

@@ -29,7 +29,7 @@ from sluicemq.wire.frames import Command
 from sluicemq.wire.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
-"""The port of a name server whose address has none."""
+"""The maximum number of characters in a tag."""
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -66,7 +66,10 @@ def check_queue(queue: object) -> None:
 
 
 def check_topic(name: str) -> str:
-    """Return the name of a topic. Raise ConfigurationError if it is not valid."""
+    """Return the name of a topic unchanged. Raises ConfigurationError if it is not valid.
+
+    Retry and dead-letter topics may have longer names, because they contain a group's name.
+    """
     is_long = isinstance(name, str) and is_group_topic(name)
     return _check_name("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
 
@@ -84,7 +87,7 @@ def check_topic_to_send(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return the name of a group. Raise ConfigurationError if it is not valid."""
+    """Return the name of a group unchanged. Raises ConfigurationError if it is not valid."""
     return _check_name("group", name, GROUP_LENGTH_MAX)
 
 
@@ -115,7 +118,7 @@ def _check_name(what: str, name: str, limit: int) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """Return the tag of a message. Raise ConfigurationError if it is not valid.
+    """Return the tag of a message unchanged. Raises ConfigurationError if it is not valid.
 
     A tag has 1 to 128 printable characters, contains no `|`, does not begin or end with a space,
     and is not "*".
@@ -151,7 +154,7 @@ def check_tag(tag: str) -> str:
 
 
 def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of a message. Raise ConfigurationError if one is not valid.
+    """Return the keys of a message unchanged. Raises ConfigurationError if one is not valid.
 
     Keys are sent joined by spaces, so a key must not be empty or contain white space.
     """
@@ -169,10 +172,10 @@ def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_properties(properties: Mapping[str, str], allowed: Collection[str] = frozenset()) -> None:
-    """Raise ConfigurationError, which names the property, if a property of a message is not valid.
+    """Raise ConfigurationError if a property of a message is not valid; it names the property.
 
-    Names and values are strings without U+0001 and U+0002, and names are not empty. A reserved name
-    is refused unless it is one of `allowed`.
+    Names and values must be strings without U+0001 and U+0002, and names must not be empty. A
+    reserved name is refused unless it is one of `allowed`.
     """
     if not isinstance(properties, Mapping):
         raise ConfigurationError(
@@ -253,9 +256,10 @@ class Credentials:
 
     @staticmethod
     def from_value(value: "Credentials | tuple[str, str] | None") -> "Credentials | None":
-        """Return `value` as Credentials: a pair (access key, secret key), Credentials, or None.
+        """Return `value` as Credentials; None stays None.
 
-        Raises ConfigurationError for any other value.
+        `value` may be Credentials or a pair (access key, secret key). Raises ConfigurationError for
+        any other value.
         """
         if value is None or isinstance(value, Credentials):
             return value

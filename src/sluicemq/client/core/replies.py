@@ -43,10 +43,11 @@ SEND_REPLY_TIMEOUT_S: Final = 12.0
 def make_request_message(
     outgoing: OutgoingMessage, client_id: str, correlation_id: str, ttl_ms: int
 ) -> OutgoingMessage:
-    """Return the message as a request, with the properties that a reply needs.
+    """Return a copy of the message as a request, with the properties that a reply needs.
 
-    `ttl_ms` is how long the requester waits, in milliseconds. Raises ConfigurationError if the
-    properties become too large.
+    `client_id` is the requester, and `correlation_id` identifies the request. `ttl_ms` is how long
+    the requester waits, in milliseconds. Raises ConfigurationError if the properties become too
+    large.
     """
     added = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: client_id, TTL: str(ttl_ms)}
     return add_properties(outgoing, added, "a request")
@@ -55,10 +56,10 @@ def make_request_message(
 def make_reply_request(
     record: StoredMessage, body: bytes, message_id: str, now_ms: int
 ) -> tuple[MessageQueue, Command]:
-    """Return the queue whose broker must receive the reply, and the request that sends it (325).
+    """Return (queue, request): the request sends the reply (325), to the broker of the queue.
 
-    `record` is the message to reply to. Raises ConfigurationError if that message does not ask for
-    a reply.
+    `record` is the message to reply to, and its queue is returned. `body` and `message_id` are
+    those of the reply. Raises ConfigurationError if `record` does not ask for a reply.
     """
     requested = record.properties
     if not requested.get(REPLY_TO_CLIENT) or not requested.get(CORRELATION_ID):
@@ -131,10 +132,11 @@ class ReplyFuture(Protocol):
 
 
 def accept_pushed_reply(command: Command, pending: Mapping[str, ReplyFuture]) -> Command:
-    """Set the result of the future that waits for a pushed reply, and return the response (326).
+    """Give a pushed reply to the future that waits for it; return the response (326).
 
-    `pending` maps correlation ids to futures. A reply that came too late is accepted as well, as
-    Java's client does, and logged. Raises ProtocolError if the reply cannot be decoded.
+    `pending` maps correlation ids to futures. If none waits any more, the reply is logged and
+    dropped; the response is a success all the same, as with Java's client. Raises ProtocolError if
+    the reply cannot be decoded.
     """
     reply = parse_pushed_reply(command)
     future = pending.get(reply.properties.get(CORRELATION_ID, ""))
@@ -148,10 +150,11 @@ def accept_pushed_reply(command: Command, pending: Mapping[str, ReplyFuture]) ->
 def send_reply(
     directory: Directory, record: StoredMessage, body: bytes, message_id: str
 ) -> Conversation[dict[str, str]]:
-    """Send a reply to `record`. Return the header fields of the response once the requester has it.
+    """Send a reply to `record`, and wait until the requester has it.
 
-    Raises ConfigurationError if `record` does not ask for a reply, RequestError if the requester is
-    no longer connected, ConnectionLostError and RequestTimeoutError.
+    Return the header fields of the response. `body` and `message_id` are those of the reply. Raises
+    ConfigurationError if `record` does not ask for a reply, RequestError if the requester is no
+    longer connected, ConnectionLostError and RequestTimeoutError.
     """
     queue, command = make_reply_request(record, body, message_id, directory.clock.now_ms())
     response = yield from directory.call_master(queue, command, SEND_REPLY_TIMEOUT_S)
@@ -163,7 +166,8 @@ def reply_timeout_error(
 ) -> RequestTimeoutError:
     """Return the error for a request whose reply did not come within `timeout_s` seconds.
 
-    `where` names where the request is stored, empty if it was not stored before the time-out.
+    `where` names the place where the request is stored; "" means that it was not stored before the
+    time-out.
     """
     if not where:
         return RequestTimeoutError(

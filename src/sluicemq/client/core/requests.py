@@ -61,7 +61,10 @@ P = ParamSpec("P")
 def make_request(
     code: Code, header: Any = None, body: bytes = b"", *, oneway: bool = False
 ) -> Command:
-    """Return a request with the given code, declared header and body."""
+    """Return a request with the given code, declared header and body.
+
+    `header` None means a request without header fields.
+    """
     fields = None if header is None else encode_header(header)
     return Command(int(code), fields, body, flag=FLAG_ONEWAY if oneway else 0)
 
@@ -72,7 +75,10 @@ def _queue_fields(queue: MessageQueue) -> dict[str, Any]:
 
 
 def _request_maker(code: Code, header: Callable[P, object]) -> Callable[P, Command]:
-    """Return a function that makes a request from the fields of its header."""
+    """Return a function that makes a request with the code `code` from the fields of its header.
+
+    The function takes the arguments of the class `header`.
+    """
 
     def make(*arguments: P.args, **fields: P.kwargs) -> Command:
         return make_request(code, header(*arguments, **fields))
@@ -198,6 +204,7 @@ def send(
 ) -> Command:
     """Return the request to send a message or, if `batch`, a batch of messages. HOT.
 
+    An ordinary message becomes a `SendRequest`, whose header is encoded without a dict of fields.
     `born_time_ms` is the time of sending in milliseconds since 1970. `is_brief` asks a SluiceMQ
     broker to return the id of the first message only.
     """
@@ -302,11 +309,12 @@ def pull(
     return Command(_PULL, fields)
 
 
-def probe_message(group: str, queue: MessageQueue, offset: int) -> Command:
+def make_probe_request(group: str, queue: MessageQueue, offset: int) -> Command:
     """Return the pull request for the one message at `offset`, whatever the group subscribes to.
 
-    A SluiceMQ broker then neither applies a pending reset or a lane of the group nor counts the
-    pull. For a RocketMQ broker it is a plain pull.
+    The field sluiceLook=true tells a SluiceMQ broker not to carry out a pending reset of the group,
+    not to apply a lane, and not to count the pull. A RocketMQ broker ignores the field: for it this
+    is a plain pull.
     """
     command = pull(
         group, queue, offset, count_max=1, bytes_max=1024, subscription=Subscription(queue.topic)
@@ -318,9 +326,9 @@ def probe_message(group: str, queue: MessageQueue, offset: int) -> Command:
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
     """Return the request for the committed offset of a group.
 
-    The response code is QUERY_NOT_FOUND (22) if the group has none. With `zero_if_young` the broker
-    may return offset 0 instead, for a queue that has lost no message yet, as it does for Java's
-    consumers (spec/remoting.md §14).
+    The response code is QUERY_NOT_FOUND (22) if the group has none. With `zero_if_young`, the
+    broker may return offset 0 instead if the queue has not lost a message yet, as it does for
+    Java's consumers (spec/remoting.md §14).
     """
     zero = None if zero_if_young else False
     return make_request(
@@ -367,10 +375,11 @@ def messages_by_key(
 def reset_offsets(
     group: str, topic: str, time_ms: int, queue_id: int = -1, offset: int = -1
 ) -> Command:
-    """Return the request to reset the offsets of a group to a time of a topic on one broker.
+    """Return the request to reset the offsets of a group in a topic on one broker.
 
-    `time_ms` -1 means the end of each queue. With `queue_id`, only that queue is reset, to
-    `offset`.
+    By default, each queue is reset to its first message stored at `time_ms` (milliseconds since
+    1970) or later; -1 means the end of the queue. With `queue_id` 0 or more, only that queue is
+    reset, to `offset`.
     """
     header = headers.ResetOffsetRequest(
         topic=topic, group=group, time_ms=time_ms, force=True, queue_id=queue_id, offset=offset
@@ -385,7 +394,12 @@ def try_filter(
     end_ms: int | None,
     count_max: int,
 ) -> Command:
-    """Return the request to apply a filter to stored messages. Only SluiceMQ brokers support it."""
+    """Return the request to apply a filter to stored messages. Only SluiceMQ brokers support it.
+
+    The filter is applied to messages stored from `begin_ms` to `end_ms` (milliseconds since 1970,
+    None means no limit), at most `count_max`, the newest of each queue. With `group`, the response
+    also compares the filter with that of the group.
+    """
     header = headers.TryFilterRequest(
         topic=subscription.topic,
         expression=subscription.expression,
@@ -497,10 +511,10 @@ def update_account(account: headers.UpdateAccountRequest) -> Command:
 
 
 def clean_up(what: str) -> Command:
-    """Return the request to delete what is no longer used.
+    """Return the request to delete what is no longer used on one broker.
 
     `what` is "queues" (expired files of consume queues), "topics" (consume queues of deleted
-    topics) or "log" (expired files of the commit log).
+    topics) or "log" (expired files of the commit log). Any other value raises KeyError.
     """
     return make_request(_CLEAN_UP_CODES[what])
 
@@ -577,8 +591,8 @@ _ACCESS_FIX: Final = (
 def is_access_denied(response: Command) -> bool:
     """Return whether access control refused the request.
 
-    RocketMQ has no code for that: it is SYSTEM_ERROR (1) with the name of its exception in the
-    remark.
+    RocketMQ has no code for that: the response has SYSTEM_ERROR (1), and its remark contains the
+    name of RocketMQ's exception.
     """
     return response.code == SYSTEM_ERROR and is_access_denied_remark(response.remark or "")
 
@@ -589,7 +603,10 @@ def is_access_denied_remark(remark: str) -> bool:
 
 
 def request_error(response: Command, address: str = "") -> RequestError:
-    """Return the exception for a response that is not a success."""
+    """Return the exception for a response that is not a success, with a fix if one is known.
+
+    The class depends on the response code (`_ERRORS`). `address` is the server that responded.
+    """
     kind, fix = _ERRORS.get(response.code, (RequestError, ""))
     if is_access_denied(response):
         kind, fix = PermissionDeniedError, _ACCESS_FIX
@@ -644,9 +661,10 @@ class SendResult:
     """The result of sending one message.
 
     `message_id` is the id that this client assigned (UNIQ_KEY). `offset_message_id` contains the
-    broker's address and the position in its commit log. `queue_offset` is the offset in `queue`.
-    For a delayed message, the latter two say where it waits. `recall_handle` recalls a timed
-    message. A one-way send has no result.
+    broker's address and the position in its commit log. `queue_offset` is the offset in `queue`. If
+    the message is delayed, `offset_message_id` and `queue_offset` say where it waits.
+    `recall_handle` recalls a timed message; it is None for other messages. A one-way send has no
+    result.
     """
 
     status: SendStatus
@@ -667,12 +685,15 @@ class SendResult:
 def parse_send_response(
     response: Command, queue: MessageQueue, message_ids: tuple[str, ...], address: str
 ) -> list[SendResult]:
-    """Return one result for each of `message_ids`, the messages of a send request, in their order.
+    """Return the result of each message of a send request, in the order of `message_ids`.
 
-    The offset message ids of a batch are joined by commas (spec/remoting.md §9). Raises
-    RequestError for a response that is not a success, and ProtocolError for one without an offset.
+    `queue` is the queue that the request named; the response may name another queue of that broker.
+    The offset message ids of a batch are joined by commas (spec/remoting.md §9); a missing one
+    becomes "". Raises RequestError for a response that is not a success, and ProtocolError for one
+    without an offset.
     """
     if response.__class__ is _COMPILED_RESPONSE and len(message_ids) == 1:
+        # The compiled decoder makes this class for successful responses to plain sends only.
         plain: Any = response
         return [plain.result(SendResult, SendStatus.OK, message_ids[0], queue)]
     status = _SEND_STATUS.get(response.code)

@@ -99,9 +99,9 @@ def avoidance_s(latency_s: float) -> float:
 class QueueChooser:
     """Selects queues round robin for each topic, skipping brokers that are to be avoided.
 
-    Times are monotonic seconds. `first()` returns the index of the queue for the first message of a
-    topic. Clients pass a random number, as Java's client does: otherwise many short-lived producers
-    would all send to the same queue.
+    Times are monotonic seconds. `first()` is called for the first message of a topic, and returns
+    the index of its queue. Clients return a random number, as Java's client does: otherwise many
+    short-lived producers would all send to the same queue.
     """
 
     __slots__ = ("_avoid_until_s", "_choose_start", "_next_index")
@@ -120,10 +120,10 @@ class QueueChooser:
     ) -> MessageQueue:
         """Return the queue for the next message. HOT.
 
-        With `sharding_key`, that is the queue of the key. Otherwise skip queues of `last_broker`,
-        where the last attempt failed, and of brokers to be avoided. If only avoided brokers remain,
-        return a queue of one of them; return a queue of `last_broker` only if the topic has no
-        other broker.
+        With `sharding_key`, that is the queue of the key. Otherwise queues take turns. Queues of
+        `last_broker`, where the last attempt failed, and of brokers to be avoided are skipped. If
+        only avoided brokers remain, return a queue of one of them. Return a queue of `last_broker`
+        only if the topic has no other broker.
         """
         if sharding_key:
             return choose_by_sharding_key(queues, sharding_key)
@@ -135,19 +135,22 @@ class QueueChooser:
         count = len(queues)
         if not self._avoid_until_s and last_broker is None:
             return queues[start % count]
-        others = None
+        first_avoided = None
         for step in range(count):
             queue = queues[(start + step) % count]
             if queue.broker != last_broker:
                 if self._avoid_until_s.get(queue.broker, 0.0) <= now_s:
                     return queue
-                others = others or queue
-        return others or queues[start % count]
+                first_avoided = first_avoided or queue
+        return first_avoided or queues[start % count]
 
     def record_latency(self, broker: str, latency_s: float, now_s: float) -> None:
-        """Avoid `broker` for a while if its response took long, else stop avoiding it."""
+        """Avoid `broker` for a while if its response took long, else stop avoiding it.
+
+        How long depends on `latency_s`; see `avoidance_s`.
+        """
         if latency_s < 0.55 and broker not in self._avoid_until_s:
-            return
+            return  # the usual case: nothing to change
         pause = avoidance_s(latency_s)
         if pause:
             self._avoid_until_s[broker] = now_s + pause
@@ -187,8 +190,8 @@ def check_destination(
 ) -> None:
     """Check the options that say where a message goes and how long sending it may take.
 
-    Raises ConfigurationError if `queue` is not a queue of `topic`, or `timeout_ms` is less than 1.
-    None is valid for both.
+    Raises ConfigurationError if `queue` is not a queue of `topic`, or if `timeout_ms` is not a
+    whole number from 1 on. None is valid for both.
     """
     if queue is not None:
         check_queue(queue)
@@ -204,9 +207,9 @@ def check_destination(
 def choose_by_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
     """Return the queue of a sharding key.
 
-    It is the queue that SelectMessageQueueByHash of a Java producer selects for the same key, so
-    that producers in both languages keep one order. A key moves to another queue when the number of
-    queues changes; order topics keep that number.
+    A Java producer selects the same queue for the key with SelectMessageQueueByHash, so producers
+    in both languages keep one order. A key moves to another queue when the number of queues
+    changes; order topics keep that number.
     """
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
@@ -214,9 +217,9 @@ def choose_by_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) ->
 class SendAttempts:
     """The state of one send, from the first attempt to its result. Times are monotonic seconds.
 
-    The current attempt began at `started_s` and goes to the queue `target`. `call` is its request,
-    None before that is made. `deadline_s` ends all attempts. `last_broker` is the broker of the
-    last failed attempt.
+    The current attempt began at `started_s` and goes to the queue `target` (None before one is
+    chosen). `call` is its request, None before the request is made. `deadline_s` ends all attempts.
+    `last_broker` is the broker of the last failed attempt, None before the first failure.
     """
 
     __slots__ = (
@@ -235,6 +238,11 @@ class SendAttempts:
     )
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
+        """Begin a send at `now_s`.
+
+        `timeout_ms` is the time for all attempts together, and `retries` the number of attempts
+        after the first one.
+        """
         self.started_s = now_s
         self.deadline_s = now_s + timeout_ms / 1000
         self.target: MessageQueue | None = None
@@ -259,12 +267,13 @@ class SendAttempts:
         was_written: bool,
         waits_for_master: bool = False,
     ) -> bool:
-        """Record a failed attempt, and return whether another attempt may be made.
+        """Record a failed attempt at `broker`, and return whether another attempt may be made.
 
         `was_written` says that the request was, or may have been, passed to the network: a broken
         connection or a time-out then leaves open whether the message is stored. With
-        `waits_for_master`, attempts continue until the deadline with a pause (`pause_s`) before
-        each, however few retries are left; a send without retries is not repeated.
+        `waits_for_master`, attempts continue until the deadline with a growing pause before each,
+        however few retries are left; but a send that was created without retries is not repeated.
+        `pause_s` is set for the next attempt.
         """
         self.last_broker = broker
         if (failure := f"{broker}: {error.fact}") not in self._failures:
@@ -272,12 +281,10 @@ class SendAttempts:
         if was_written and isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._may_be_stored = True
         if isinstance(error, RequestTimeoutError) and was_written:
-            return False
-        if isinstance(error, RequestError) and error.code not in RETRY_CODES:
-            return False
-        if now_s >= self.deadline_s or (
-            isinstance(error, RouteNotFoundError) and not waits_for_master
-        ):
+            return False  # the message may be stored, so a retry could duplicate it
+        is_final_refusal = isinstance(error, RequestError) and error.code not in RETRY_CODES
+        has_no_route = isinstance(error, RouteNotFoundError) and not waits_for_master
+        if is_final_refusal or has_no_route or now_s >= self.deadline_s:
             return False
         if waits_for_master and self._may_retry:
             self.pause_s = min(max(2 * self.pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
@@ -291,8 +298,8 @@ class SendAttempts:
     def should_improve(self, status: SendStatus, broker: str, now_s: float) -> bool:
         """Return whether to send to another broker although this one stored the message.
 
-        That is the case if `status` promises less than OK, retries are left and the deadline has
-        not passed. Uses up one retry.
+        That is the case if `status` is less than OK, a retry is left and the deadline has not
+        passed. If the result is True, one retry is used up, and `broker` becomes `last_broker`.
         """
         if status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s:
             return False
@@ -301,11 +308,11 @@ class SendAttempts:
         return True
 
     def make_error(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
-        """Return the exception for a failed send.
+        """Return the exception for a failed send. `error` is the failure of the last attempt.
 
-        The caller raises it `from error`, the last failure. It is a SendUnknownError if the message
-        may be stored. A RequestError or RouteNotFoundError is returned unchanged; any other failure
-        becomes a SendError that lists all attempts.
+        The caller raises the result `from error`. It is a SendUnknownError if the message may be
+        stored after any attempt. Otherwise a RequestError or RouteNotFoundError is returned
+        unchanged, and any other failure becomes a SendError that lists all attempts.
         """
         failures = "; ".join(self._failures)
         if self._may_be_stored:
@@ -349,7 +356,8 @@ class Sender:
     """Sends the messages of one producer group.
 
     `on_first_send(group, topic)` is called before the first send to a topic. After `close`,
-    `on_drained()` is called when no send is in progress any more.
+    `on_drained()` is called when no send is in progress any more. Both do nothing until the
+    producer sets them.
     """
 
     def __init__(
@@ -366,9 +374,11 @@ class Sender:
         trace: Tracing | None = None,
         first_queue: Callable[[], int] = lambda: 1,
     ) -> None:
-        """Check the options and create the sender. `first_queue` is the `first` of `QueueChooser`.
+        """Check the options and create the sender.
 
-        `next_id` returns a new message id. Raises ConfigurationError for an invalid option.
+        `next_id()` returns a new message id. `trace` records the sends; None means no tracing.
+        `first_queue` is the `first` of `QueueChooser`. The other options are those of
+        `ProducerOptions`. Raises ConfigurationError for an invalid option.
         """
         check_number("timeout_ms", timeout_ms, 1)
         check_number("retries", retries, 0)
@@ -401,18 +411,22 @@ class Sender:
         self._announced_topics: set[str] = set()
 
     def assign_id(self, message: Message | MessageDraft) -> OutgoingMessage:
-        """Encode a message with a new id.
+        """Return the message, encoded with a new id.
 
-        Raise ConfigurationError, and ClosedError after `close`.
+        Raises ConfigurationError for an invalid message, and ClosedError after `close`.
         """
         return self.make_outgoing(message, self.next_id())
 
     def close(self) -> None:
-        """Refuse new messages, and make no further attempts for those in progress."""
+        """Refuse new messages, and make no further attempts for those in progress.
+
+        Every later call that sends raises ClosedError.
+        """
 
         def refuse(message: Message | MessageDraft, message_id: str) -> OutgoingMessage:
             raise ClosedError("this producer is closed.", fix="Create a new producer.")
 
+        # With 0, no body takes the fast path of `send_message`, which does not call make_outgoing.
         self.is_closed, self.make_outgoing, self._plain_body_bytes = True, refuse, 0
 
     def send_outgoing(
@@ -474,7 +488,7 @@ class Sender:
         if (
             topic.__class__ is str
             and body.__class__ is bytes
-            and 0 < len(body) < self._plain_body_bytes
+            and 0 < len(body) < self._plain_body_bytes  # never after `close`
             and tag is None
             and properties is None
             and selector is None
@@ -561,11 +575,11 @@ class Sender:
     ) -> Conversation[list[SendResult]]:
         """Send messages of one topic in requests of at most 1 MiB each.
 
-        Return one result per message. Each request is stored completely or not at all. If a later
-        one fails, the earlier ones are stored, and a note of the exception tells how many. `queue`
-        and `timeout_ms` are those of `send`; `timeout_ms` applies to each request. Raises SendError
-        before sending if the messages cannot be in one batch (it names the index), and what `send`
-        raises.
+        Return one result for each message, in their order. Each request is stored completely or not
+        at all. If a request fails, the requests before it are stored, and a note of the exception
+        tells how many messages these have. `queue` and `timeout_ms` are those of `send`;
+        `timeout_ms` applies to each request. Raises SendError before sending if the messages cannot
+        be in one batch (it names the index), and what `send` raises.
         """
         check_batch(messages)
         check_destination(messages[0].topic, queue, timeout_ms)
@@ -596,8 +610,8 @@ class Sender:
         """Send one request, with all its attempts, and return one result for each of `ids`. HOT.
 
         `ids` are the message ids in the request, more than one for a batch. The request goes to
-        `queue`, or to a queue that is chosen for each attempt if that is None. `timeout_ms` and
-        `retries` default to the producer's.
+        `queue`; if that is None, a queue is chosen for each attempt. `timeout_ms` and `retries`
+        default to the producer's. `on_first_send` is called before the first send to a topic.
 
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
@@ -666,9 +680,10 @@ class Sender:
         response: Command,
         batch: bool,
     ) -> bool:
-        """Handle a stored message: record the latency and the trace. HOT.
+        """Record an attempt that stored the message; return whether the send is done. HOT.
 
-        Return False if the message should be sent to another broker as well.
+        The latency of the broker is recorded. The send is not done if the message should be sent to
+        another broker as well (`retry_unsafe`). If it is done, it is traced.
         """
         assert attempts.target is not None
         broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
@@ -691,7 +706,11 @@ class Sender:
         error: SluiceError,
         batch: bool,
     ) -> None:
-        """Record a failed attempt. Raise the final error after the last attempt."""
+        """Record a failed attempt. Return if another one may be made, else raise the final error.
+
+        If the final error is raised, the send is traced. After `close`, ids of messages that may be
+        stored are added to `unknown_ids`.
+        """
         now_s = self.directory.clock.monotonic_s()
         cost_s, attempts.started_s = now_s - attempts.started_s, now_s
         if not self._may_retry(attempts, outgoing, error, now_s):
@@ -707,8 +726,9 @@ class Sender:
     ) -> bool:
         """Record a failed attempt, and return whether to make another one.
 
-        The next attempt waits for a new master if no other broker can accept the message and this
-        one has replicas.
+        The broker is avoided for a while, and the topic's route is fetched again before its next
+        use. The next attempt waits for a new master if no other broker can accept the message and
+        this one has replicas. Return False after `close`.
         """
         directory, topic, call = self.directory, outgoing.topic, attempts.call
         broker = None if attempts.target is None else attempts.target.broker
@@ -732,7 +752,12 @@ class Sender:
         return may_retry and not self.is_closed
 
     def write_traces(self, tracing: Tracing) -> Conversation[bool]:
-        """Send all trace records that were noted. Return False if that failed; never raises."""
+        """Send the trace records that `tracing` has collected, until none is left.
+
+        Return False, and stop, if a message with trace records could not be sent: its records are
+        counted as dropped, and the failure is logged (as a warning only the first time). Never
+        raises an Exception.
+        """
         while (batch := tracing.next_message()) is not None:
             try:
                 yield from self.directory.get_route(tracing.topic)

@@ -94,7 +94,11 @@ def trace_hint(error: Exception) -> str:
 
 
 class _SendNote(NamedTuple):
-    """A send, as the hook noted it. The writer makes a `SendTrace` of it."""
+    """A send, as the hook noted it. The writer makes a `SendTrace` of it.
+
+    `properties` is the encoded text. `address` and `offset_message_id` are "" for a failed send.
+    `time_ms` is when the send began, in milliseconds since 1970.
+    """
 
     time_ms: int
     region: str
@@ -130,6 +134,11 @@ class Tracing:
         *,
         count_max: int = COUNT_MAX,
     ) -> None:
+        """Create it for the trace topic `topic`.
+
+        `next_id()` returns a new id for a delivery. At most `count_max` records are kept; further
+        ones are dropped and counted.
+        """
         self.topic = topic
         self.clock = clock
         self.next_id = next_id
@@ -150,7 +159,7 @@ class Tracing:
     def close(self) -> None:
         """Drop the records that are not written yet.
 
-        Log a warning with the number of dropped records, if any were dropped.
+        If any record was dropped, now or before, a warning says how many.
         """
         self.count_dropped(len(self))
         if self.dropped_count:
@@ -161,7 +170,10 @@ class Tracing:
         self.dropped_count += count
 
     def add_note(self, note: "_SendNote | TraceRecord") -> None:
-        """Add a record, or drop and count it if the limit is reached."""
+        """Add a record and call `on_note`.
+
+        If the limit is reached, drop the record and count it in `dropped_count` instead.
+        """
         if len(self._notes) >= self._count_max:
             self.dropped_count += 1
             return
@@ -181,9 +193,10 @@ class Tracing:
         *,
         batch: bool = False,
     ) -> None:
-        """Record that the broker at `address` stored a message, or a batch of messages.
+        """Record that the broker at `address` stored a message (with `batch`, a batch).
 
-        `response` is the broker's response. The send took `cost_s` seconds.
+        `response` is the broker's response. Nothing is recorded if it says TRACE_ON=false. The send
+        took `cost_s` seconds.
         """
         fields = header_fields(response)
         if fields.get(TRACE_ON) != "false":
@@ -200,7 +213,10 @@ class Tracing:
         *,
         batch: bool,
     ) -> None:
-        """Record that a send failed with all its attempts. `ids` are the message ids in it."""
+        """Record that a send failed with all its attempts, which took `cost_s` seconds.
+
+        `ids` are the message ids in it, several for a batch.
+        """
         self._add_send_notes(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
 
     def _add_send_notes(
@@ -216,8 +232,8 @@ class Tracing:
     ) -> None:
         """Add a note for each message of a send.
 
-        `ids` are pairs (message id, offset message id). An empty `address` means that the send
-        failed.
+        `ids` are pairs (message id, offset message id), in the order of the messages. An empty
+        `address` means that the send failed. Does nothing for a message of the trace topic.
         """
         if outgoing.topic == self.topic:
             return
@@ -258,16 +274,19 @@ class Tracing:
     ) -> None:
         """Record that a transaction was committed, rolled back or left undecided.
 
-        `properties` are those of the message in a transaction check, None without a check.
+        `state` is a `TransactionState`, and `address` is the broker's. `properties` are those of
+        the message if a transaction check caused the end; None means that this producer ended its
+        own transaction. Then tag and keys are those that were kept from the record of the prepared
+        message.
         """
-        known = properties or {}
-        tags, keys = known.get(TAGS), known.get(KEYS)
+        checked_properties = properties or {}
+        tags, keys = checked_properties.get(TAGS), checked_properties.get(KEYS)
         if properties is None:
             tags, keys = self._prepared_labels.pop(transaction_id, (None, None))
         self.add_note(
             TransactionTrace(
                 time_ms=self.clock.now_ms(),
-                region=known.get(MSG_REGION) or _DEFAULT_REGION,
+                region=checked_properties.get(MSG_REGION) or _DEFAULT_REGION,
                 group=group,
                 topic=topic,
                 message_id=transaction_id,
@@ -290,7 +309,11 @@ class Tracing:
     # ------------------------------------------------------------------------- consumers
 
     def start_delivery(self, group: str, record: StoredMessage) -> "TracedDelivery | None":
-        """Record that a message is handed to the application. Return None if that is not traced."""
+        """Record that a message is handed to the application, and return the delivery.
+
+        The caller calls its `finish` at the end. Return None, and record nothing, for a message of
+        the trace topic and for one whose broker has set TRACE_ON=false.
+        """
         properties = record.properties
         if record.topic == self.topic or properties.get(TRACE_ON) == "false":
             return None
@@ -309,9 +332,10 @@ class Tracing:
     # ---------------------------------------------------------------------------- writer
 
     def next_message(self) -> TraceMessage | None:
-        """Return the next trace message, with as many records as fit, or None if there are none.
+        """Remove the oldest records and return them as a trace message, or None.
 
-        The records are removed.
+        The message contains as many records as fit, at least one. None means that there are no
+        records.
         """
         texts: list[str] = []
         size = characters = 0
@@ -333,7 +357,11 @@ class Tracing:
         return TraceMessage(message, len(texts))
 
     def _make_record(self, note: "_SendNote | TraceRecord") -> TraceRecord:
-        """Return the record of a note. The labels of a prepared message are kept for its end."""
+        """Return the trace record of a note.
+
+        If the note is about a prepared message, its tag and keys are kept for the record of the
+        transaction's end; at most `_PREPARED_MAX` of them.
+        """
         if not isinstance(note, _SendNote):
             return note
         properties = decode_properties(note.properties.encode())
@@ -365,7 +393,7 @@ class Tracing:
 
 
 class TracedDelivery:
-    """One delivery of a message to a handler."""
+    """One traced delivery of a message to a handler. It begins when the object is created."""
 
     __slots__ = ("_start_record", "_started_s", "_tracing")
 
@@ -375,7 +403,7 @@ class TracedDelivery:
         self._started_s = tracing.clock.monotonic_s()
 
     def finish(self, outcome: ConsumeOutcome) -> None:
-        """Record how the handler ended, or what the application reported."""
+        """Record that the delivery has ended with `outcome`, and how long it took."""
         clock, start_record = self._tracing.clock, self._start_record
         cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)
         self._tracing.add_note(

@@ -89,7 +89,8 @@ class TransactionListener:
     ) -> "TransactionState | Awaitable[TransactionState | None] | None":
         """Run the local transaction of a message that is stored and not yet visible.
 
-        Return how it ended. None and an exception, which is logged, count as UNKNOWN.
+        `argument` is what the application passed to `send_in_transaction`. Return how the
+        transaction ended. None, and an exception (which is logged), count as UNKNOWN.
         """
         raise NotImplementedError
 
@@ -138,11 +139,11 @@ class PreparedMessageLocation:
 def make_prepared(
     outgoing: OutgoingMessage, group: str, check_after_s: int | None
 ) -> OutgoingMessage:
-    """Return the message as a prepared message, with the properties of a transaction.
+    """Return a copy of the message as a prepared message, with the properties of a transaction.
 
     The broker does not check the transaction for `check_after_s` seconds; None means its own
-    interval. Raises ConfigurationError for a delayed message, an invalid `check_after_s` and too
-    large properties.
+    interval. Raises ConfigurationError for a delayed message, an invalid `check_after_s`, and
+    properties that become too large.
     """
     names = {part.partition("\x01")[0] for part in outgoing.properties.split("\x02")}
     for name in (DELAY, *TIMER_PROPERTIES):
@@ -160,9 +161,10 @@ def make_prepared(
 
 
 def locate_prepared(result: SendResult, group: str) -> PreparedMessageLocation:
-    """Return where the prepared message is stored, by the result of its send.
+    """Return where a prepared message is stored, by the result of its send.
 
-    Raises ProtocolError if the offset message id of the result is not valid.
+    The position is the last 16 hexadecimal digits of the offset message id. Raises ProtocolError if
+    that id is not valid.
     """
     try:
         physical_offset = int(result.offset_message_id[-_OFFSET_DIGITS:], 16)
@@ -231,9 +233,11 @@ def parse_check_request(command: Command) -> TransactionCheck:
 
 
 class Transactions:
-    """The transactions of one producer group.
+    """The running and ended transactions of one producer group.
 
-    `lock` protects the tables if several threads use them.
+    `listener` is the application's, or None. `trace` records the ends of transactions; None means
+    no tracing. `lock` protects the tables if several threads use them; None means no lock. The
+    constructor raises ConfigurationError if `listener` is not a TransactionListener.
     """
 
     def __init__(
@@ -270,7 +274,8 @@ class Transactions:
     def answer_check(self, check: TransactionCheck, address: str) -> Conversation[Command | None]:
         """Return the request that answers a check, or None if this producer cannot know the state.
 
-        `address` is the broker that sent the check.
+        `address` is the broker that sent the check. The answer is traced. The caller sends the
+        request; it has no response.
         """
         state = yield from self.determine_state(check)
         if state is None:
@@ -281,10 +286,11 @@ class Transactions:
     def send_prepared(
         self, outgoing: OutgoingMessage, check_after_s: int | None, send: SendPrepared
     ) -> Conversation[tuple[PreparedMessageLocation, SendResult]]:
-        """Send the prepared message with `send` and return its location and its result.
+        """Send the prepared message with `send`; return (location, result of the send).
 
-        If that fails, a later check of the transaction is answered with ROLLBACK. Raises what
-        `make_prepared`, `send` and `locate_prepared` raise.
+        Until `end` is called, checks of the transaction are answered with UNKNOWN. If sending
+        fails, a later check is answered with ROLLBACK. Raises what `make_prepared`, `send` and
+        `locate_prepared` raise.
         """
         prepared = make_prepared(outgoing, self.group, check_after_s)
         with self._tables_lock:
@@ -297,7 +303,11 @@ class Transactions:
             raise
 
     def _record_end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
-        """Record that the local transaction is over. `broker` stores its prepared message."""
+        """Record that the local transaction is over, and that `broker` stores its prepared message.
+
+        Unless `state` is UNKNOWN, later checks are answered with it; the oldest of more than
+        `ENDED_TRANSACTIONS_MAX` states is forgotten.
+        """
         with self._tables_lock:
             self._running.discard(transaction_id)
             if state is not TransactionState.UNKNOWN:
@@ -306,10 +316,12 @@ class Transactions:
                     self._ended.popitem(last=False)
 
     def end(self, location: PreparedMessageLocation, state: TransactionState) -> Conversation[bool]:
-        """End a transaction at its broker. Return False if a check has to end it instead.
+        """End a transaction at its broker, and return whether the broker has confirmed that.
 
-        That is the case if the broker does not respond, if `state` is UNKNOWN, or if the broker has
-        already started to check. Raises RequestError if the broker refuses.
+        The state is recorded for later checks. Return False if a check has to end the transaction
+        instead: the broker does not respond, `state` is UNKNOWN, or the broker has already started
+        to check. The reason is logged, except for UNKNOWN. Raises RequestError if the broker
+        refuses.
         """
         self._record_end(location.transaction_id, state, location.queue.broker)
         command = make_end_request(location, state)
@@ -331,9 +343,8 @@ class Transactions:
             return False
         if command.is_oneway:
             return False
-        if (
-            response.code == ResponseCode.ILLEGAL_OPERATION
-        ):  # too late: the broker has begun to check
+        if response.code == ResponseCode.ILLEGAL_OPERATION:
+            # Too late: the broker has begun to check.
             _log.warning("broker %s: %s", address, response.remark)
             return False
         expect_success(response, address)
@@ -346,9 +357,9 @@ class Transactions:
         address: str,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Note the end of a transaction if tracing is on.
+        """Record the end of a transaction in the trace. Does nothing if tracing is off.
 
-        `properties` are those of the message in a check, None if no check caused the end.
+        `properties` are those of the message in a check; None means that no check caused the end.
         """
         if self.trace is not None:
             self.trace.record_transaction_end(
@@ -368,11 +379,12 @@ class Transactions:
         check_after_s: int | None,
         send: SendPrepared,
     ) -> Conversation[TransactionResult]:
-        """Send the prepared message, run the local transaction by the listener, and end it.
+        """Send the prepared message, let the listener run the local transaction, and end it.
 
-        If the broker stored the message with a status other than OK, the transaction is rolled back
-        without calling the listener. Raises ConfigurationError without a listener, and what
-        `send_prepared` and `end` raise.
+        `message` is passed to the listener with `argument`; `outgoing` is the same message,
+        encoded. If the broker stored the prepared message with a status other than OK, the
+        transaction is rolled back without calling the listener. Raises ConfigurationError without a
+        listener, and what `send_prepared` and `end` raise.
         """
         self.expect_listener()
         assert self.listener is not None
@@ -400,9 +412,10 @@ class Transactions:
     def _call_listener(
         self, function: Callable[[], object], failure: str
     ) -> Conversation[TransactionState]:
-        """Call `function` of the listener and return the state.
+        """Call `function`, a method of the listener with its arguments, and return the state.
 
-        If it fails, log `failure` and return UNKNOWN. Raises KeyboardInterrupt, SystemExit, and the
+        None counts as UNKNOWN. If the call fails or returns something else, `failure` is logged
+        with the exception and the result is UNKNOWN. Raises KeyboardInterrupt, SystemExit, and the
         error with which a shell ends the conversation early. A shell that awaits converts other
         errors of the listener to an Exception.
         """
@@ -429,8 +442,11 @@ class Transactions:
     def determine_state(self, check: TransactionCheck) -> Conversation[TransactionState | None]:
         """Return the state of a checked transaction, or None if this producer cannot know it.
 
-        A prepared message on another broker than the committed one was left by a send without a
-        response. It is rolled back, so that it does not become a second message.
+        A transaction that runs here is UNKNOWN, and one that ended here has its recorded state. All
+        others are checked by the listener; without a listener the result is None, and the first
+        such check is logged. If the transaction was committed with a prepared message on another
+        broker, the checked one was left by a send without a response. It is rolled back, so that it
+        does not become a second message.
         """
         transaction_id = check.location.transaction_id
         with self._tables_lock:
@@ -460,7 +476,8 @@ class Transactions:
 class TransactionBlock:
     """One message with its local transaction, as a context manager of the producers.
 
-    `transaction_id` is what a check names: store it with the data of the local transaction.
+    `transaction_id` is the id that a check names: the application stores it with the data of the
+    local transaction. `send_result` is None before the block is entered.
     """
 
     def __init__(
@@ -470,6 +487,10 @@ class TransactionBlock:
         send: SendPrepared,
         check_after_s: int | None,
     ) -> None:
+        """Prepare a block for `outgoing`; nothing is sent before `enter`.
+
+        `send(prepared)` sends the prepared message. `check_after_s` is that of `make_prepared`.
+        """
         self.transaction_id: str = outgoing.message_id
         self.state: TransactionState = TransactionState.COMMIT
         """How leaving the block without an exception ends the transaction."""
@@ -487,15 +508,15 @@ class TransactionBlock:
         return f"<Transaction {self.transaction_id} to {self._outgoing.topic}, {state}>"
 
     def unknown(self) -> None:
-        """Leave the transaction undecided when the block is left. The broker checks it later."""
+        """Leave the transaction undecided at the end of the block. The broker checks it later."""
         self.state = TransactionState.UNKNOWN
 
     def rollback(self) -> None:
-        """Roll back when the block is left without an exception."""
+        """Roll back at the end of the block, although it raises no exception."""
         self.state = TransactionState.ROLLBACK
 
     def commit(self) -> None:
-        """Commit when the block is left without an exception, which is the default."""
+        """Commit at the end of the block if it raises no exception. This is the default."""
         self.state = TransactionState.COMMIT
 
     def enter(self) -> Conversation[None]:
@@ -524,7 +545,8 @@ class TransactionBlock:
     def leave(self, error: BaseException | None) -> Conversation[None]:
         """End the transaction as `state` says, or roll it back if the block raised `error`.
 
-        Raises what `Transactions.end` raises. With `error`, a failed rollback is only logged.
+        `is_acknowledged` is set. Raises what `Transactions.end` raises; but if the block raised
+        `error`, a failed rollback is only logged.
         """
         assert self._location is not None
         if error is not None:

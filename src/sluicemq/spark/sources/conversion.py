@@ -38,7 +38,10 @@ JsonConverter = Callable[[Any], Any]
 
 
 class DecodedBodies(NamedTuple):
-    """The columns `body` and `_error`."""
+    """The columns `body` and `_error`.
+
+    If a body could not be read, it is null, and `_error` has the reason in that row.
+    """
 
     bodies: Any
     errors: Any
@@ -49,10 +52,10 @@ class _MisfitError(Exception):
 
 
 def decode_bodies(bodies: Any, body_format: BodyFormat, errors: Any) -> DecodedBodies:
-    """Read a binary column of bodies as strings or JSON.
+    """Return a binary column of bodies as strings or JSON, with the reasons of failures.
 
-    `errors` is a string column with the reasons why some of the bodies are null already. A body
-    that cannot be read becomes null, and its reason is added.
+    `errors` is a string column: the reason why a body is null already, or null. A body that cannot
+    be read becomes null, and the reason appears in its row of the result's `errors`.
     """
     convert: JsonConverter | None = None
     if body_format.kind == TEXT:
@@ -103,9 +106,10 @@ the sign (0 means no limit)."""
 
 
 def _make_json_converter(kind: DataType, path: str = "body") -> JsonConverter:
-    """Return a function that converts a JSON value into a value for a Spark type.
+    """Return a function that converts a JSON value into a value for the Spark type `kind`.
 
-    The function raises _MisfitError for a value of another type, and names `path` in the text.
+    null stays null. The function raises _MisfitError for a value of another type; `path` names the
+    value in the text of the error, such as `body.legs[].to`.
     """
     # Arrow's own conversion would accept 1.5 as a whole number, and a string as a list of letters.
     accepted_types, bits = _JSON_TYPES.get(type(kind), ((), 0))
@@ -185,10 +189,10 @@ _PARSERS: Final[dict[str, Callable[[str, str], Any]]] = {
 
 
 def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any, int, str]:
-    """Convert a string column of the property `name` to a type.
+    """Convert a string column of the property `name` to the type `type_name`.
 
-    Return (column, count of bad values, one bad value or ""). A bad value is not of the type, and
-    is null in the column.
+    Return (column, count of bad values, one bad value or "" if there is none). A bad value is a
+    string that is not of the type; it is null in the column.
     """
     if type_name == "string":
         return texts, 0, ""
@@ -200,6 +204,7 @@ def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any,
     if is_simple.true_count == len(distinct):
         values = distinct.cast(arrow_type)
     else:
+        # Simple values are converted by Arrow, the others one by one; then both are merged.
         null = pa.scalar(None, pa.string())
         parsed: list[Any] = []
         for text in pc.if_else(is_simple, null, distinct).to_pylist():

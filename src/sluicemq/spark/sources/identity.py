@@ -83,7 +83,8 @@ class TopicIdentity:
     def __init__(self, group: str, *, fail_on_data_loss: bool) -> None:
         """Create it for a query that reads as the consumer group `group`.
 
-        With `fail_on_data_loss`, lost messages are an error; otherwise they are logged.
+        If `fail_on_data_loss` is True, the methods raise an error for lost messages; otherwise they
+        log them.
         """
         self._group = group
         self._fail_on_data_loss = fail_on_data_loss
@@ -99,17 +100,20 @@ class TopicIdentity:
     def is_same_queue(
         self, admin: Admin, queue: MessageQueue, anchor: Anchor | None, bounds: tuple[int, int]
     ) -> bool | None:
-        """Return whether the queue is still that of `anchor`.
+        """Return whether the queue still contains the message of `anchor`.
 
-        Return None if that is unknown: the anchor is None, its offset is not within `bounds`,
-        or the queue has a hole there.
+        True and False are results of a check; the last positive one is remembered, so that the
+        broker is not asked again while the queue begins at a higher offset than 0. None means that
+        the check is not possible: `anchor` is None, its offset is not within `bounds`, or the queue
+        has a hole there.
         """
         lowest, highest = bounds
         if anchor is None or not lowest <= anchor.offset < highest:
             return None
         if anchor.stored_ms is None:
-            return False
+            return False  # retention had removed the message, and now there is another one
         verified, first_offset = self._verified.get(queue, (None, 0))
+        # A topic that was created again begins at 0, so its first offset would be lower.
         if verified == anchor and 0 < first_offset <= lowest:
             return True
         self._checked_s[queue] = SYSTEM_CLOCK.monotonic_s()
@@ -128,11 +132,13 @@ class TopicIdentity:
         bounds: tuple[int, int],
         anchor: Anchor | None,
     ) -> int:
-        """Return the offset at which a stream that is at `offset` continues.
+        """Return the offset at which a stream that is at `offset` continues in a queue.
 
-        It is `offset` itself if the queue is the same. If loss is allowed, it is the beginning of a
-        topic that was created again, or the end of a queue whose newest messages were lost. Raises
-        OffsetOutOfRangeError if loss is an error.
+        If the queue is the same, that is `offset`. If loss is allowed, it is the first offset of a
+        topic that was created again, or the end of a queue whose newest messages were lost; the
+        latter is logged here, the former by `log_recreated_topics`. At the end of the queue, the
+        broker is asked at most once in `CHECK_PERIOD_S`. Raises OffsetOutOfRangeError if the queue
+        is not the same and loss is an error.
         """
         lowest, highest = bounds
         if offset == highest:
@@ -157,9 +163,9 @@ class TopicIdentity:
         return lowest
 
     def log_recreated_topics(self) -> None:
-        """Log once for each topic that it was created again, and which queues are affected.
+        """Log one warning for each topic that was created again, with the queues that are affected.
 
-        The queues are those that `find_resume_offset` has found since the last call.
+        The queues are those that `find_resume_offset` has found since the last call of this method.
         """
         for topic, queues in self._recreated.items():
             more = f" and {len(queues) - SHOWN_MAX} more" if len(queues) > SHOWN_MAX else ""
@@ -173,10 +179,10 @@ class TopicIdentity:
         self._recreated.clear()
 
     def check_gone(self, gone: Offsets) -> None:
-        """Log that the queues in `gone` have disappeared. Each queue is logged once.
+        """Log that the queues in `gone` have disappeared; each queue is logged once.
 
-        `gone` has the offset up to which each queue was read. Raises OffsetOutOfRangeError instead
-        if loss is an error.
+        `gone` has the offset up to which each queue was read. If loss is an error, raises
+        OffsetOutOfRangeError instead. Does nothing if every queue was logged before.
         """
         new = {queue: offset for queue, offset in gone.items() if queue not in self._gone}
         if not new:
@@ -205,16 +211,18 @@ class TopicIdentity:
     ) -> QueueRange:
         """Return the part of the range `planned` that can still be read.
 
-        `anchors` is empty, or contains the anchors of the range's end and start, in
-        this order. If something is missing, log that; raises OffsetOutOfRangeError instead if loss
-        is an error.
+        `anchors` is empty, or contains two anchors: of the end of the micro-batch, then of its
+        start. If the end anchor has changed, nothing of the range is left; if only the start anchor
+        has, the range begins at the first offset of the new topic. What is lost is logged. Raises
+        OffsetOutOfRangeError instead if loss is an error.
         """
         queue, (lowest, highest) = planned.queue, bounds
+        # True, False or None (unknown) for each anchor, in the same order.
         is_same = [self.is_same_queue(admin, queue, anchor, bounds) for anchor in anchors]
         if self._fail_on_data_loss:
             if False in is_same or planned.end > highest:
-                other = anchors[is_same.index(False)] if False in is_same else None
-                raise recreated_error(queue, planned.end, bounds, other)
+                changed_anchor = anchors[is_same.index(False)] if False in is_same else None
+                raise recreated_error(queue, planned.end, bounds, changed_anchor)
             if planned.start < lowest:
                 raise OffsetOutOfRangeError(
                     f"retention deleted unread messages: {queue_label(queue)} of {queue.topic!r}"
@@ -223,10 +231,12 @@ class TopicIdentity:
                     fix="Set failOnDataLoss=false to read what is left.",
                 )
         start, end = max(planned.start, lowest), min(planned.end, highest)
-        if is_same[:1] == [False] or (planned.end > highest and True not in is_same):
+        has_end_changed = bool(is_same) and is_same[0] is False
+        is_end_unproven = planned.end > highest and True not in is_same
+        if has_end_changed or is_end_unproven:
             start = end  # the whole range belongs to a topic that does not exist any more
         elif False in is_same:
-            start = lowest  # only its beginning belongs to the topic before
+            start = lowest  # only the beginning of the range belongs to the deleted topic
         left = QueueRange(queue, start, max(start, end))
         if left != planned:
             logger.warning(
@@ -240,11 +250,12 @@ class TopicIdentity:
         return left
 
     def renew_anchors(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
-        """Return `known` with new anchors for the queues in `moved`.
+        """Return the anchors `known`, renewed for the queues in `moved`.
 
         For each of these queues, `moved` has its first stored offset and the offset after the last
-        message that was read. The new anchor is that last message. An old anchor stays if it is in
-        the newer half of the messages before it.
+        message that was read. The new anchor is that last message. An old anchor stays if its
+        offset is in the newer half of the stored messages before the last one. A queue of `moved`
+        has no anchor in the result if it is empty, or if it has a hole at the last message.
         """
         anchors = dict(known)
         for queue, (lowest, end) in moved.items():
@@ -257,6 +268,7 @@ class TopicIdentity:
             if old is not None and is_recent:
                 anchors[queue] = old
             elif 0 <= last < lowest:
+                # Retention has removed the message: if there is one again, the topic is another.
                 anchors[queue] = Anchor(last, None)
             elif last >= lowest:
                 stored_ms = fetch_store_time(admin, self._group, queue, last)
@@ -270,9 +282,9 @@ class TopicIdentity:
 def recreated_error(
     queue: MessageQueue, offset: int, bounds: tuple[int, int], anchor: Anchor | None
 ) -> OffsetOutOfRangeError:
-    """Return the error for a queue that is a different one than was read up to `offset`.
+    """Return the error for a queue that is not the one that was read up to `offset`.
 
-    `anchor` is the message that the queue does not contain any more; None means that the queue ends
+    `anchor` is the message that the queue does not contain any more. None means that the queue ends
     before `offset`.
     """
     lowest, highest = bounds
@@ -313,9 +325,10 @@ def fetch_existing_bounds(admin: Admin, topics: Collection[str]) -> tuple[Bounds
 def find_existing_topics(
     admin: Admin, topics: Sequence[str], *, fail_on_data_loss: bool
 ) -> Sequence[str]:
-    """Return the topics of a batch that exist, and log the others.
+    """Return the topics of a batch that exist, and log a warning about the others.
 
-    Raises RouteNotFoundError for the first missing topic if none exists, or if `fail_on_data_loss`.
+    Raises RouteNotFoundError for the first missing topic if `fail_on_data_loss` is True, or if none
+    of the topics exists.
     """
     missing = [topic for topic in topics if admin.find_route(topic) is None]
     if missing and (fail_on_data_loss or len(missing) == len(topics)):
@@ -332,8 +345,9 @@ def find_existing_topics(
 def find_gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
     """Return the queues of `known` that have disappeared, with their offsets.
 
-    They are not in `bounds`, although their broker is registered. A queue that still responds and
-    ends at its offset does not count: its topic has fewer queues to read now. Raises SluiceError.
+    A queue has disappeared if it is not in `bounds`, although its broker is registered. A queue
+    that still responds and ends at its offset does not count: everything in it was read, and its
+    topic has fewer queues to read now. Raises SluiceError.
     """
     absent = {queue: offset for queue, offset in known.items() if queue not in bounds}
     if not absent:
@@ -347,7 +361,7 @@ def find_gone_queues(admin: Admin, known: Offsets, bounds: Bounds) -> Offsets:
 
 
 def _is_completely_read(admin: Admin, queue: MessageQueue, offset: int) -> bool:
-    """Return whether the queue responds and ends at `offset`, which is not 0."""
+    """Return whether the queue still responds, is not empty, and ends at `offset`."""
     try:
         return 0 < offset == admin.offsets(queue)[1]
     except SluiceError:
@@ -360,7 +374,7 @@ def _is_completely_read(admin: Admin, queue: MessageQueue, offset: int) -> bool:
 def fetch_end_anchors(admin: Admin, group: str, ranges: Sequence[QueueRange]) -> Anchors:
     """Return an anchor for each queue of a batch: the last message before the end of its ranges.
 
-    Raises SluiceError.
+    A queue has no anchor if there is no message at that offset. Raises SluiceError.
     """
     ends: Offsets = {}
     for one in ranges:
@@ -378,10 +392,11 @@ def fetch_end_anchors(admin: Admin, group: str, ranges: Sequence[QueueRange]) ->
 def set_anchors(
     partitions: Sequence[RangePartition], anchors: Anchors, *, is_batch: bool
 ) -> Sequence[RangePartition]:
-    """Set the anchor of each partition's queue, in place, and return `partitions`.
+    """Set `anchor`, `is_batch` and `is_first_of_queue` of each partition, and return `partitions`.
 
-    In a batch, also mark the first partition of each queue. If loss is allowed, it reads a topic
-    that was created again from its beginning.
+    The partitions are changed in place. A partition without a queue stays as it is. In a batch, the
+    first partition of each queue is marked: if loss is allowed, it reads a topic that was created
+    again from its beginning.
     """
     marked: set[MessageQueue] = set()
     for partition in partitions:
@@ -395,10 +410,11 @@ def set_anchors(
 
 
 def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange | None:
-    """Check, in a task, whether the queue of a partition is that of the plan.
+    """Return the range that a task reads for a partition; None means that it reads nothing.
 
-    Return the range to read: the planned one if it is. If it is not and loss is allowed, return
-    what the new topic has of the range in a batch, and None in a stream. Raises
+    If the queue is still that of the plan, this is the planned range. If it is not and loss is
+    allowed, that is logged: a task of a batch reads what the new topic has of the range, and a task
+    of a stream reads nothing, because the next micro-batch reads the new topic. Raises
     OffsetOutOfRangeError if loss is an error, and SluiceError if the broker does not respond.
     """
     assert partition.queue is not None
@@ -426,10 +442,11 @@ def find_range_to_read(plan: ReadPlan, partition: RangePartition) -> QueueRange 
 
 
 def check_after_read(plan: ReadPlan, partition: RangePartition) -> None:
-    """Check, after a task has read its partition, whether the topic was created again meanwhile.
+    """Log a warning if the topic was created again while a task has read its partition.
 
-    If it was, log that; raises OffsetOutOfRangeError instead if loss is an error. Raises
-    SluiceError if the broker does not respond.
+    The rows may then be of both topics. Does nothing if the queue is the same. Raises
+    OffsetOutOfRangeError instead of the warning if loss is an error, and SluiceError if the broker
+    does not respond.
     """
     assert partition.queue is not None
     bounds = _find_changed_bounds(plan, partition)
@@ -445,10 +462,10 @@ def check_after_read(plan: ReadPlan, partition: RangePartition) -> None:
 
 
 def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int, int] | None:
-    """Return the bounds of the partition's queue if it is not that of the anchor any more.
+    """Return the bounds of the partition's queue if the queue is not that of the anchor any more.
 
-    Return None if it is the same queue, or if the partition has no anchor. Also return None if the
-    queue does not exist any more: the pulls that follow report it. Raises SluiceError.
+    Return None if the queue is the same, or if that cannot be checked: the partition has no anchor,
+    or the queue does not exist any more (the pulls that follow report that). Raises SluiceError.
     """
     queue, anchor = partition.queue, partition.anchor
     if queue is None or anchor is None or anchor.stored_ms is None:
@@ -456,7 +473,7 @@ def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
         command = sign_request(
-            requests.probe_message(plan.group, queue, anchor.offset), plan.credentials
+            requests.make_probe_request(plan.group, queue, anchor.offset), plan.credentials
         )
         answer = parse_pull_response(channel.call(command), partition.address)
     except RequestError as error:

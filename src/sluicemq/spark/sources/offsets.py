@@ -119,10 +119,10 @@ class TopicSelection:
         return re.fullmatch(self.pattern, topic) is not None
 
     def resolve(self, admin: Admin, *, allow_empty: bool = False) -> Sequence[str]:
-        """Return the listed names, whether these topics exist or not, or those that match.
+        """Return the topics to read: the listed names, or the topics that match the pattern.
 
-        Raises ConfigurationError if no existing topic matches the pattern and `allow_empty` is
-        False, and the client's errors.
+        Listed names are returned without asking whether the topics exist. Raises ConfigurationError
+        if no topic matches the pattern and `allow_empty` is False, and the client's errors.
         """
         if self.pattern is None:
             return self.names
@@ -137,10 +137,11 @@ class TopicSelection:
         *,
         allow_empty: bool = False,
     ) -> Sequence[str]:
-        """Return the names of `topics` that match the pattern, without system topics.
+        """Return the names of `topics` that are selected, without system topics.
 
+        Retry and dead-letter topics are selected only if the pattern begins with `%`.
         `cluster_names` are the names of brokers and clusters, each of which has a system topic of
-        the same name. Raises ConfigurationError if none matches and `allow_empty` is False.
+        the same name. Raises ConfigurationError if no topic is selected and `allow_empty` is False.
         """
         with_group_topics = (self.pattern or "").startswith("%")
         names = [
@@ -201,10 +202,10 @@ def queue_label(queue: MessageQueue) -> str:
 def split_ranges(
     ranges: Sequence[QueueRange], records_max: int, partitions_min: int | None
 ) -> list[QueueRange]:
-    """Cut ranges into pieces of nearly equal size, none larger than `records_max` offsets.
+    """Return ranges that cover the same offsets, none larger than `records_max`.
 
-    If that gives fewer than `partitions_min` pieces, ranges are cut further, in proportion to their
-    size. Empty ranges are dropped.
+    Each range is cut into pieces of nearly equal size. If that gives fewer than `partitions_min`
+    pieces in all, ranges are cut further, in proportion to their size. Empty ranges are dropped.
     """
     filled = [one for one in ranges if one.size]
     piece_counts = [-(-one.size // records_max) for one in filled]
@@ -252,8 +253,8 @@ def open_admin(options: Options) -> Admin:
 def fetch_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
     """Return the bounds of every readable queue of the topics.
 
-    Raises RouteNotFoundError for a topic that does not exist, NameServerUnreachableError, and
-    ConfigurationError if none of their queues is readable.
+    Raises RouteNotFoundError for a topic that does not exist, ConfigurationError if none of the
+    topics has a readable queue, and the client's errors.
     """
     bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
     if not bounds:
@@ -264,9 +265,13 @@ def fetch_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
 
 
 def select_newest_ranges(bounds: Bounds, count: int) -> dict[MessageQueue, range]:
-    """Return the newest offsets of each queue that is not empty: about `count` in all queues."""
-    filled = {queue: bound for queue, bound in bounds.items() if bound[0] < bound[1]}
-    per_queue = -(-count // len(filled)) if filled else 0
+    """Return the newest offsets of each queue: about `count` in all queues together.
+
+    Each queue that is not empty has the same share of `count`, or all its offsets if it has fewer.
+    Empty queues are left out.
+    """
+    filled = {queue: (low, high) for queue, (low, high) in bounds.items() if low < high}
+    per_queue = -(-count // len(filled)) if filled else 0  # rounded up
     return {queue: range(max(low, high - per_queue), high) for queue, (low, high) in filled.items()}
 
 
@@ -330,7 +335,8 @@ def _resolve_offsets(
 ) -> Offsets:
     """Return the offset of each queue for one `side`, "starting" or "ending".
 
-    `chosen` is the value of the option for offsets: a word or a table.
+    The option `startingTimestamp` or `endingTimestamp` decides if it is given. Otherwise `chosen`
+    does, the value of the option for offsets: a word or a table.
     """
     time_ms = options[f"{side}Timestamp"]
     if time_ms is not None:
@@ -339,7 +345,8 @@ def _resolve_offsets(
             for queue, (low, high) in bounds.items()
         }
     if isinstance(chosen, str):
-        return {queue: bound[chosen == "latest"] for queue, bound in bounds.items()}
+        index_of_bound = 1 if chosen == "latest" else 0
+        return {queue: bound[index_of_bound] for queue, bound in bounds.items()}
     return resolve_offset_table(
         chosen,
         bounds,
@@ -359,12 +366,13 @@ def resolve_offset_table(
 ) -> Offsets:
     """Return the offset of each queue in a table that a user gave, with words and times resolved.
 
-    `table` is a parsed value of the option named `option`: by broker and queue id, or by topic
-    first. `offset_by_time(queue, time_ms)` returns the first offset stored then or later.
+    `table` is a parsed value of the option named `option`: {broker: {queue id: choice}}, or {topic:
+    {broker: …}}. `offset_by_time(queue, time_ms)` returns the offset of the first message stored at
+    that time or later; None means that a time selects the first stored offset.
 
     Raises ConfigurationError if a queue is missing or unknown, or if its offset is greater than its
     end. Raises OffsetOutOfRangeError for an offset whose message was deleted by retention; if
-    `fail_on_data_loss` is False, log that and use the first stored offset.
+    `fail_on_data_loss` is False, that is logged instead, and the first stored offset is returned.
     """
     choices = _flatten_offset_table(table, bounds, option)
     offsets = {}
@@ -407,7 +415,7 @@ def _flatten_offset_table(
 ) -> dict[MessageQueue, OffsetChoice]:
     """Return the choice for each queue of `bounds` in a table of `resolve_offset_table`.
 
-    Raises ConfigurationError if the table has other queues, lacks a queue, or has no topics
+    Raises ConfigurationError if the table contains other queues, lacks a queue, or is not by topic
     although several topics are read.
     """
     topics = sorted({queue.topic for queue in bounds})
@@ -435,13 +443,14 @@ def _flatten_offset_table(
 def narrow_ranges(
     index: TimestampIndex, start: Offsets, end: Offsets, pushed: PushedFilters
 ) -> list[QueueRange]:
-    """Return the ranges from `start` to `end` without what the pushed predicates exclude.
+    """Return the ranges from `start` to `end`, without what the pushed predicates exclude.
 
     Ranges that become empty are left out. Bounds of the store time have a margin; Spark compares
     the time of each row again. The margin is needed because a RocketMQ 4.x broker may return any of
     several messages with the same time, and returns the last message for a time after it.
     """
     ranges = []
+    # In the order of the fields of a MessageQueue; None allows every value.
     allowed = (pushed.topics, pushed.brokers, pushed.queue_ids)
     for queue in sorted(start):
         parts = zip(queue, allowed, strict=True)
@@ -458,7 +467,7 @@ def narrow_ranges(
 
 
 def find_broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
-    """Return the address to read from for the name of each broker that has one of the topics.
+    """Return the address to read from for each broker that has one of the topics, by broker name.
 
     Raises RouteNotFoundError for a topic that does not exist, and the client's errors.
     """
@@ -497,10 +506,7 @@ def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: 
 
 
 def can_evaluate_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
-    """Return whether all brokers of the topics evaluate SQL92.
-
-    Return False if a broker or name server does not respond.
-    """
+    """Return whether all brokers evaluate SQL92. Return False if a server does not respond."""
     try:
         check_selector(admin, topics, group, PROBE_SELECTOR)
     except SluiceError:
@@ -514,27 +520,32 @@ def can_evaluate_selectors(admin: Admin, topics: Sequence[str], group: str) -> b
 def narrow_ranges_by_keys(
     admin: Admin, ranges: list[QueueRange], keys: frozenset[str], addresses: dict[str, str]
 ) -> list[QueueRange]:
-    """Return the ranges without parts whose messages have none of the keys.
+    """Return the parts of the ranges that may contain messages with one of the keys.
 
-    `keys` are whole values of the column `keys`. `addresses` has each broker's address by
-    name. A range of a broker whose key index cannot be used is returned unchanged.
+    `keys` are whole values of the column `keys`; the first word of each value is looked up in the
+    key index of each broker. `addresses` has each broker's address by name. A range is returned
+    unchanged if the key index of its broker cannot be used; all are if there are more than
+    `INDEX_KEYS_MAX` words or a value has no word.
     """
     words = {value.split(" ")[0] for value in keys}
     if len(words) > INDEX_KEYS_MAX or "" in words:
         return ranges
-    found: dict[tuple[str, str], set[tuple[int, int]] | None] = {}
+    candidates_by_broker: dict[tuple[str, str], set[tuple[int, int]] | None] = {}
     result: list[QueueRange] = []
     for one in ranges:
         topic, broker, queue_id = one.queue
-        if (topic, broker) not in found:
-            found[topic, broker] = _find_key_offsets(admin, topic, addresses[broker], words)
-        candidates = found[topic, broker]
+        if (topic, broker) not in candidates_by_broker:
+            candidates_by_broker[topic, broker] = _find_key_offsets(
+                admin, topic, addresses[broker], words
+            )
+        candidates = candidates_by_broker[topic, broker]
         if candidates is None:
             result.append(one)
             continue
         offsets = [offset for queue, offset in sorted(candidates) if queue == queue_id]
         inside = [offset for offset in offsets if one.start <= offset < one.end]
         if inside:
+            # Candidates that are close together are read in one range.
             gaps = [
                 (left, right)
                 for left, right in pairwise(inside)
@@ -588,9 +599,10 @@ def _find_key_offsets(
 class ReadPlan:
     """How executors read; it is the same for every range.
 
-    The topic of `subscription` is replaced by the topic of each range. `exact_tags` are the tags
-    that the reader compares again, or None. `body_format` is None if bodies stay bytes, `bad_body`
-    is the option `badBody`, and `hidden_properties` are left out of the column `properties`.
+    `subscription` is None if every message is read; its topic is replaced by the topic of each
+    range. `exact_tags` are the tags that the reader compares again, or None. `body_format` is None
+    if bodies stay bytes, `bad_body` is the option `badBody`, and `hidden_properties` are left out
+    of the column `properties`. The other attributes have the values of options.
     """
 
     columns: tuple[Column, ...]
@@ -613,7 +625,7 @@ class RangePartition(InputPartition):  # type: ignore[misc]
     """A Spark partition: the offsets from `start` to `end`, exclusive, of one queue.
 
     `address` is that of the queue's broker. `queue` is None for the partition of a load without
-    messages. `anchor` is a message by which a task recognises the queue (see `identity`).
+    messages. `anchor` is a message by which a task recognises the queue (see `identity`), or None.
     `is_first_of_queue` marks the first partition of its queue in a batch.
     """
 
@@ -634,6 +646,7 @@ def make_decoding_plan(options: Options, schema: StructType) -> ReadPlan:
     It has no subscription yet. Raises ConfigurationError, and FilterSyntaxError for wrong tags.
     """
     if options["filter.tags"] is not None:
+        # Only a validation: the caller builds the subscription later, with pushed predicates.
         parse_subscription(parse_topics(options).label, options["filter.tags"])
     shows_own_only = options["properties"] == "own"
     return ReadPlan(
@@ -649,9 +662,9 @@ def make_decoding_plan(options: Options, schema: StructType) -> ReadPlan:
 
 
 def make_read_plan(options: Options, schema: StructType) -> ReadPlan:
-    """Return the plan for reading from brokers, without a subscription yet.
+    """Return the plan for reading from brokers: `make_decoding_plan` with connection and group.
 
-    Raises ConfigurationError, and FilterSyntaxError for wrong tags.
+    It has no subscription yet. Raises the same errors.
     """
     return replace(
         make_decoding_plan(options, schema),
@@ -666,9 +679,10 @@ def make_read_plan(options: Options, schema: StructType) -> ReadPlan:
 def make_partitions(
     options: Options, ranges: list[QueueRange], addresses: Mapping[str, str]
 ) -> list[InputPartition]:
-    """Return at least one Spark partition for queue ranges; large ranges are split.
+    """Return the Spark partitions for queue ranges; large ranges are split.
 
-    `addresses` has each broker's address by name.
+    `addresses` has each broker's address by name. If all ranges are empty, return one partition
+    without messages.
     """
     pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
     partitions = [
@@ -679,7 +693,10 @@ def make_partitions(
 
 
 def make_empty_partitions() -> list[InputPartition]:
-    """Return one partition without messages. For an empty list, Spark would create a partition."""
+    """Return a list with one partition without messages.
+
+    For an empty list, Spark would create a partition of its own.
+    """
     return [RangePartition(None, 0, 0, "")]
 
 
@@ -699,7 +716,9 @@ def make_checkpoint(
 ) -> dict[str, Any]:
     """Return a checkpoint in the format of the module's docstring.
 
-    `label` names the topics, and `expression` is the filter with its kind.
+    `label` is the text for the topics, `expression` is the filter with its kind (`TAG UA||AA`), and
+    `offsets` has the next offset of each queue. With `has_several_topics`, offsets are by topic
+    first (version 2). Without anchors, the part `seen` is left out.
     """
     checkpoint = {
         "version": CHECKPOINT_VERSION_TOPICS if has_several_topics else CHECKPOINT_VERSION,
@@ -714,7 +733,10 @@ def make_checkpoint(
 
 
 def offsets_to_table(offsets: Mapping[MessageQueue, Any], *, by_topic: bool) -> dict[str, Any]:
-    """Return {"broker": {"queue id": value}}; by topic first if `by_topic`."""
+    """Return values of queues as {"broker": {"queue id": value}}; by topic first if `by_topic`.
+
+    Without `by_topic`, all queues must have the same topic.
+    """
     topics: dict[str, dict[str, dict[str, Any]]] = {}
     for queue, offset in sorted(offsets.items()):
         brokers = topics.setdefault(queue.topic, {})

@@ -85,7 +85,8 @@ per row in Spark (spec/spark.md)."""
 class ReadStatistics:
     """Counts for the read of one partition.
 
-    `bad_properties` has, for each promoted column, the number of values that are not of its type.
+    `rows` were yielded, and `bytes_read` were pulled or read. `bad_properties` has, for each
+    promoted column, the number of values that are not of its type. `bad_bodies` could not be read.
     `examples` has one bad value for each such column, and one reason under `_error`. `lost_offsets`
     and `damaged_messages` were not read.
     """
@@ -99,7 +100,10 @@ class ReadStatistics:
     damaged_messages: int = 0
 
     def log_problems(self, queue: MessageQueue) -> None:
-        """Log everything that went wrong in the read of `queue`, at its end."""
+        """Log one warning for each kind of problem in the read of `queue`.
+
+        Logs nothing if there was none.
+        """
         label = f"{queue_label(queue)} of {queue.topic!r}"
         if self.lost_offsets:
             logger.warning("%d offsets of %s are gone and were not read", self.lost_offsets, label)
@@ -129,9 +133,10 @@ class ReadStatistics:
 def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
     """Yield the Arrow batches of a partition, with columns in the order of the plan.
 
-    Raises OffsetOutOfRangeError if messages of the range are gone (with failOnDataLoss),
-    ConfigurationError for a bad property or body if the options ask for that, and the client's
-    errors.
+    Yields nothing for a partition without a queue, or if the queue is not that of the plan any more
+    (see `find_range_to_read`). Problems are logged at the end. Raises OffsetOutOfRangeError if
+    messages of the range are gone (with failOnDataLoss), ConfigurationError for a bad property or
+    body if the options ask for that, and the client's errors.
     """
     if partition.queue is None:
         return
@@ -145,15 +150,17 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
         for batch in decoder.decode(block):
             yield finish_batch(batch, plan, partition.queue, statistics)
     if left == QueueRange(partition.queue, partition.start, partition.end):
+        # Not if the queue had changed before the read: then the anchor would not match again.
         retry_during_outage(lambda: check_after_read(plan, partition), plan.timeout_s)
     statistics.log_problems(partition.queue)
 
 
 def make_decoder(plan: ReadPlan, broker: str) -> RecordDecoder:
-    """Return a decoder of records whose batches `finish_batch` takes.
+    """Return a decoder of records whose batches `finish_batch` accepts.
 
-    They contain the plan's columns; promoted properties are string columns. If bodies are read,
-    they also contain what is needed to find bad bodies and to report their offsets.
+    `broker` is the value of the column `broker`. The batches contain the plan's columns; promoted
+    properties are string columns. If bodies are read, the batches also contain what is needed to
+    find bad bodies and to report their offsets.
     """
     freeze_imports()
     names = [column.name for column in plan.columns if column.property_name is None]
@@ -198,10 +205,11 @@ def join_chunks(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytear
 def _pull_chunks(
     plan: ReadPlan, partition: RangePartition, statistics: ReadStatistics
 ) -> Iterator[bytes | memoryview]:
-    """Yield the raw records of a range, and count bytes and lost offsets.
+    """Yield the raw records of a range, and add bytes and lost offsets to `statistics`.
 
-    During an outage, pulls are retried from the offset that was reached. Raises
-    OffsetOutOfRangeError if messages are gone and loss is an error; otherwise what is left is read.
+    During an outage, pulls are retried from the offset that was reached, for up to the plan's
+    timeout. If messages or the queue are gone, raises OffsetOutOfRangeError under failOnDataLoss;
+    otherwise what is left is read. Raises the client's errors.
     """
     assert partition.queue is not None
     topic, broker, queue_id = partition.queue
@@ -234,6 +242,8 @@ def _pull_chunks(
                 raise OffsetOutOfRangeError(
                     str(error), fix="Set failOnDataLoss=false to read what is left."
                 ) from None
+            # If the queue begins behind the reader, read on at its first offset. Otherwise the
+            # queue ends before the reader, and nothing of the range is left.
             first = _fetch_first_offset(plan, partition)
             start = min(first, partition.end) if first > reader.position else partition.end
             statistics.lost_offsets += start - reader.position
@@ -256,7 +266,10 @@ def _pull_chunks(
 
 
 def _fetch_first_offset(plan: ReadPlan, partition: RangePartition) -> int:
-    """Return the first offset of the partition's queue that is still stored."""
+    """Return the first offset of the partition's queue that is still stored.
+
+    Raises the client's errors.
+    """
     assert partition.queue is not None
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
@@ -276,7 +289,8 @@ def finish_batch(
 ) -> Any:
     """Return a decoded batch as Spark gets it: bodies read, properties typed, columns in order.
 
-    Raises ConfigurationError for a bad property or body if the plan asks for that.
+    The rows and the problems are counted in `statistics`. Raises ConfigurationError for a bad
+    property or body if the plan asks for that.
     """
     statistics.rows += batch.num_rows
     columns = {name: batch.column(name) for name in batch.schema.names}
@@ -295,8 +309,8 @@ def finish_batch(
                 fix="Choose another type, or set badProperties=null.",
             )
         if count:
-            known = statistics.bad_properties.get(column.name, 0)
-            statistics.bad_properties[column.name] = known + count
+            count_before = statistics.bad_properties.get(column.name, 0)
+            statistics.bad_properties[column.name] = count_before + count
             statistics.examples.setdefault(column.name, example)
     names = [column.name for column in plan.columns]
     return pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
@@ -307,7 +321,8 @@ def _read_bodies(
 ) -> None:
     """Convert the bodies in `columns` to the plan's format, and add the column `_error`.
 
-    Raises ConfigurationError for a bad body under badBody=fail.
+    `columns` maps names to columns, and is changed in place. Bad bodies are counted in
+    `statistics`. Raises ConfigurationError for a bad body under badBody=fail.
     """
     errors = _format_decoder_errors(columns[BODY_ERROR])
     if plan.body_format is not None:
@@ -328,7 +343,10 @@ def _read_bodies(
 
 
 def _format_decoder_errors(reasons: Any) -> Any:
-    """Return the decoder's reasons, a string column with nulls, in the form of `_error`."""
+    """Return the decoder's reasons for bad bodies as texts for the column `_error`.
+
+    `reasons` is a string column with null for each good body, and so is the result.
+    """
     if reasons.null_count == len(reasons):
         return reasons
     return pa.array(
@@ -447,6 +465,7 @@ class StoreSnapshot:
     def __init__(
         self, location: StoreLocation, reader: "StoreReader", topics: frozenset[str]
     ) -> None:
+        """Take the bounds of all queues of `topics` that `reader` has found."""
         self._location = location
         self._reader = reader
         self._topics = topics
@@ -460,9 +479,10 @@ class StoreSnapshot:
         }
 
     def check_damage(self, *, is_fatal: bool) -> None:
-        """Compare the files with what a broker would recover, unless a broker has them open.
+        """Compare the files with what a broker would recover from them.
 
-        Raises StoreDamagedError if messages are missing and `is_fatal`; otherwise logs it.
+        Does nothing while a broker has the files open. If messages are missing, raises
+        StoreDamagedError if `is_fatal`; otherwise logs that.
         """
         from sluicemq.store.readonly import check_recovery  # noqa: PLC0415 - not for brokers
 
@@ -492,9 +512,10 @@ class StoreSnapshot:
         return self._reader.offset_by_time(queue.topic, queue.queue_id, time_ms)
 
     def add_unfiled_units(self, partition: RangePartition) -> RangePartition:
-        """Return the partition with the units that an executor does not find in the queue's files.
+        """Return the partition with the units that an executor would not find in the queue's files.
 
-        A partition without a queue is returned unchanged.
+        They are of messages that are in the log, but not in these files yet. A partition without a
+        queue is returned unchanged.
         """
         if partition.queue is None:
             return partition
@@ -503,7 +524,7 @@ class StoreSnapshot:
         return StorePartition(partition, start, units if units and partition.end > start else b"")
 
     def read_newest_properties(self, count: int) -> Iterator[Mapping[str, str]]:
-        """Yield the properties of about `count` messages: the newest of every queue."""
+        """Yield the properties of the newest messages of every queue: about `count` in all."""
         for queue, offsets in select_newest_ranges(self.bounds, count).items():
             scan = self._reader.scan_queue(queue.topic, queue.queue_id, skips=True)
             for places in scan.iter_places(offsets.start, offsets.stop):
@@ -546,9 +567,9 @@ def read_store_partition(
 ) -> Iterator[Any]:
     """Yield the Arrow batches of a partition of a store, with columns in the order of the plan.
 
-    `check_bodies` compares each body with its checksum. Raises OffsetOutOfRangeError for messages
-    that are gone and StoreDamagedError for damaged ones (with failOnDataLoss), and
-    ConfigurationError as `read_range`.
+    With `check_bodies`, each body is compared with its checksum. Problems are logged at the end.
+    Raises OffsetOutOfRangeError for messages that are gone and StoreDamagedError for damaged ones
+    (both with failOnDataLoss), and ConfigurationError as `read_range`.
     """
     queue = partition.queue
     assert queue is not None

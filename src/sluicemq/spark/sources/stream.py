@@ -108,14 +108,17 @@ def admit_offsets(
 ) -> Offsets:
     """Return the end of the next micro-batch: `latest`, or what `count_max` offsets allow of it.
 
-    The limit is shared in proportion to the lag of each queue (largest remainders). So every queue
-    with a lag advances over time, and the sum never exceeds the limit. A queue never goes back.
+    `start` has the offset of each queue; a queue that is not in it begins at 0. The limit is shared
+    in proportion to the lag of each queue (largest remainders). So every queue with a lag advances
+    over time, and the sum of the shares never exceeds the limit. A queue never goes back: if
+    `latest` is lower than its start, it stays at its start.
     """
     shares = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
     total = sum(shares.values())
     if count_max is not None and total > count_max:
         lags = shares
         shares = {queue: count_max * lag // total for queue, lag in lags.items()}
+        # Rounding down leaves some offsets of the limit, which the largest remainders get.
         left = count_max - sum(shares.values())
         by_remainder = sorted(lags, key=lambda queue: (-(count_max * lags[queue] % total), queue))
         for queue in by_remainder[:left]:
@@ -138,6 +141,7 @@ def admit_bytes(
     """
 
     def allowed_count(mean_bytes: float) -> int:
+        """Return how many messages of this mean size a queue may advance by; at least 1."""
         return max(1, int(bytes_per_queue / mean_bytes)) if mean_bytes else 1
 
     ends = dict(latest)
@@ -161,9 +165,9 @@ def admit_bytes(
 
 
 def sample_mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> float:
-    """Return the mean stored size of up to 32 messages from `offset` on; 0.0 if there is none.
+    """Return the mean stored size of up to 32 messages from `offset` on, in bytes.
 
-    Raises SluiceError.
+    It is 0.0 if there is no message. Raises SluiceError.
     """
     answer = _pull(admin, group, queue, offset, SAMPLE_MESSAGES, SAMPLE_BYTES)
     if answer is None:
@@ -174,7 +178,10 @@ def sample_mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int
 def _pull(
     admin: Admin, group: str, queue: MessageQueue, offset: int, count_max: int, bytes_max: int
 ) -> PullResponse | None:
-    """Pull messages from `offset` on; return None if there are none."""
+    """Pull messages from `offset` on and return the response, or None if there are no messages.
+
+    At most `count_max` messages and `bytes_max` bytes are pulled. Raises SluiceError.
+    """
     command = requests.pull(
         group,
         queue,
@@ -192,9 +199,9 @@ def register_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
     """Make a consumer group visible to mqadmin, if it never had a consumer.
 
     mqadmin finds the brokers of a group by its retry topic, which a broker creates at the first
-    heartbeat. So each broker of `topics` gets one heartbeat, from a client that leaves at once: if
-    it stayed, the group's consumers would assign queues to it. Nothing happens if the retry topic
-    exists. Raises SluiceError.
+    heartbeat. So each broker of `topics` is sent one heartbeat, and then a request that the client
+    leaves the group: if it stayed, the group's consumers would assign queues to it. Does nothing if
+    the retry topic exists. Raises SluiceError.
     """
     if admin.find_route(RETRY_PREFIX + group) is not None:
         return
@@ -211,7 +218,8 @@ def register_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
 def create_stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
     """Return the stream reader for the Spark version that runs.
 
-    `given` are the user's options. Never raises a SluiceError: see `FailedStreamReader`.
+    `given` are the user's options. This function never raises a SluiceError: for wrong options it
+    returns a `FailedStreamReader`, which raises the error when Spark uses it.
     """
     try:
         options = parse_options(given, STREAM)
@@ -250,8 +258,10 @@ class FailedStreamReader(DataSourceStreamReader):  # type: ignore[misc]
 class _MicroBatch(NamedTuple):
     """The plan of a micro-batch.
 
-    `starts` and `ends` are the offsets of its queues, and `anchors` are those at its end.
-    `restarted` are the queues that begin at another offset than the checkpoint says.
+    `starts` has the first offset of each queue that exists, and `ends` the offset after its last
+    one. `ends` also contains queues whose broker does not respond, with their old offset. `anchors`
+    are the anchors at the end. `restarted` are the queues that begin at another offset than the
+    checkpoint says, because their topic was created again or messages were lost.
     """
 
     starts: Offsets
@@ -268,9 +278,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        """Settle everything that does not need the brokers.
+        """Parse the options and build the plan for reading, without asking the brokers.
 
-        Raises ConfigurationError, and FilterSyntaxError for a wrong filter.
+        Raises ConfigurationError for wrong options or a schema that does not fit, and
+        FilterSyntaxError for a wrong filter.
         """
         self.options = options
         self.topics = parse_topics(options)
@@ -282,8 +293,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         self._is_filter_change_logged = False
         self._is_group_registered = False
         self._known_offsets: Offsets = {}
+        """The end of the last micro-batch; only `PlainStreamReader` needs it."""
         self._known_anchors: Anchors = {}
+        """The anchors at that end."""
         self._planned_end: dict[str, Any] | None = None
+        """The last checkpoint of `latestOffset`, whose queues were checked when it was made."""
         label = self.topics.label
         subscription_and_tags = build_subscription(
             label, options["filter.tags"], options["filter.sql"], PushedFilters()
@@ -300,7 +314,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return self.__dict__ | {"_admin": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return the checkpoint at which a new stream starts."""
+        """Return the checkpoint at which a new stream starts.
+
+        Its offsets come from the options, by default `latest`. An outage is an error at once.
+        Raises SluiceError.
+        """
 
         def find_start(admin: Admin) -> tuple[Bounds, Offsets]:
             bounds = fetch_bounds(admin, self.topics.resolve(admin))
@@ -313,12 +331,16 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             return self._make_checkpoint(offsets, anchors) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the partitions of the micro-batch between two checkpoints.
+        """Return the partitions of the micro-batch between the checkpoints `start` and `end`.
 
-        Raises OffsetOutOfRangeError if messages are gone and loss is an error.
+        The list is empty if no queue has advanced. Spark calls this method again after a restart,
+        with checkpoints that were written before; their queues are then checked by their anchors.
+        Raises OffsetOutOfRangeError if messages are gone and loss is an error, RouteNotFoundError
+        if a broker with a queue to read is not registered, and the client's errors.
         """
 
         def plan_partitions(admin: Admin) -> list[InputPartition]:
+            """Return the partitions of the queues in `moved`, without queues that disappeared."""
             bounds, _ = fetch_existing_bounds(admin, sorted({queue.topic for queue in moved}))
             gone = find_gone_queues(admin, moved, bounds)
             self.identity.check_gone(gone)
@@ -343,6 +365,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             starts, ends = self._parse_offsets(start), self._parse_offsets(end)
             new = self._parse_offsets(end, "from")
             starts |= new
+            # The queues to read, with their ends. A queue that is in no start is new.
             moved = {queue: stop for queue, stop in ends.items() if stop > starts.get(queue, -1)}
             if not moved or self.matches_nothing:
                 return []
@@ -361,9 +384,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             yield from read_range(self.plan, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the offsets of a checkpoint to the consumer group, if the option `group` is set.
+        """Commit the offsets of a checkpoint to the consumer group.
 
-        An error is only logged: the checkpoint is what counts for the stream.
+        Does nothing without the option `group`. The first call also makes the group visible to
+        mqadmin (`register_group`). An error is only logged: the checkpoint is what counts for the
+        stream.
         """
         group = self.options["group"]
         if group is None:
@@ -384,16 +409,17 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             logger.warning("cannot commit offsets to the group %r: %s", group, error)
 
     def stop(self) -> None:
-        """Close the connections of this process."""
+        """Close the connections of this process. The next call opens them again."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None
 
     def _call_admin(self, work: Callable[..., T], *arguments: Any, is_first: bool = False) -> T:
-        """Return `work(admin, *arguments)`, and retry it during an outage of up to timeoutMs.
+        """Return `work(admin, *arguments)`, and repeat the call during an outage.
 
-        `is_first` is True before the stream has reached a broker; then an outage is an error at
-        once. Connections are opened again after each failure.
+        After each failure the connections are closed, and the next attempt opens new ones. Attempts
+        end after timeoutMs. `is_first` is True before the stream has reached a broker: then a
+        failure is raised at once, because it means a wrong address. Raises the error of `work`.
         """
 
         def attempt() -> T:
@@ -408,10 +434,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return attempt() if is_first else retry_during_outage(attempt, self.plan.timeout_s)
 
     def _parse_offsets(self, checkpoint: Mapping[str, Any], part: str = "queues") -> Offsets:
-        """Return the offsets in one part of a checkpoint, "queues" or "from".
+        """Return the offsets in one part of a checkpoint, "queues" or "from", after checking both.
 
-        Raises ConfigurationError for a checkpoint of another topic, and for one of another filter
-        unless `onFilterChange=continue`.
+        Raises ConfigurationError for a checkpoint of another topic, and (see `_check_filter`) for a
+        checkpoint of another filter under `onFilterChange=fail`. Once a changed filter has been
+        accepted and logged, the filters of later checkpoints are not compared any more.
         """
         label = self.topics.label
         offsets = parse_checkpoint(checkpoint, None if self.has_several_topics else label, part)
@@ -423,9 +450,12 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return offsets
 
     def _check_filter(self, written: str | None) -> None:
-        """Compare the filter that a checkpoint was written with to the filter of the stream.
+        """Compare the filter in a checkpoint with the filter of the stream.
 
-        If they differ, raise ConfigurationError, or log that under `onFilterChange=continue`.
+        `written` is the field `filter` of the checkpoint, such as `TAG UA||AA`. If the filters
+        differ, raises ConfigurationError under `onFilterChange=fail`. Under
+        `onFilterChange=continue`, the change is logged instead, and `_is_filter_change_logged`
+        becomes True.
         """
         if written == self.expression:
             return
@@ -454,10 +484,13 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         count_max: int | None = None,
         bytes_max: int | None = None,
     ) -> _MicroBatch:
-        """Plan the next micro-batch after `start`, in which new queues may be missing.
+        """Plan the next micro-batch, which begins at the offsets `start`.
 
-        `anchors` come from the checkpoint. `count_max` offsets and about `bytes_max` bytes limit
-        the micro-batch; None means no limit.
+        A queue that is not in `start` is new and begins at its first offset. `anchors` are those of
+        the checkpoint. The micro-batch has at most `count_max` offsets and about `bytes_max` bytes;
+        None means no limit. It ends at `available_now_end` at the latest. Queues that were
+        restarted are logged. Raises the errors of `_fetch_bounds_and_gone` and
+        OffsetOutOfRangeError.
         """
         bounds, gone = self._call_admin(self._fetch_bounds_and_gone, start)
         start = {queue: offset for queue, offset in start.items() if queue not in gone}
@@ -497,22 +530,27 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _fetch_bounds_and_gone(self, admin: Admin, known: Offsets) -> tuple[Bounds, Offsets]:
         """Return the bounds of every existing queue, and the queues of `known` that disappeared.
 
-        Raises OffsetOutOfRangeError for the latter if loss is an error, and RouteNotFoundError for
-        a listed topic that was never read or whose broker is not registered.
+        Queues that disappeared are logged. Raises OffsetOutOfRangeError for them if loss is an
+        error, and RouteNotFoundError for a listed topic that was never read or whose broker is not
+        registered.
         """
         bounds, missing = self._fetch_bounds(admin)
         gone = find_gone_queues(admin, known, bounds)
         self.identity.check_gone(gone)
         for topic in missing:
             queues = {queue for queue in known if queue.topic == topic}
-            if not queues <= gone.keys() or (not queues and self.options["failOnDataLoss"]):
+            was_never_read = not queues
+            have_some_not_gone = not queues <= gone.keys()
+            if have_some_not_gone or (was_never_read and self.options["failOnDataLoss"]):
                 admin.route(topic)  # raises RouteNotFoundError with the reason
         return bounds, gone
 
     def _fetch_bounds(self, admin: Admin) -> tuple[Bounds, list[str]]:
         """Return the bounds of every existing queue, and the listed topics that do not exist.
 
-        The first call also checks the filter at the brokers. Raises SluiceError.
+        The first call that finds an existing topic also checks the filter at the brokers, and logs
+        the findings about `filter.sql`. Raises RequestError if a broker does not accept the filter,
+        and the client's errors.
         """
         topics = self.topics.resolve(admin, allow_empty=True)
         bounds, missing = fetch_existing_bounds(admin, topics)
@@ -541,8 +579,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _make_end_checkpoint(self, known: Offsets, micro_batch: _MicroBatch) -> dict[str, Any]:
         """Return the checkpoint at the end of a micro-batch.
 
-        Its part `from` has the start of each queue that is not in `known`, the offsets of the
-        checkpoint before, or that was restarted.
+        `known` are the offsets of the checkpoint before. The part `from` of the new checkpoint has
+        the start of each queue that is not in `known`, or that was restarted; it is left out if
+        there is none.
         """
         unknown = {
             queue: offset
@@ -557,9 +596,10 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
 
 class PlainStreamReader(StreamReader):
-    """The reader for Spark 4.1. Every micro-batch takes everything there is.
+    """The reader for Spark 4.1. Every micro-batch ends at the messages that exist then.
 
-    Spark does not tell it where a micro-batch begins, so it remembers the offsets of the queues.
+    Spark does not pass it the start of a micro-batch, so the reader remembers the end of the last
+    one.
     """
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -567,9 +607,15 @@ class PlainStreamReader(StreamReader):
         with errors_without_traceback():
             micro_batch = self._plan_micro_batch(self._known_offsets, self._known_anchors)
             self._known_offsets, self._known_anchors = micro_batch.ends, micro_batch.anchors
+            # The ends contain every queue, so `from` contains restarted queues only.
             return self._make_end_checkpoint(micro_batch.ends, micro_batch)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the partitions as `StreamReader.partitions` does.
+
+        Before that, the offsets and anchors of `start` are kept for queues of which this process
+        knows none yet, as after a restart.
+        """
         with errors_without_traceback():
             self._known_offsets = self._parse_offsets(start) | self._known_offsets
             self._known_anchors = parse_anchors(start) | self._known_anchors
