@@ -121,7 +121,8 @@ class ActingMasterContext:
     async def open_acting_master(self) -> BrokerState:
         """Open a master over an overlay of this slave's files, and return its components.
 
-        Until `close`, the slave passes requests that end a transaction on to it. Raises SluiceError
+        The overlay keeps all changes in memory. Until `close`, the slave passes END_TRANSACTION on
+        to the new master. Transaction checks go to the producers of the slave. Raises SluiceError
         if the store cannot be opened.
         """
         core, files, loop = self.core, overlay(self.files), asyncio.get_running_loop()
@@ -158,7 +159,10 @@ class ActingMasterContext:
         return acting
 
     async def close(self, acting: ActingBroker) -> None:
-        """Close the acting master. Its changes, which are in memory only, are lost."""
+        """Close the acting master, and let the slave handle END_TRANSACTION itself again.
+
+        The changes of the acting master, which are in memory only, are lost.
+        """
         if self.replaced_handler is not None:
             self.current_dispatcher().handlers[RequestCode.END_TRANSACTION] = self.replaced_handler
         await self.in_executor(acting.store.close)

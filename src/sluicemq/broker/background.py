@@ -30,9 +30,11 @@ _ENTRIES_MAX: Final = 4096
 
 
 def retry_after(judgement: PostponedWork, retry: Callable[[], T]) -> WorkItem[T]:
-    """Run `judgement` on another thread, keep its result for the next read, and return `retry()`.
+    """Evaluate an expensive filter on another thread, and then repeat the read that needs it.
 
-    A read returns a judgement when it needs the outcome of an expensive filter first.
+    A read returns `judgement` if it needs the results of the filter first. This work item yields
+    the function that computes them, stores them with `store_result`, and returns `retry()`, which
+    repeats the read.
     """
     judgement.store_result((yield judgement.run))
     return retry()
@@ -47,7 +49,7 @@ class TimeSlice:
     __slots__ = ("_clock", "_end_s", "_next_check", "now_ms", "remaining")
 
     def __init__(self, clock: Clock, seconds: float, count_max: int) -> None:
-        """Allow `seconds` and `count_max` steps, whichever ends first."""
+        """Begin a slice that ends after `seconds` or after `count_max` steps."""
         self._clock = clock
         self._end_s = clock.monotonic_s() + seconds
         self._next_check = count_max - CLOCK_CHECK_STEPS
@@ -62,7 +64,10 @@ class TimeSlice:
         return self.remaining <= 0
 
     def count_done(self, count: int = 1) -> None:
-        """Count `count` steps that were done, and end the slice if its time is over."""
+        """Count `count` steps that were done, and end the slice if its time is over.
+
+        The clock is read only once in CLOCK_CHECK_STEPS steps.
+        """
         self.remaining = max(self.remaining - count, 0)
         if self.remaining <= self._next_check:
             self._next_check = self.remaining - CLOCK_CHECK_STEPS
@@ -82,7 +87,11 @@ class SliceWorker:
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        """Create a worker that is not enabled yet. `run` does one slice of the job."""
+        """Create a worker that is not enabled yet.
+
+        `run()` does one slice of the job. `call_soon(function)` lets the event loop call a function
+        in its next iteration.
+        """
         self._run = run
         self._clock = clock
         self._call_soon = call_soon
@@ -94,7 +103,11 @@ class SliceWorker:
         """The monotonic time until which the job pauses."""
 
     def schedule(self) -> None:
-        """Run a slice in the next iteration of the loop, unless one is scheduled."""
+        """Run a slice in the next iteration of the loop.
+
+        Do nothing if a slice is scheduled already, or if the worker is not enabled. A pause does
+        not prevent the slice: the job itself checks `is_paused`.
+        """
         if self.is_enabled and not self._is_scheduled:
             self._is_scheduled = True
 
@@ -137,7 +150,11 @@ class Progress:
         """Offsets with the end of the log when they were reached, in order."""
 
     def advance(self, value: int, log_end: int) -> None:
-        """Set the offset to `value`. All that was stored before it ends at position `log_end`."""
+        """Set the offset to `value`, from which the job continues now.
+
+        Everything that the job stored before it reached this offset ends at position `log_end` of
+        the commit log.
+        """
         self.value = value
         entries = self._entries
         if len(entries) == _ENTRIES_MAX:  # a later offset makes the last one superfluous
@@ -145,7 +162,10 @@ class Progress:
         entries.append((value, log_end))
 
     def durable_value(self, synced_offset: int) -> int:
-        """Return the newest offset that may be saved if the log is synced up to `synced_offset`."""
+        """Return the newest offset that may be saved if the log is synced up to `synced_offset`.
+
+        `synced_offset` must not decrease, because older offsets are forgotten.
+        """
         entries = self._entries
         while entries and entries[0][1] <= synced_offset:
             self._durable_value = entries.popleft()[0]

@@ -31,9 +31,11 @@ class BlockingJobs:
     async def run_steps(
         self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False
     ) -> None:
-        """Run `steps`: sleep for a number of seconds, or call a function on the executor.
+        """Execute the steps that an iterator yields, until it ends.
 
-        `computes` says that the functions compute for long, so Python must switch threads quickly.
+        A number is a pause in seconds. A function is called on the executor; its result is ignored.
+        A generator is closed at the end, also after an exception or a cancellation. `computes` says
+        that the functions compute for long, so Python must switch threads quickly.
         """
         with fast_thread_switching() if computes else contextlib.nullcontext():
             try:

@@ -76,7 +76,7 @@ class Journal:
     """
 
     def __init__(self, files: Files, path: str) -> None:
-        """Use the journals beside the document at `path`."""
+        """Create the journals beside the document at `path`, without reading or writing a file."""
         self._files = files
         self._directory, _, name = path.rpartition("/")
         self._prefix = f"{name}.journal-"
@@ -99,7 +99,11 @@ class Journal:
         """Held while a journal is synced or closed."""
 
     def read(self) -> list[Change]:
-        """Return every change that can be read, in order. Blocks. Raises OSError."""
+        """Return every change that can be read, in the order of the journals and lines. Blocks.
+
+        The first line of each journal is returned too, as a Change without a name. Lines that
+        cannot be read are skipped; if readable ones follow, that is logged. Raises OSError.
+        """
         changes: list[Change] = []
         names = self._files.names(self._directory)
         suffixes = [
@@ -131,8 +135,9 @@ class Journal:
     def rotate(self, version: DataVersion) -> Callable[[], None]:
         """Start a new journal for the changes after `version`.
 
-        Return a function that removes the older journals. It blocks, and must be called only when
-        the document is on disk with that version.
+        The file of the new journal is created by the first change. Return a function that removes
+        the older journals. It blocks, and must be called only when the document is on disk with
+        that version.
         """
         old = sorted(self._present)
         self._start_next(version)
@@ -149,12 +154,17 @@ class Journal:
         return remove
 
     def _start_next(self, version: DataVersion) -> None:
+        """Let the next change begin a new journal after `version` of the table."""
         self._number += 1
         self._base = version
         self._end = 0
 
     def append(self, *changes: Change) -> None:
-        """Write changes, all or none, without a sync. Raises OSError."""
+        """Write changes to the current journal, all or none, without a sync.
+
+        A journal whose sync has failed is not continued: a new one is started. Raises OSError if
+        the changes cannot be written; then the journal is as before.
+        """
         if self._number in self._failed:
             self._start_next(self._base)
         number = self._number
@@ -180,7 +190,8 @@ class Journal:
     def prepare_sync(self) -> Callable[[], None] | None:
         """Return a function that makes every change so far durable, or None if they are durable.
 
-        The function blocks, and raises OSError.
+        The function blocks. If it raises OSError, the changes may be lost in a power failure, and
+        later changes are written to a new journal.
         """
         numbers, self._unsynced = self._unsynced, set()
 
@@ -200,10 +211,15 @@ class Journal:
         return sync if numbers else None
 
     def _path(self, number: int) -> str:
+        """Return the path of a journal by its number."""
         return f"{self._directory}/{self._prefix}{number}"
 
 
 def _encode_line(change: Change) -> bytes:
+    """Return a line of a journal: the CRC-32 of the JSON in 8 hexadecimal digits, and the JSON.
+
+    1f2e3d4c {"name": "T", "value": {…}, "version": {…}}
+    """
     values = {
         "name": change.name,
         "value": change.value,
@@ -214,7 +230,7 @@ def _encode_line(change: Change) -> bytes:
 
 
 def _parse_line(line: bytes) -> Change | None:
-    """Return the change in a line of a journal, or None if the line is damaged."""
+    """Return the change in a line of a journal without its newline; None if it is damaged."""
     checksum, text = line[:_CHECKSUM_CHARACTERS], line[_CHECKSUM_CHARACTERS + 1 :]
     if checksum != b"%08x" % zlib.crc32(text):
         return None
@@ -243,16 +259,23 @@ class DocumentIdentity:
     """
 
     def __init__(self, files: Files, path: str, store: Store) -> None:
+        """Create the identity of the document at `path`, whose offsets are those of `store`."""
         self._file = IdentityFile(files, path, "")
         self._files, self._path, self._store = files, path, store
         self._last = 0
         """The checksum of the text that is on disk."""
 
     def check(self, text: str | None) -> FileVerdict:
-        """Return how far a document with this text may be trusted. None means that it is missing.
+        """Return how far a document with this text may be trusted.
 
-        UNKNOWN means that the document has no identity file: RocketMQ or an older broker wrote it.
-        Raises OSError.
+        `text` is None if the document is missing. The result is one of these:
+
+        - UNKNOWN: RocketMQ or an older broker wrote the document, without an identity file.
+        - FOREIGN: the document belongs to another commit log.
+        - CHANGED: this broker did not write this text last.
+        - SEALED: this broker wrote this text last.
+
+        The checksum of the text is remembered for `mark_sealed`. Raises OSError.
         """
         self._last = text_checksum(text)
         found = read_identity(self._files, self._path)
@@ -270,7 +293,7 @@ class DocumentIdentity:
         self._file.mark_sealed(source, position, checksum, {TEXT_BEFORE: self._last})
 
     def note_written(self, text: str) -> None:
-        """Note that the document now has this text, for the next `mark_sealed`."""
+        """Remember the checksum of the document's new text, for the next `mark_sealed`."""
         self._last = text_checksum(text)
 
 
@@ -334,8 +357,9 @@ class Document:
         """Return `parse(text)` of the file, or of its .bak if the file is damaged or missing.
 
         Return None if there is neither. `parse` raises ValueError or ProtocolError for a damaged
-        text. Raises StoreDamagedError if no edition can be parsed, StoreError if one cannot be
-        read.
+        text. With an identity file, `verdict` is set.
+
+        Raises StoreDamagedError if no edition can be parsed, StoreError if one cannot be read.
         """
         read: list[str] = []
 
@@ -358,8 +382,11 @@ class Document:
     def load_journal(self, names: Container[str]) -> list[Change]:
         """Return the changes in the journal that the loaded file does not contain, in order.
 
-        `names` are the names in the file. If no journal contains the version of the file, only
-        changes of other names are returned. Starts a new journal. Raises StoreError.
+        `names` are the names in the file. If no journal contains the version of the file, another
+        program has written the file; then only changes of other names are returned.
+
+        A new journal is started. If there is any change, the document is marked as changed. Raises
+        StoreError if a journal cannot be read.
         """
         try:
             changes = self._journal.read()
@@ -431,8 +458,12 @@ class Document:
     def prepare_write(self) -> Callable[[], None] | None:
         """Return a function that writes the table as it is now, or None if it has not changed.
 
-        The function blocks and may run on another thread. If it raises OSError, or if the table
-        cannot be rendered, which may raise here already, the document stays marked as changed.
+        The table is rendered, and a new journal is started, before this method returns. The
+        function blocks and may run on another thread. It also writes the identity file and removes
+        the older journals. It does nothing if a later edition has been written.
+
+        If the function raises OSError, or if the table cannot be rendered, which may raise here
+        already, the document stays marked as changed.
         """
         if not self.changed:
             return None
@@ -471,7 +502,7 @@ class Document:
         return self._edition
 
     def has_written(self, edition: int) -> bool:
-        """Return whether this edition, or a later one, is on disk."""
+        """Return whether the edition with this number, or a later one, is on disk."""
         return self._written >= edition
 
     def save(self) -> None:
@@ -481,6 +512,7 @@ class Document:
             write()
 
     def _unreadable(self, error: OSError) -> StoreError:
+        """Return the StoreError that reports a file which cannot be read."""
         return StoreError(
             f"{error.filename or self.path} cannot be read: {error.strerror or error}.",
             fix=fix_of(error),
@@ -523,6 +555,7 @@ class DocumentWriter:
                 self._log_failure(document, error)
 
     def _log_failure(self, document: Document, error: Exception) -> None:
+        """Log that a document was not written, unless its last failure has the same text."""
         text = f"{type(error).__name__}: {error}"
         if self._failures.get(document.path) == text:
             return

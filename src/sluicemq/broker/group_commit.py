@@ -370,7 +370,8 @@ class GroupCommit:
         """Schedule a commit for messages that the broker itself appended.
 
         They are synced and become visible even if no client waits for an answer. If the commit
-        fails, `undo` is called; several undo functions are called in reverse order.
+        fails, nothing of it is stored, and `undo()` is called. The undo functions of several calls
+        are called in reverse order.
         """
         self._has_internal_messages = True
         if undo is not None:
@@ -378,11 +379,15 @@ class GroupCommit:
         self.schedule_commit()
 
     def commit_now(self) -> bool:
-        """Commit at once, with the broker's own messages. Return False if the commit failed."""
-        failures = self.failed_commit_count
+        """Commit everything that was appended so far, without waiting for the loop iteration.
+
+        Return False if the commit failed: then nothing is stored, answers have become errors, and
+        undo functions were called. True does not mean that the messages are synced.
+        """
+        failures_before = self.failed_commit_count
         self._has_internal_messages = True
         self.commit()
-        return failures == self.failed_commit_count
+        return failures_before == self.failed_commit_count
 
     def schedule_commit(self) -> None:
         """Schedule a commit for the end of this loop iteration, unless one is scheduled."""
@@ -400,8 +405,10 @@ class GroupCommit:
     def commit(self) -> None:
         """Commit what was appended, and send the answers that need not wait any longer.
 
-        Does nothing unless a commit is scheduled. An error of the store is not raised: the answers
-        become errors. HOT.
+        The other answers wait for an fsync, which is started here, or for the replication gate.
+        `on_commit` is called, and queued frames are written. An error of the store is not raised:
+        the answers become errors, and undo functions are called. Do nothing unless a commit is
+        scheduled. HOT.
         """
         if not (self._is_scheduled or self._has_internal_messages):
             return
@@ -440,7 +447,10 @@ class GroupCommit:
     def _undo_commit(
         self, answers: PendingAnswers, undos: list[Callable[[], object]], error: Exception
     ) -> None:
-        """Call `undos` in reverse order, and send errors instead of `answers`."""
+        """Count a failed commit, call `undos` in reverse order, and send errors as answers.
+
+        An `error` that is neither a StoreError nor an OSError is a bug, and is logged as one.
+        """
         self.failed_commit_count += 1
         if not isinstance(error, StoreError | OSError):
             log.error("A group commit failed.", exc_info=error)
@@ -450,7 +460,12 @@ class GroupCommit:
         self.flush()
 
     def _release(self, answers: PendingAnswers) -> None:
-        """Queue `answers` for the next flush, and wake readers of queues with new messages."""
+        """Queue `answers` for the next flush, and wake readers of queues with new messages.
+
+        Answers to sends that created a topic are given to `announce` instead. The latency of all
+        answers is counted. For each queue with new visible messages, `wake` and the listener of its
+        topic are called.
+        """
         if answers.count:
             for peer, frames in answers.frames.items() if self._outgoing else ():
                 frames[:0] = self._outgoing.pop(peer, ())  # keep the order of the frames
@@ -467,6 +482,7 @@ class GroupCommit:
                     self.topic_listeners[topic](queue_id)
 
     def _note_latency(self, answers: PendingAnswers) -> None:
+        """Add `answers` to the latency counts, and log them if they waited too long."""
         seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
         self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
         self.latency_sum_s += seconds * count
@@ -484,13 +500,22 @@ class GroupCommit:
     # --- fsync
 
     def _start_sync(self) -> None:
-        """Start the next fsync, unless one is running or none is needed."""
+        """Start an fsync for the answers in `_next_sync`.
+
+        Do nothing if one is running: its end starts the next one. Do nothing either if no answers
+        wait, or under ASYNC_FLUSH.
+        """
         if self._in_sync is None and self._next_sync is not None and self._run_sync is not None:
             self._in_sync, self._next_sync = self._next_sync, None
             self._run_sync(self._on_sync_end)
 
     def _on_sync_end(self, result: int | BaseException) -> None:
-        """Handle the end of an fsync: `result` is the synced end of the log, or the error."""
+        """Handle the end of an fsync, and start the next one if answers wait for it.
+
+        `result` is the synced end of the log, or the error. After a success, the answers are sent,
+        or wait for the gate. After a transient error, they wait for the next fsync, which `expire`
+        starts. After any other error, they become errors.
+        """
         answers, self._in_sync = self._in_sync, None
         assert answers is not None
         if isinstance(result, StoreTransientError):
@@ -517,7 +542,9 @@ class GroupCommit:
     def _wait_for_gate(self, answers: PendingAnswers, end: int) -> None:
         """Let `answers`, whose messages end at the position `end`, wait for the gate.
 
-        They are sent at once if the gate only delays visibility, or if no slave is in sync.
+        If the gate only delays visibility, they are sent at once. If no slave is in sync, they are
+        sent at once with the code SLAVE_NOT_AVAILABLE. In both cases an empty entry waits for the
+        gate, so that entries stay in the order of their positions.
         """
         assert self._gate is not None, "only a group commit with a gate waits for it"
         if not self._gate_holds_answers:
@@ -529,7 +556,11 @@ class GroupCommit:
         self._gate.wait(end, partial(self._on_gate_open, answers))
 
     def _on_gate_open(self, answers: PendingAnswers, result: int | BaseException) -> None:
-        """Send `answers`, or errors if `result` is the reason why the gate will never open."""
+        """Queue `answers`, for which the gate has opened.
+
+        `result` is the position that enough replicas have, or the error why the gate will never
+        open for them. Then errors are queued instead.
+        """
         self._at_gate.remove(answers)  # cheap, because it is the first one
         if isinstance(result, BaseException):
             if answers.count:
@@ -564,7 +595,10 @@ class GroupCommit:
     def expire(self, now_s: float) -> None:
         """Answer the requests whose fsync or slaves take too long, and retry a transient failure.
 
-        Called several times a second. `now_s` is the monotonic time.
+        Answers that wait for an fsync for more than the sync timeout get the code
+        FLUSH_DISK_TIMEOUT. Answers that wait for the gate for longer than its timeout get
+        FLUSH_SLAVE_TIMEOUT. The broker calls this several times a second. `now_s` is the monotonic
+        time.
         """
         for answers in (self._in_sync, self._next_sync):
             if answers is not None and now_s - answers.started_s > self._sync_timeout_s:

@@ -133,9 +133,13 @@ class Resets:
     ) -> int | None:
         """Return the offset to which a pull from `offset` must be redirected, or None.
 
-        None means that no reset is pending, or that the pull proves that the consumer knows it:
-        then the reset is removed. With a `client_id`, this client must know it, whichever client
-        was redirected before. A parked pull (`is_parked`) was sent earlier, so it proves nothing.
+        None means that the pull continues at `offset`: either no reset of the queue is pending, or
+        the pull proves that the consumer knows the reset. In the second case the reset is removed.
+
+        A pull proves it if the client was redirected before, and now pulls from the new offset or
+        from another one than then. After REDIRECTS_MAX redirects, the reset is removed in any case.
+        If another `client_id` was redirected before, the redirects are counted from 0 again. A
+        parked pull (`is_parked`) was sent earlier, so it proves nothing.
         """
         key = (group, topic, queue_id)
         reset = self.table.get(key)
@@ -279,7 +283,11 @@ class Offsets:
             self.put(group, topic, queue_id, offset)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the committed offset to `offset`, and ignore commits until the consumer knows it."""
+        """Set the committed offset to `offset`, and ignore commits until the consumer knows it.
+
+        The reset is pending until then. `must_save_now` is set, and the functions in `on_reset` are
+        called with the arguments of this call.
+        """
         self.resets.add(group, topic, queue_id, offset)
         self.must_save_now = True
         self.put(group, topic, queue_id, offset)
@@ -287,7 +295,10 @@ class Offsets:
             follow(group, topic, queue_id, offset)
 
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the committed offset of a group, whether or not a reset is pending. HOT."""
+        """Set the committed offset of a group, whether or not a reset is pending.
+
+        A lower offset than before is accepted and logged. The document is marked as changed. HOT.
+        """
         key = f"{topic}@{group}"
         queues = self.table.get(key)
         if queues is None:
@@ -329,7 +340,11 @@ class Offsets:
         return self.table.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
     def pulled_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Return the next offset to fetch by queue id, as a dict that pulls update in place."""
+        """Return the next offset to fetch by queue id, of one group and topic.
+
+        The result is the dict of the table itself, which pulls update in place. It is created if
+        the group has not fetched from the topic.
+        """
         return self.pulled.setdefault(f"{topic}@{group}", {})
 
     def fetched(self, group: str, topic: str, queue_id: int) -> int:
@@ -411,7 +426,11 @@ class Offsets:
         return sorted(groups)
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Forget all offsets of a deleted topic, or of a deleted group, and call `on_forget`."""
+        """Forget all offsets of a deleted topic, or of a deleted group.
+
+        Also forget pending resets, and a deleted group in `groups_by_deleted_topic`. The functions
+        in `on_forget` are called with `topic` and `group`. The caller passes one of them.
+        """
         self.resets.forget(topic=topic, group=group)
         for deleted in list(self.groups_by_deleted_topic) if group else ():
             self.groups_by_deleted_topic[deleted].discard(group or "")

@@ -184,15 +184,19 @@ class Table(ABC, Generic[Config, Item]):
             self._bump()
 
     def _bump(self) -> None:
+        """Increment the version of the table, and mark the document as changed."""
         self.version = self.version.incremented(self._clock.now_ms())
         self.document.changed = True
 
     def put(self, *configs: Config, is_asked: bool = True) -> None:
         """Create or change topics or groups, all or none. Equal settings are not written again.
 
+        Each change is written to the journal, made in memory and logged. Then `on_change` is called
+        with the name, and `on_created` if the topic or group is new.
+
         `is_asked` says that a client asked for the change. Then StoreError is raised, and nothing
-        is changed, if the journal cannot be written. Without it the change is made in memory, and
-        is saved with the next write of the file.
+        is changed, if the journal cannot be written. Without `is_asked`, the change is made in
+        memory even then, and is saved with the next write of the file.
         """
         changes = [config for config in configs if self.config_of(config.name) != config]
         if not changes:
@@ -211,9 +215,10 @@ class Table(ABC, Generic[Config, Item]):
                 self.on_created(config.name)
 
     def remove(self, name: str) -> bool:
-        """Delete a topic or group. Return False if it does not exist.
+        """Delete a topic or group, and call `on_change` and `on_removed` with its name.
 
-        Raises StoreError, with nothing changed, if the journal cannot be written.
+        Return True if it existed. Raises StoreError, with nothing changed, if the journal cannot be
+        written.
         """
         if name not in self.table:
             return False
@@ -228,6 +233,11 @@ class Table(ABC, Generic[Config, Item]):
     def _append_to_journal(
         self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
     ) -> None:
+        """Write changes to the journal, and increment the version of the table.
+
+        `values` are the new settings by name; None deletes the name. `is_asked` is explained at
+        `put`. Raises StoreError.
+        """
         version = self.version.incremented(self._clock.now_ms())
         self.document.append_to_journal(version, values, is_asked=is_asked)
         self.version = version
@@ -265,7 +275,10 @@ class Topic(TopicState):
         self.change(config)
 
     def change(self, config: TopicConfig) -> None:
-        """Replace the settings."""
+        """Replace the settings, and compute `queues` and `is_special` from them.
+
+        The counters stay as they are.
+        """
         self.config = config
         self.queues = max(config.read_queues, config.write_queues)
         self.is_special = self.is_forbidden or config.order or config.name.startswith(RETRY_PREFIX)
@@ -428,7 +441,9 @@ class Topics(Table[TopicConfig, Topic]):
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """Return the topic, which is created first if it does not exist.
 
-        It gets `queues` queues for reading and as many for writing.
+        A new topic can be read and written. It has `queues` queues for reading and as many for
+        writing, and the given `sys_flag`. An existing topic is not changed. If the journal cannot
+        be written, the new topic is in memory only, until the file is written.
         """
         if name not in self.table:
             config = TopicConfig(name, queues, queues, READ_WRITE, sys_flag=sys_flag)
@@ -438,9 +453,13 @@ class Topics(Table[TopicConfig, Topic]):
     def create_for_send(self, name: str, default_topic: str, queues: int) -> Topic | None:
         """Create the topic for a send to an unknown name, and return it; None if it is not allowed.
 
-        `default_topic` is the topic whose settings are copied. `queues` is the number that the
-        producer asks for; the default topic limits it. A retry topic is created in any case, with
-        one queue. Raises StoreError if the change cannot be written.
+        `default_topic` is the topic whose permissions and flags are copied. `queues` is the number
+        of queues that the producer asks for; the default topic limits it. A retry topic is created
+        in any case, with one queue.
+
+        It is not allowed if the default topic does not exist or may not be inherited, or if the
+        broker has too many topics. It is not allowed by DEFAULT_TOPIC if autoCreateTopicEnable is
+        false. Raises StoreError if the change cannot be written.
         """
         if name.startswith(RETRY_PREFIX):
             return self.ensure(name, 1)
@@ -457,7 +476,7 @@ class Topics(Table[TopicConfig, Topic]):
         return self.table[name]
 
     def set_ordered_topics(self, table: Mapping[str, str]) -> None:
-        """Mark exactly the topics in `table` as ordered.
+        """Mark exactly the topics in `table` as ordered, and all others as not ordered.
 
         `table` is the order configuration that a name server returned for a registration.
         """

@@ -104,9 +104,10 @@ class QueryHandlers(BrokerComponent):
         )
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
-        """Return whether a queue has message 0, near enough to the end of the log to be in memory.
+        """Return whether a queue still has its message 0, and that message is probably in memory.
 
-        accessMessageInMemoryMaxRatio is the percentage of the machine's memory that counts.
+        It is if the log behind it is not larger than accessMessageInMemoryMaxRatio percent of the
+        machine's memory.
         """
         data = self.store.reader.read(topic, queue_id, 0, 1).data
         if not data:
@@ -117,7 +118,12 @@ class QueryHandlers(BrokerComponent):
     def commit_offset(
         self, header: UpdateConsumerOffsetRequest, command: Command, peer: Peer
     ) -> Command:
-        """Answer UPDATE_CONSUMER_OFFSET (15): commit an offset of a group for one queue."""
+        """Answer UPDATE_CONSUMER_OFFSET (15): commit an offset of a group for one queue.
+
+        The offset of a member of a lane is that of the lane. The answer has an error code, and
+        nothing is committed, if the group, the topic or the queue does not exist. Offsets of queues
+        that the topic had before are accepted.
+        """
         if header.group not in self.groups:
             return _make_error_answer(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -143,7 +149,10 @@ class QueryHandlers(BrokerComponent):
         return _make_offset_answer(self.store.queue_offsets(header.topic, header.queue_id)[1])
 
     def get_min_offset(self, header: QueueRequest, command: Command, peer: Peer) -> Command:
-        """Answer GET_MIN_OFFSET (31) with the offset of the first message in a queue."""
+        """Answer GET_MIN_OFFSET (31) with the offset of the first message in a queue.
+
+        For an empty queue it is the end offset, for an unknown queue 0.
+        """
         answer = _make_offset_answer(self.store.queue_offsets(header.topic, header.queue_id)[0])
         answer.remark = ""
         return answer

@@ -79,7 +79,8 @@ REFUSED_CODES: Final = frozenset(code for _, codes in _CHANGES for code in codes
 def make_refusing_handlers(root: str) -> dict[int, Handler]:
     """Return handlers that refuse requests of `REFUSED_CODES`, by request code.
 
-    `root` is the directory of the store, which the remark of each answer names.
+    The answers are NO_PERMISSION, and no handler changes anything. `root` is the directory of the
+    store, which the remark of each answer names.
     """
 
     def make_handler(subject: str) -> Handler:
@@ -89,6 +90,7 @@ def make_refusing_handlers(root: str) -> dict[int, Handler]:
         )
 
         def refuse(command: Command, peer: Peer) -> Command:
+            """Answer NO_PERMISSION with the remark that names the store."""
             return Command(ResponseCode.NO_PERMISSION, {}, remark=remark)
 
         return refuse
@@ -97,13 +99,14 @@ def make_refusing_handlers(root: str) -> dict[int, Handler]:
 
 
 def prepare_settings(settings: Settings, files: Files) -> None:
-    """Adapt the settings to the store that is read. Blocks.
+    """Change `settings` so that they fit the store that is read. Blocking.
 
-    Paths and file sizes are those of the files, and the addresses of the original broker are
-    removed. If the settings have the default names, the names of broker and cluster are taken from
-    system topics of the store.
+    - If the store contains a commit log, the paths in the store replace other configured paths.
+    - The sizes of the files are detected.
+    - brokerIP1 and brokerIP2 are removed, because they are addresses of the original broker.
+    - A broker name or cluster name that is the default is replaced by the name in a system topic.
 
-    Raises StoreError if the directory does not contain a store.
+    Path and address changes are logged. Raises StoreError if the directory contains no store.
     """
     store, config = settings.store, settings.broker
     log_path, queue_path = f"{store.root}/commitlog", f"{store.root}/consumequeue"
@@ -138,7 +141,8 @@ def add_missing_topics_and_groups(
 ) -> None:
     """Add the topics that have only queues, and the groups that have only offsets, to the tables.
 
-    The added topics can be read only. The number of their queues follows from the highest queue id.
+    `topics` and `groups` are changed. An added topic can be read only, and has as many queues as
+    its highest queue id requires. An added group has the default configuration.
     """
     queue_counts: dict[str, int] = {}
     for topic, queue_id in store.queues():

@@ -76,7 +76,10 @@ class UnsupportedHandlers:
     """
 
     def refuse(self, command: Command, peer: Peer) -> Command:
-        """Answer with REQUEST_CODE_NOT_SUPPORTED and a remark that says what to use instead."""
+        """Answer with REQUEST_CODE_NOT_SUPPORTED and a remark that says what to use instead.
+
+        The code of `command` must be a key of `ALTERNATIVES`.
+        """
         remark = ALTERNATIVES[command.code]
         return Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, {}, remark=remark)
 

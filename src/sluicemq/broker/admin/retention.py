@@ -58,6 +58,7 @@ class UnreadMonitor:
     """
 
     def __init__(self, offsets: Offsets, store: Store, clock: Clock) -> None:
+        """Create a monitor of the groups that have committed offsets in `offsets`."""
         self._offsets = offsets
         self._store = store
         self._retention = store.retention
@@ -67,6 +68,7 @@ class UnreadMonitor:
         self._groups_by_topic: dict[str, list[str]] = {}
         """The groups that have offsets of each topic, looked up once for each deleted file."""
         self._warned_s: dict[TopicGroup, float] = {}
+        """The monotonic time of the last warning."""
         self.deleted_unread_counts: dict[TopicGroup, int] = {}
         """The numbers of messages that were deleted unread since the broker started."""
         self.expiring_unread: dict[TopicGroup, ExpiringMessages] = {}
@@ -77,21 +79,27 @@ class UnreadMonitor:
     # --- called before a file is deleted
 
     def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
-        """Count the messages [old_min, new_min) of a queue that each group has not read."""
+        """Count the messages [old_min, new_min) of a queue that each group has not read.
+
+        They are in the file that is about to be deleted. The counts are kept until
+        `on_file_deleted` is called for that file. A group without a committed offset of the queue
+        does not count.
+        """
         if not self._groups_by_topic:
             self._groups_by_topic = self._offsets.groups_by_topic()
         for group in self._groups_by_topic.get(topic, ()):
             committed = self._offsets.committed(group, topic, queue_id)
-            unread = new_min - max(committed, old_min)
-            if committed >= 0 and unread > 0:
-                self._unread_counts[topic, group] = (
-                    self._unread_counts.get((topic, group), 0) + unread
-                )
+            has_offset = committed >= 0
+            unread_count = new_min - max(committed, old_min)
+            if has_offset and unread_count > 0:
+                earlier_count = self._unread_counts.get((topic, group), 0)
+                self._unread_counts[topic, group] = earlier_count + unread_count
 
     def on_file_deleted(self, file: LogFile, why: str) -> None:
-        """Log and total the unread messages that were counted for a file.
+        """Log the unread messages that were counted for a file, and add them to the totals.
 
-        `why` is the reason of the deletion, for the log.
+        There is one warning for each topic and group. `deleted_unread_counts` contains the totals.
+        `why` is the reason of the deletion, for the log. The counts of the next file begin at 0.
         """
         unread_counts, self._unread_counts = self._unread_counts, {}
         self._groups_by_topic = {}
@@ -114,8 +122,8 @@ class UnreadMonitor:
     def find_expiring(self, topic: str, queue_id: int, committed: int) -> ExpiringMessages | None:
         """Return the expiring messages of a queue that a group has not read.
 
-        `committed` is the committed offset of the group, or -1. Return None if no file of the log
-        expires soon, or the group has read it, or has no offset.
+        `committed` is the committed offset of the group, or -1 if it has none. Return None if it is
+        -1, if no file of the log expires soon, or if the group has read the expiring messages.
         """
         files = self._retention.expiring_files()
         if committed < 0 or not files:
@@ -126,9 +134,11 @@ class UnreadMonitor:
     def _find_in_files(
         self, files: list[LogFile], topic: str, queue_id: int, committed: int, expiring_end: int
     ) -> ExpiringMessages | None:
-        """Return the messages of a queue from `committed` to `expiring_end`, or None if none.
+        """Return the number and deletion time of the messages from `committed` to `expiring_end`.
 
-        `expiring_end` is the first offset of the queue that is behind all of `files`.
+        `files` are the files that expire soon, at least one. `expiring_end` is the first offset of
+        the queue that is behind all of them. The deletion time is that of the file with the first
+        unread message. Return None if there is no unread message in the files.
         """
         first = max(committed, self._store.queue_offsets(topic, queue_id)[0])
         if first >= expiring_end:
@@ -142,12 +152,14 @@ class UnreadMonitor:
         )
 
     def survey(self) -> Iterator[Step]:
-        """Find the expiring messages of all groups, and log warnings.
+        """Find the expiring messages of all groups, store them in `expiring_unread`, and warn.
 
-        Yields pauses of 0 seconds in which the event loop runs. Raises OSError.
+        Yield 0.0, a pause in seconds, after each SURVEY_SLICE_S, so that the event loop can handle
+        requests. A warning of the same topic and group is logged once in WARNING_PERIOD_S. Without
+        files that expire soon, `expiring_unread` becomes empty. Raises OSError.
         """
         files = self._retention.expiring_files()
-        found: dict[TopicGroup, ExpiringMessages] = {}
+        expiring_unread: dict[TopicGroup, ExpiringMessages] = {}
         end_by_queue: dict[tuple[str, int], int] = {}
         slice_end_s = self._clock.monotonic_s() + SURVEY_SLICE_S
         offsets = list(self._offsets.iter_offsets()) if files else ()
@@ -157,23 +169,30 @@ class UnreadMonitor:
                 end_by_queue[key] = self._retention.first_offset_from(*key, files[-1].end)
             expiring = self._find_in_files(files, *key, committed, end_by_queue[key])
             if expiring is not None:
-                deletion = expiring.earliest_deletion_ms
-                known = found.get((topic, group), ExpiringMessages(0, deletion))
-                found[topic, group] = ExpiringMessages(
-                    known.message_count + expiring.message_count,
-                    min(known.earliest_deletion_ms, deletion),
+                deletion_time_ms = expiring.earliest_deletion_ms
+                other_queues = expiring_unread.get(
+                    (topic, group), ExpiringMessages(0, deletion_time_ms)
+                )
+                expiring_unread[topic, group] = ExpiringMessages(
+                    other_queues.message_count + expiring.message_count,
+                    min(other_queues.earliest_deletion_ms, deletion_time_ms),
                 )
             if self._clock.monotonic_s() > slice_end_s:
                 yield 0.0
                 slice_end_s = self._clock.monotonic_s() + SURVEY_SLICE_S
-        self.expiring_unread = found
-        self._warn(found)
+        self.expiring_unread = expiring_unread
+        self._warn()
 
-    def _warn(self, found: dict[TopicGroup, ExpiringMessages]) -> None:
-        """Log expiring messages, once in `WARNING_PERIOD_S` for each topic and group."""
+    def _warn(self) -> None:
+        """Log `expiring_unread`, once in `WARNING_PERIOD_S` for each topic and group.
+
+        A group that has caught up is forgotten, and warned at once when it falls behind later.
+        """
         now_s = self._clock.monotonic_s()
-        self._warned_s = {pair: time_s for pair, time_s in self._warned_s.items() if pair in found}
-        for (topic, group), expiring in sorted(found.items()):
+        self._warned_s = {
+            pair: time_s for pair, time_s in self._warned_s.items() if pair in self.expiring_unread
+        }
+        for (topic, group), expiring in sorted(self.expiring_unread.items()):
             if now_s - self._warned_s.get((topic, group), -WARNING_PERIOD_S) >= WARNING_PERIOD_S:
                 self._warned_s[topic, group] = now_s
                 log.warning(
@@ -198,7 +217,11 @@ class RetentionHandlers:
         context: BrokerContext,
         unread_monitor: UnreadMonitor,
     ) -> None:
-        """Schedule the jobs."""
+        """Let `unread_monitor` observe deletions, and schedule the first jobs.
+
+        The disk is checked and the first survey is done by the first call of `run_due_jobs`, the
+        first clean-up FIRST_CLEAN_UP_DELAY_S later. Nothing is deleted here.
+        """
         self._settings = context.settings
         self._topics = context.topics
         self._unread_monitor = unread_monitor
@@ -223,7 +246,8 @@ class RetentionHandlers:
     def clean_log(self, command: Command, peer: Peer) -> Command:
         """Answer DELETE_EXPIRED_COMMITLOG (329): delete expired files of the commit log.
 
-        They are deleted in the next twenty runs, at any hour of the day.
+        They are deleted in the next twenty runs of the clean-up, at any hour of the day. The answer
+        is SUCCESS and does not wait for them. The request is logged with the address of `peer`.
         """
         log.info("%s requested the deletion of expired files of the commit log", peer.remote)
         self._retention.request_manual_run()
@@ -234,6 +258,8 @@ class RetentionHandlers:
 
         RocketMQ's broker also removes a queue whose messages are all deleted. Offsets of the queue
         then start at 0 again, and its consumers would miss messages, so this broker keeps it.
+
+        The answer is SUCCESS. The next call of `run_due_jobs` deletes the files.
         """
         log.info("%s requested the deletion of expired files of queues", peer.remote)
         self._is_queue_clean_up_requested = True
@@ -242,7 +268,8 @@ class RetentionHandlers:
     def clean_topics(self, command: Command, peer: Peer) -> Command:
         """Answer CLEAN_UNUSED_TOPIC (316): delete the queues of topics that do not exist.
 
-        Queues of system topics, and queues whose name begins with %LMQ%, are kept.
+        Queues of system topics, and queues whose name begins with %LMQ%, are kept. The queues are
+        deleted before the answer, which is SUCCESS, and each topic is logged.
         """
         unused = {
             topic
@@ -263,15 +290,18 @@ class RetentionHandlers:
     # --- scheduled jobs
 
     def check_disk(self) -> None:
-        """Check how full the disks are. The store refuses or accepts sends accordingly."""
+        """Check how full the disks are, and give the result to the monitor.
+
+        The store refuses sends while a disk is too full, and accepts them otherwise.
+        """
         self._unread_monitor.disk_percent = self._retention.check_disk()
 
     def run_due_jobs(self) -> Iterator[Step]:
-        """Run the jobs that are due. Called about once a second.
+        """Do the jobs that are due: disk check, clean-ups of queues and log, and survey.
 
-        Yields pauses in seconds, and blocking work for another thread (see `store.retain`). While
-        the store refuses sends, the disk is checked in each run, so that sends are accepted as soon
-        as there is room.
+        The broker calls this about once a second. The iterator yields pauses in seconds, and
+        blocking work for another thread (see `store.retain`). While the store refuses sends, each
+        call checks the disk, so that sends are accepted as soon as there is room.
         """
         now_s = self._clock.monotonic_s()
         period_s = self._settings.store.clean_interval_ms / 1000

@@ -74,10 +74,15 @@ class StatisticsHandlers(BrokerComponent):
     def view_counter(self, header: StatisticsRequest, command: Command, peer: Peer) -> Command:
         """Answer VIEW_BROKER_STATS_DATA (315) with the growth of one counter.
 
-        For the last minute, hour and day, the answer has the growth (`sum`), the growth per second
-        (`tps`) and the average (`avgpt`): bytes per message for a counter of bytes, otherwise 1.
+        `header.name` is RocketMQ's name of the counter. `header.key` is what it counts for, such as
+        a topic; the cluster name means the whole broker. The body has an object for each of the
+        periods statsMinute, statsHour and statsDay:
 
-        Raises RequestError for an unknown counter.
+            sum      the growth of the counter in the period
+            tps      the growth per second
+            avgpt    bytes per message for a counter of bytes, else 1; 0 if nothing was counted
+
+        Raises RequestError for an unknown counter. The remark says what to use instead, if known.
         """
         key = "" if header.key == self.settings.broker.cluster_name else header.key
         if header.name == "QUEUE_PUT_NUMS":
@@ -104,11 +109,11 @@ class StatisticsHandlers(BrokerComponent):
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
     def _count_messages_of_queue(self, key: str) -> dict[str, tuple[int, float]] | None:
-        """Return the number of messages stored in a queue in each period, and per second.
+        """Return (messages stored in a queue, messages per second) for each period.
 
         `key` is `topic@queueId`. Return None if there is no such queue. The offsets at the
-        beginning of the periods are searched by time, so no counter is needed, and the numbers are
-        right after a restart.
+        beginning of the periods are searched by time. So no counter is needed, and the numbers are
+        also right when the broker has just been restarted.
         """
         name, _, queue_text = key.rpartition("@")
         topic, queue_id = self.topics.get(name), natural(queue_text)
@@ -124,12 +129,13 @@ class StatisticsHandlers(BrokerComponent):
         return count_by_period
 
     def find_topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
-        """Return the existing topics of which each group has offsets, by group.
+        """Return for each existing group the topics of which it has committed offsets.
 
-        Topics to which an online group does not subscribe are left out. If `ordered`, return only
-        ordered topics.
+        Left out are topics that do not exist, topics to which an online group does not subscribe,
+        and groups without a topic. If `ordered`, only topics in strict order are returned. The
+        topics of a group are sorted.
         """
-        found: dict[str, list[str]] = {}
+        topics_by_group: dict[str, list[str]] = {}
         for name, groups in sorted(self.offsets.groups_by_topic().items()):
             topic = self.topics.get(name)
             if topic is None or (ordered and not topic.config.order):
@@ -137,35 +143,44 @@ class StatisticsHandlers(BrokerComponent):
             for group in groups:
                 online = self.consumers.groups.get(group)
                 if group in self.groups and (online is None or name in online.subscriptions):
-                    found.setdefault(group, []).append(name)
-        return found
+                    topics_by_group.setdefault(group, []).append(name)
+        return topics_by_group
 
     def get_consume_stats_of_broker(
         self, header: GetConsumeStatsOfBrokerRequest, command: Command, peer: Peer
     ) -> Postponed:
         """Answer GET_BROKER_CONSUME_STATS (317) with the progress of all groups in their topics.
 
+        The answer also has two totals over all groups: the messages that are not committed, and
+        those of them that were pulled. With `header.ordered`, only topics in strict order count.
         The work is done in steps, one for each group.
         """
 
         def steps() -> WorkItem[Command]:
-            stats_by_group, behind, in_flight = [], 0, 0
+            stats_by_group, lag_count, in_flight_count = [], 0, 0
             for group, names in sorted(self.find_topics_by_group(ordered=header.ordered).items()):
                 group_stats = [self.status.collect_consume_stats(group, [name]) for name in names]
                 for queue in (queue for stats in group_stats for queue in stats.queues.values()):
-                    behind += queue.broker_offset - queue.consumer_offset
-                    in_flight += queue.pull_offset - queue.consumer_offset
+                    lag_count += queue.broker_offset - queue.consumer_offset
+                    in_flight_count += queue.pull_offset - queue.consumer_offset
                 stats_by_group.append({group: group_stats})
                 yield None
-            answer = bodies.ConsumeStatsOfBroker(self._address, stats_by_group, behind, in_flight)
+            answer = bodies.ConsumeStatsOfBroker(
+                self._address, stats_by_group, lag_count, in_flight_count
+            )
             body = bodies.encode_consume_stats_of_broker(answer)
             return Command(ResponseCode.SUCCESS, body=body)
 
         return Postponed(steps())
 
     def list_producers(self, command: Command, peer: Peer) -> Command:
-        """Answer GET_ALL_PRODUCER_INFO (328) with the online producers of all groups."""
+        """Answer GET_ALL_PRODUCER_INFO (328) with the online producers of all groups.
+
+        The body is `{"data": {"<group>": [{"clientId": …, "language": …, "lastUpdateTimestamp": …,
+        "remoteIP": …, "version": …}]}}`. The time stamp is that of the last heartbeat, in ms.
+        """
         clock = self.status.clock
+        # Heartbeats are noted by the monotonic clock. This is the wall-clock time of its zero.
         started_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
         producers_by_group = {
             group: [
@@ -206,11 +221,12 @@ class StatisticsHandlers(BrokerComponent):
         """Answer UPDATE_AND_GET_GROUP_FORBIDDEN (353): allow or forbid a group to read a topic.
 
         Without `readable`, the request changes nothing. The answer says whether the group may read
-        the topic. The answer to a change is sent when the change is on disk, here and on the slaves
-        that must confirm changes.
+        the topic. A change is logged. Its answer is sent when the change is on disk, here and on
+        the slaves that must confirm changes.
 
-        Raises RequestError if reading is forbidden for a topic or group that does not exist. It can
-        be allowed, so that a rule about a deleted topic or group can be removed.
+        Raises RequestError if the request forbids reading and the topic or group does not exist. A
+        request that allows reading is accepted for any names, so that a rule about a deleted topic
+        or group can be removed.
         """
         group, topic, readable = header.group, header.topic, header.is_readable
         if readable is False:

@@ -26,9 +26,10 @@ class StagedColumns:
     """Consecutive records of a staging queue that are all in one file of the log."""
 
     def __init__(self, units: NDArray[Any], view: memoryview, base: int) -> None:
-        """Copy the records of `units` from `view`, which begins at position `base` of the log.
+        """Copy the records that `units` name from one file of the commit log.
 
-        `units` has the fields of UNIT_COLUMNS and at least one row.
+        `view` is the rest of the file from position `base` of the commit log on, where the first
+        record begins. `units` has the fields of UNIT_COLUMNS and at least one row.
         """
         self._codes = units["code"].astype(np.int64)
         starts = units["position"].astype(np.int64) - base
@@ -49,7 +50,9 @@ class StagedColumns:
     def count_alike(self, start: bytes) -> int:
         """Return how many records, from the first on, can be published together.
 
-        They have the flags and hosts of the first record, and properties that begin with `start`.
+        They have the record format MAGIC_V1, the flags and hosts of the first record, and
+        properties that begin with `start` and are longer. The count ends before the first record
+        that differs; it is 0 if the first record itself does not meet this.
         """
         heads, first = self.heads, self.heads[0]
         is_same = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] == first["sys_flag"])
@@ -59,13 +62,15 @@ class StagedColumns:
         is_same &= self._property_starts + len(start) < self._ends
         count = _count_leading(is_same)
         sizes = np.full(count, len(start))
-        found = Spans(self._data, self._property_starts[:count], sizes).read_rows(len(start))
-        return _count_leading((found == np.frombuffer(start, np.uint8)).all(axis=1))
+        beginnings = Spans(self._data, self._property_starts[:count], sizes).read_rows(len(start))
+        return _count_leading((beginnings == np.frombuffer(start, np.uint8)).all(axis=1))
 
     def to_columns(self, count: int, cut: int, before: bytes) -> BatchColumns:
         """Return the first `count` records as columns that can be appended to a topic.
 
-        The first `cut` bytes of the properties of each record are replaced by `before`.
+        The first `cut` bytes of the properties of each record are replaced by `before`, which is
+        the name of the message id with its separator. The fields `reconsume_times` and
+        `prepared_offset` are set to 0.
         """
         heads = self.heads[:count].copy()
         heads["reconsume_times"] = heads["prepared_offset"] = 0
@@ -88,18 +93,20 @@ class StagedColumns:
 
 
 def _count_leading(flags: NDArray[np.bool_]) -> int:
-    """Return how many elements are true before the first that is not."""
+    """Return how many elements are true before the first false one; all if none is false."""
     return len(flags) if flags.all() else int(flags.argmin())
 
 
 def select_fitting_units(
     units: memoryview | bytes | bytearray, bytes_max: int
 ) -> tuple[NDArray[Any], Positions]:
-    """Return the first of `units` whose records together have up to `bytes_max` bytes.
+    """Return (fitting units, ends): the first units whose records fit into `bytes_max` bytes.
 
-    The second result is the position at which each of these records ends.
+    `units` are encoded units of a queue. The first result has the fields of UNIT_COLUMNS, and no
+    row if not even the first record fits. `ends` contains the position in the commit log at which
+    each of these records ends.
     """
-    found = np.frombuffer(units, UNIT_COLUMNS)
-    count = int(np.searchsorted(np.cumsum(found["size"], dtype=np.int64), bytes_max, "right"))
-    found = found[:count]
-    return found, found["position"].astype(np.int64) + found["size"]
+    rows = np.frombuffer(units, UNIT_COLUMNS)
+    count = int(np.searchsorted(np.cumsum(rows["size"], dtype=np.int64), bytes_max, "right"))
+    fitting = rows[:count]
+    return fitting, fitting["position"].astype(np.int64) + fitting["size"]

@@ -135,10 +135,11 @@ class Epochs:
         run_sync: RunSync | None,
         access: Access,
     ) -> None:
-        """Create an empty table, and note staged batches that `intake` appends. `load` must follow.
+        """Create an empty table, and let `intake` report the staged batches that it appends.
 
-        `run_sync` starts an fsync in another thread and reports its end; None means that the broker
-        starts none itself.
+        The caller must call `load` before the first request. `run_sync(callback)` starts an fsync
+        in another thread and calls `callback` with its result; None means that the broker starts
+        none itself. It is not used under SYNC_FLUSH. `access` names the account of a request.
         """
         settings, topics, store = context.settings, context.topics, context.store
         clock = context.clock
@@ -168,9 +169,9 @@ class Epochs:
         """The number of messages that were published since the start."""
 
     def load(self) -> None:
-        """Read the epochs of the store. `run_slice` continues interrupted publications.
+        """Read the epochs of the store. Afterwards `run_slice` continues interrupted publications.
 
-        Blocks for the time of the reads.
+        A read-only broker publishes nothing. The call blocks for the time of the reads.
         """
         self.table.load(self._reader, self._settings.store.commit_log_file_bytes)
         self._worker.is_enabled = not self._settings.is_read_only
@@ -182,8 +183,10 @@ class Epochs:
     ) -> Command | Announced | Postponed:
         """Handle SLUICE_COMMIT_EPOCH (900201): prepare or commit an epoch, or report its state.
 
-        The answer has the state of the epoch on this broker. For a committed epoch its body has the
-        ranges that were decided. Large bodies are decoded in another thread.
+        The work that the request starts continues in slices after the answer; the client repeats
+        the request until the state is what it needs. The answer has the state of the epoch on this
+        broker. If the epoch is committed, the body has the ranges that were decided. Large bodies
+        are decoded in another thread, and the answer is postponed meanwhile.
 
         Raises RequestError if the request is malformed or the check of the ranges has failed.
         """
@@ -199,18 +202,33 @@ class Epochs:
     def _ensure_topics_and_answer(
         self, account: str, header: CommitEpochRequest, ranges: Ranges
     ) -> Command | Announced:
-        """Answer a request, after creating the epoch topic and the staging topic if necessary."""
-        before, count = self._topics.version, staging.STAGING_QUEUES
+        """Answer a request, after creating the epoch topic and the staging topic if necessary.
+
+        If a topic was created or changed, the answer is sent when the topics are saved and
+        registered (`Announced`).
+        """
+        version_before, queue_count = self._topics.version, staging.STAGING_QUEUES
         self._topics.ensure(EPOCH_TOPIC, 1)
-        topic = self._topics.ensure(STAGING_TOPIC, count)
-        if topic.queues < count:
+        topic = self._topics.ensure(STAGING_TOPIC, queue_count)
+        if topic.queues < queue_count:
             # A topic that was found only by its directories in the store may have fewer queues.
-            self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
+            config = replace(topic.config, read_queues=queue_count, write_queues=queue_count)
+            self._topics.put(config)
         answer = self._answer(account, header, ranges)
-        return answer if self._topics.version == before else Announced(answer)
+        return answer if self._topics.version == version_before else Announced(answer)
 
     def _answer(self, account: str, header: CommitEpochRequest, ranges: Ranges) -> Command:
-        """Return the answer to a request, and schedule the work that it starts."""
+        """Return the answer to a request, and schedule the work that it starts.
+
+        - If this epoch or a later one is committed, see `_answer_committed`.
+        - If the step is PREPARE and the ranges are checked, the state is CHECKED as soon as
+          everything that was checked is durable.
+        - Otherwise the state is CHECKING, and the check continues. With the step COMMIT, the epoch
+          is committed at its end.
+
+        Raises RequestError if the step, the query name or the ranges are invalid, or if the check
+        of these ranges has failed, which is logged.
+        """
         topics = frozenset(header.topics.split(","))
         known = self.table.find(account, header.query, topics)
         if known is not None and header.epoch <= known.epoch:
@@ -240,7 +258,13 @@ class Epochs:
         return self._encode_state(CHECKING)
 
     def _answer_committed(self, known: Epoch, epoch: int) -> Command:
-        """Return the answer about `epoch`, where the later or same epoch `known` is committed."""
+        """Return the answer about `epoch`, where the later or same epoch `known` is committed.
+
+        An earlier epoch than `known` is published. For `known` itself, the state is CHECKING until
+        its record is durable, PUBLISHING until all its messages are durable, and PUBLISHED then. A
+        state that waits for the disk starts an fsync. The last two have the decided ranges in the
+        body. When PUBLISHED is answered, the ranges are removed from memory.
+        """
         if epoch < known.epoch:
             return self._encode_state(PUBLISHED)
         table = self.table
@@ -257,7 +281,11 @@ class Epochs:
         return answer
 
     def _encode_state(self, state: str, known: Epoch | None = None) -> Command:
-        """Return an answer with a state, and with the progress of `known`."""
+        """Return an answer with a state, and with the progress of `known`.
+
+        The progress is the number of messages to publish on this broker, and of those that have
+        been published; both are 0 if `known` is None.
+        """
         fields = CommitEpochResponse(
             state=state,
             broker=self._settings.broker.broker_name,
@@ -273,8 +301,11 @@ class Epochs:
     ) -> EpochCheck:
         """Return the check of an epoch. Start one if there is none, or if the ranges differ.
 
-        A check for a commit is not replaced before it ends. Raises RequestError if the check of
-        these ranges has failed; a later call starts another one.
+        A check for a commit is returned even if the ranges differ, because its ranges are about to
+        be decided. If there are too many checks, a new one replaces the oldest one.
+
+        Raises RequestError if the check of these ranges has failed. The failed check is forgotten,
+        so a later call starts another one.
         """
         check = self._checks.get(key)
         if check is not None and check.error is not None:
@@ -293,7 +324,11 @@ class Epochs:
     # ----------------------------------------------------------------------------- the work
 
     def run_slice(self) -> None:
-        """Publish one chunk and do one slice of a check. Schedule another slice if work remains."""
+        """Publish one chunk of the first unfinished epoch, and do one slice of one check.
+
+        Schedule another slice if there was work to do. Do nothing before `load`, on a read-only
+        broker, and while the worker pauses after a failure.
+        """
         if not self._worker.is_enabled or self._worker.is_paused:
             return
         table = self.table
@@ -306,9 +341,14 @@ class Epochs:
             self._worker.schedule()
 
     def _check(self, key: EpochKey, check: EpochCheck) -> None:
-        """Check messages for one slice. After the last one, record the decision if requested.
+        """Check messages for one slice. After the last one, commit the epoch if requested.
 
-        An error ends the check and is kept in `check.error`.
+        The epoch is committed by an epoch record in the log, unless this epoch or a later one is
+        committed already. It is then added to the table to be published, an fsync is started, and
+        the check is removed.
+
+        An error of a message or of the store ends the check and is kept in `check.error`. The next
+        request for the epoch reports it.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         last_stage = None
@@ -347,7 +387,11 @@ class Epochs:
             check.error = RequestError(ResponseCode.SYSTEM_ERROR, str(error))
 
     def _append(self, kind: str, key: EpochKey, **values: Any) -> int:
-        """Append a record to the epoch topic, and return its offset. Raises StoreError."""
+        """Append a record to the epoch topic, and return its offset there.
+
+        The record is a JSON object with `kind`, the names of the epoch and `values`. The caller
+        commits it. Raises StoreError.
+        """
         body = fastjson.dumps_strict({"kind": kind, **key.to_json(), **values})
         host = self._settings.store_host
         _, offset = self._store.writer.append(
@@ -358,10 +402,13 @@ class Epochs:
     def _publish(self, known: Epoch) -> None:
         """Append the next chunk of an epoch: its record and the messages after it.
 
-        A chunk is small enough for one file of the log. After a failure the publication pauses, and
-        continues with the messages that are not appended.
+        The chunk is committed before this method returns, and counted as published. If the store
+        accepts no more messages or the group commit fails, the publication pauses, and continues
+        later with the first message that is not stored. If the remaining staged messages are
+        deleted, log them as lost and complete the epoch. After the last message, start an fsync.
         """
         owner, first = known.key.owner, known.published_count
+        # A chunk must be small enough for one file of the log.
         bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
         runs, messages = self._reader.read_chunk(
             owner, known.local_ranges, first, CHUNK_MESSAGES, bytes_max
@@ -378,6 +425,7 @@ class Epochs:
             return
 
         def read(ordinal: int, count: int) -> list[StagedMessage]:
+            """Return up to `count` messages of the epoch from `ordinal` on."""
             return list(
                 islice(self._reader.iter_messages(owner, known.local_ranges, ordinal), count)
             )
@@ -412,7 +460,11 @@ class Epochs:
     # ------------------------------------------------------------------------------ the disk
 
     def _sync(self) -> None:
-        """Start an fsync now, under ASYNC_FLUSH. Under SYNC_FLUSH every group commit has one."""
+        """Start an fsync under ASYNC_FLUSH, unless one of this object is running.
+
+        A failure is logged; the next request starts another one. Do nothing under SYNC_FLUSH,
+        because every group commit has an fsync then.
+        """
 
         def synced(result: int | BaseException) -> None:
             self._is_syncing = False

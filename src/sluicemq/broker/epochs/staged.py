@@ -64,8 +64,9 @@ _ID: Final = f"{UNIQ_KEY}\x01".encode()
 
 
 def _parse_stage_property(properties: bytes) -> tuple[Stage, bytes] | None:
-    """Return the stage in the first property, and the bytes of that property with its separators.
+    """Return the stage in the first property, and that property itself.
 
+    The second result is the beginning of `properties`, including the separator after the property.
     Return None if the first property is not a valid stage property.
     """
     end = properties.find(b"\x02") + 1
@@ -118,17 +119,23 @@ class IngestedRanges:
         properties: "Sequence[bytes] | Spans",
         bodies: "Sequence[Buffer] | Spans",
     ) -> None:
-        """Note a batch that was appended to a staging queue from `offset` on.
+        """Add a batch that was appended to a staging queue from `offset` on to a run.
+
+        The batch continues the last run of the queue if it follows immediately and has the same
+        stage. Otherwise it begins a new run, and the oldest run may be forgotten. A batch without a
+        valid stage, or with a delay, belongs to no run. If the messages of the batch have different
+        stages, its run is marked as useless.
 
         `properties` and `bodies` have an element for each message of the batch, and at least one.
         """
         end, run, start = self._last.get(queue_id, (-1, None, b""))
         if run is None or end != offset or not properties[0].startswith(start):
-            found = _parse_stage_property(properties[0])
-            if found is None or found[0].delay is not None:
+            parsed = _parse_stage_property(properties[0])
+            if parsed is None or parsed[0].delay is not None:
                 self._last.pop(queue_id, None)
                 return
-            run, start = IngestedRun(found[0]), found[1]
+            stage, start = parsed
+            run = IngestedRun(stage)
             self._runs[queue_id, offset] = run
             self._runs.move_to_end((queue_id, offset))
             if len(self._runs) > INGESTED_MAX:
@@ -149,7 +156,9 @@ class IngestedRanges:
     def find_stage(self, owner: tuple[str, int], one: StagedRange) -> Stage | None:
         """Return the stage of all messages of a range, or None if the range must be read.
 
-        `owner` is (query, epoch). The range must be as its sink describes it in `one`.
+        `owner` is (query, epoch), and `one` is the sink's description of the range. The range must
+        be read if no run begins at its offset, or if the run has another owner, another number of
+        messages or another checksum.
         """
         run = self._runs.get((one.queue_id, one.offset))
         if run is None or (run.count, run.checksum) != (one.count, one.checksum):
@@ -194,7 +203,9 @@ class StagedReader:
     ) -> Iterator[StagedMessage]:
         """Yield the messages of an epoch from ordinal `first` on.
 
-        Messages that are missing or have another owner are skipped.
+        Messages that are missing, or have another owner than the epoch and the task of their range,
+        are skipped. The yielded properties have no stage property, and the message id has its
+        ordinary name.
         """
         ordinal = 0
         for one in ranges:
@@ -202,9 +213,9 @@ class StagedReader:
             expected = Owner(*owner, one.partition, one.attempt)
             units = iter_queue(self._store, STAGING_TOPIC, one.queue_id, one.offset + skipped)
             for entry in islice(units, one.count - skipped):
-                found = entry.record and _parse_stage_property(entry.record.properties)
-                if entry.record is not None and found and found[0].owner == expected:
-                    stage, stage_property = found
+                parsed = entry.record and _parse_stage_property(entry.record.properties)
+                if entry.record is not None and parsed and parsed[0].owner == expected:
+                    stage, stage_property = parsed
                     rest = entry.record.properties[len(stage_property) :]
                     if rest.startswith(_STAGED_ID):
                         rest = _ID + rest[len(_STAGED_ID) :]
@@ -215,10 +226,13 @@ class StagedReader:
     def iter_checked(
         self, owner: tuple[str, int], ranges: Sequence[StagedRange]
     ) -> Iterator[StagedMessage]:
-        """Check that the ranges contain what was staged, and yield messages of them.
+        """Check that the ranges contain what was staged, and yield messages for further checks.
 
-        Yield the first message of a range that is known from its arrival, and every message of any
-        other range. Raises RequestError if a range does not have its count and checksum.
+        A range whose checksum is known from its arrival is not read: only its first message is
+        yielded, and all others have the same stage. Of any other range, every message is read and
+        yielded.
+
+        Raises RequestError after the messages of a range that do not have its count and checksum.
         """
         for one in ranges:
             stage, last = self.ingested.find_stage(owner, one), one.offset + one.count - 1
@@ -254,9 +268,12 @@ class StagedReader:
     ) -> tuple[list[ColumnRun], list[StagedMessage]]:
         """Return the next messages of an epoch to publish, from ordinal `first` on.
 
-        They are returned as (runs, messages): first runs of messages that are alike, then messages
-        to append one by one. Together they have up to `count_max` messages and `bytes_max` bytes of
-        records, but at least one message if there is any.
+        The result is (runs, messages): first runs of messages that are alike, then messages to
+        append one by one, which follow the last run. Both lists are empty if all messages from
+        `first` on are missing.
+
+        Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
+        one message is returned if there is any, even if it is larger.
         """
         runs: list[ColumnRun] = []
         ordinal = 0
@@ -286,10 +303,11 @@ class StagedReader:
     def _read_run(
         self, units: Buffer, owner: Owner, bytes_max: int
     ) -> tuple[ColumnRun | None, int]:
-        """Return a run of the first messages of `units`, and the size of its records in bytes.
+        """Return (run, size of its records in bytes) for the first messages of `units`.
 
-        All of them are alike, in one file of the log, and have up to `bytes_max` bytes together.
-        Return (None, 0) if fewer than COLUMNS_MIN messages meet this.
+        The messages of the run belong to `owner` and have the same stage, without a delay. They are
+        in one file of the log, and have up to `bytes_max` bytes together. The run ends before the
+        first message that differs. Return (None, 0) if fewer than COLUMNS_MIN messages meet this.
         """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None, 0
@@ -331,9 +349,12 @@ class StagedReader:
     ) -> int | None:
         """Return how far a publication came that a crash interrupted.
 
-        The published messages begin at `position` of the log. Return the ordinal after the last of
-        `expected` that is there, in order and without a gap; None if the first one is not there.
-        `file_bytes` is the size of the files of the log.
+        The log from `position` on is compared with the messages `expected`, in order, by their
+        message ids. The comparison ends at the first record that is missing or different. Return
+        the ordinal after the last equal message; None if the first message is not there.
+
+        `file_bytes` is the size of the files of the log. A record is never split between two files:
+        if it does not fit, the rest of the file is blank.
         """
         reached = None
         for staged in expected:
@@ -372,8 +393,9 @@ class Publisher:
     def check_message(self, staged: StagedMessage, topics: Collection[str]) -> None:
         """Raise RequestError if a message cannot be published.
 
-        `topics` are the topics that the request names. The message's topic is created if a send
-        would create it.
+        `topics` are the topics that the request names, and for which access was checked. A message
+        of another topic, of a system topic or with an invalid delay cannot be published. The
+        message's topic is created if it does not exist and a send would create it.
         """
         name = staged.stage.topic
         if name not in topics:
@@ -393,6 +415,7 @@ class Publisher:
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!"
             )
         if staged.stage.delay is not None:
+            # The rewrites raise RequestError if the delay is invalid. The message is not appended.
             message = _to_message(staged, 0)
             for rewrite in self._intake.rewrites:
                 rewrite(message)
@@ -403,13 +426,13 @@ class Publisher:
         ordinal: int,
         read: Callable[[int, int], Sequence[StagedMessage]],
     ) -> Iterator[int]:
-        """Append runs of messages in order. The first message has this ordinal.
+        """Append runs of messages to their topics, in order, and count them for the topics.
 
-        Yield, after each append, the ordinal after the last appended message. If a run cannot be
-        appended as a whole, `read(ordinal, count)` must return its messages, which are then
-        appended one by one.
+        `ordinal` is that of the first message. After each append, yield the ordinal after the last
+        appended message. If a run cannot be appended as a whole, `read(ordinal, count)` is called;
+        it must return the messages of the run, which are then appended one by one.
 
-        Raises StoreError. The messages up to the last ordinal that was yielded are appended.
+        Raises StoreError. Then the messages before the last yielded ordinal are appended.
         """
         for run in runs:
             topic = self._topic(run.stage.topic)
@@ -425,9 +448,14 @@ class Publisher:
             ordinal += len(run)
 
     def publish_messages(self, messages: Sequence[StagedMessage]) -> Iterator[int]:
-        """Append messages in order, and yield ordinals as `publish_runs` does.
+        """Append messages to their topics, in order, and count them for the topics.
 
-        A message that cannot be stored is logged and skipped. Raises StoreError.
+        Consecutive messages that are alike and not delayed are appended with one call. After each
+        append, yield the ordinal after the last appended message. A message whose delay is no
+        longer valid is logged and published without the delay. A message that cannot be stored is
+        logged and skipped.
+
+        Raises StoreError. Then the messages before the last yielded ordinal are appended.
         """
 
         def batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
@@ -467,9 +495,10 @@ class Publisher:
                 yield staged.ordinal + 1
 
     def _append_together(self, topic: Topic, queue_id: int, batch: list[StagedMessage]) -> bool:
-        """Append a batch of messages with one call.
+        """Append messages of one stage with one call, and count them for the topic.
 
-        Return False, with nothing appended, if they must be appended one by one.
+        Return False, with nothing appended, if a message of the batch is illegal: then the caller
+        must append them one by one. Raises StoreError.
         """
         parts = [
             (
@@ -498,7 +527,7 @@ class Publisher:
         return True
 
     def _topic(self, name: str) -> Topic:
-        """Return a topic. Create it if it was deleted since its messages were checked."""
+        """Return a topic. If it was deleted since its messages were checked, create and log it."""
         topic = self._topics.get(name)
         if topic is None:
             log.warning(
@@ -508,7 +537,11 @@ class Publisher:
         return topic
 
     def _queue_id(self, topic: Topic, stage: Stage) -> int:
-        """Return the queue of a stage, within the queues of the topic, or the next one in turn."""
+        """Return the id of the queue to which messages of a stage are published.
+
+        That is the queue that the stage names, modulo the number of queues of the topic. If it
+        names none, each call returns the next writable queue.
+        """
         if stage.queue_id is not None:
             return stage.queue_id % max(topic.queues, 1)
         self._next_queue += 1
@@ -516,7 +549,10 @@ class Publisher:
 
 
 def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:
-    """Return the message to publish in a queue, with the delay of its stage if `is_delayed`."""
+    """Return the message to publish in a queue, with the delay of its stage if `is_delayed`.
+
+    `reconsume_times` is 0: the message is a new one for its consumers.
+    """
     properties = text.parse_property_text(staged.properties.decode("utf-8", "replace"))
     if is_delayed:
         properties |= staged.stage.delay_properties()
@@ -526,6 +562,10 @@ def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True
 
 
 def _count(topic: Topic, count: int, size_bytes: int) -> None:
-    """Add messages to the counters of a topic. `size_bytes` are their bodies and properties."""
+    """Add `count` messages to the counters of a topic.
+
+    `size_bytes` is the size of their bodies and properties; the fixed size of their records is
+    added here.
+    """
     topic.messages_in += count
     topic.bytes_in += size_bytes + count * topic.record_bytes

@@ -108,6 +108,12 @@ class EpochTable:
         broker: str,
         staged: StagedReader,
     ) -> None:
+        """Create an empty table without reading a file; `load` reads it.
+
+        `root` is the directory of the store, `broker` the name of this broker, by which ranges name
+        it. `staged` reads the topics of epochs whose records do not name them. `clock` decides when
+        an epoch is old enough to be forgotten.
+        """
         self._store = store
         self._staged = staged
         self._broker = broker
@@ -121,9 +127,13 @@ class EpochTable:
         """The epochs to publish, in the order of their records."""
 
         def render() -> str:
-            """Return the document as of the last time when all epochs were complete and on disk."""
-            newest = max((known.log_end for known in self.iter_epochs()), default=0)
-            if self.unfinished or newest > self._durable_end:
+            """Return the document as of the last time when all epochs were complete and on disk.
+
+            If that is not the case now, return the last text, and let a later save write the new
+            one. Otherwise forget epochs that are older than RETENTION_MS.
+            """
+            highest_log_end = max((known.log_end for known in self.iter_epochs()), default=0)
+            if self.unfinished or highest_log_end > self._durable_end:
                 self.document.changed = True
                 return self._text or _encode(self._next_offset, ())
             oldest_ms = clock.now_ms() - RETENTION_MS
@@ -142,16 +152,16 @@ class EpochTable:
     def find(self, account: str, query: str, topics: Collection[str]) -> Epoch | None:
         """Return the last epoch of a query, as an account sees it; None if there is none.
 
-        That is the newest of the account's own epoch and of those that count for it. An epoch
+        That is the newest of the account's own epoch and of others that count for it. An epoch
         without an account counts for every account, and every epoch counts for the account "". But
-        an epoch whose topics are known counts only if it shares one of `topics`.
+        another epoch whose topics are known counts only if one of them is in `topics`.
         """
-        known_by = self.queries.get(query, {})
-        newest = known_by.get(account)
-        for owner, known in known_by.items():
+        known_by_account = self.queries.get(query, {})
+        newest = known_by_account.get(account)
+        for owner, known in known_by_account.items():
+            can_count = owner != account and not (owner and account)
             if (
-                owner != account
-                and not (owner and account)
+                can_count
                 and (newest is None or known.epoch > newest.epoch)
                 and self._shares(known, topics)
             ):
@@ -175,11 +185,16 @@ class EpochTable:
             del self.queries[known.query]
 
     def _shares(self, known: Epoch, topics: Collection[str]) -> bool:
-        """Return whether an epoch was published to one of `topics`, or whether that is unknown."""
+        """Return whether an epoch was published to one of `topics`, or whether that is unknown.
+
+        Its record names the topics. A record of an earlier release does not: then the topic of the
+        first message of each range of this broker is read. It is unknown if no such message is
+        left, and the result is True.
+        """
         values = self._record(known)
-        named = values.get("topics")
-        if isinstance(named, list):
-            return not set(topics).isdisjoint(named)
+        named_topics = values.get("topics")
+        if isinstance(named_topics, list):
+            return not set(topics).isdisjoint(named_topics)
         staged = [
             message
             for one in self.select_local(staged_ranges_from_json(values.get("ranges") or []))
@@ -190,9 +205,11 @@ class EpochTable:
         return not staged or any(message.stage.topic in topics for message in staged)
 
     def add(self, key: EpochKey, ranges: Ranges, offset: int, time_ms: int) -> Epoch:
-        """Add an epoch whose record is at `offset` of the epoch topic, and return it.
+        """Add an epoch as the last one of its query and account, and return it.
 
-        `ranges` are those of all brokers, `time_ms` is the time of the commit.
+        `ranges` are those of all brokers, `offset` is that of its record in the epoch topic, and
+        `time_ms` is the time of the commit. If this broker has messages of the epoch, it is added
+        to `unfinished`, to be published. The document is marked as changed.
         """
         local_ranges = self.select_local(ranges)
         known = Epoch(
@@ -213,7 +230,10 @@ class EpochTable:
         return known
 
     def mark_complete(self, known: Epoch) -> None:
-        """Note that the last message of an epoch was appended."""
+        """Count all messages of an epoch as published, and remove it from `unfinished`.
+
+        The document is marked as changed.
+        """
         known.published_count = known.message_count
         if known in self.unfinished:
             self.unfinished.remove(known)
@@ -254,30 +274,37 @@ class EpochTable:
         return values if values and _key_of(values) == known.key else {}
 
     def drop_ranges(self, known: Epoch) -> None:
-        """Free the ranges of a published epoch. They can be read from its record."""
+        """Free the memory of a published epoch's ranges. `read_ranges` reads its record instead."""
         known.ranges = None
         known.local_ranges = ()
 
     # ------------------------------------------------------------------------------- the start
 
     def load(self, reader: StagedReader, file_bytes: int) -> None:
-        """Read the document, and the epoch topic from the offset that the document says.
+        """Read the document, and then the epoch topic from the offset that the document says.
 
-        Find out how far an interrupted publication came; `file_bytes` is the size of the files of
-        the log. Blocks for the time of the reads.
+        Of a document that this broker did not write last, only the epochs that belong to this store
+        are taken, and the whole topic is read. Epochs that are not published completely are in
+        `unfinished` afterwards. `reader` finds out how far the last publication came.
+
+        `file_bytes` is the size of the files of the log. The call blocks for the time of the reads.
         """
-        found = self.document.load(_decode)
+        saved = self.document.load(_decode)
         low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
-        is_own = self.document.verdict is FileVerdict.SEALED
-        if found is not None and (self.document.is_doubtful or (found[0] > high and not is_own)):
-            found = low, self._confirmed(*found)
-        if found is not None:
-            self._next_offset = found[0]
-            for known in found[1]:
+        if saved is not None:
+            next_offset, epochs = saved
+            is_sealed = self.document.verdict is FileVerdict.SEALED
+            is_beyond_log = next_offset > high and not is_sealed
+            if self.document.is_doubtful or is_beyond_log:
+                next_offset, epochs = low, self._confirmed(next_offset, epochs)
+            self._next_offset = next_offset
+            for known in epochs:
                 self._put(known)
-            self._text = _encode(*found)
-        last: tuple[EpochKey, int, int] | None = None
+            self._text = _encode(next_offset, epochs)
+        last_chunk: tuple[EpochKey, int, int] | None = None
+        """The epoch of the last chunk record, its first ordinal, and where its messages begin."""
         begun: list[Epoch] = []
+        """The epochs to publish whose records are before the last chunk record."""
         for entry in iter_queue(
             self._store, EPOCH_TOPIC, 0, min(max(self._next_offset, low), high)
         ):
@@ -290,28 +317,32 @@ class EpochTable:
                 known = self.add(key, ranges, entry.offset, entry.record.store_time_ms)
                 known.log_end = known.first_record_end = self._store.written_offset
             elif take_text(values, "kind") == "chunk":
-                behind = entry.position + entry.record.size_bytes
-                last = key, take_integer(values, "first"), behind
+                messages_start = entry.position + entry.record.size_bytes
+                last_chunk = key, take_integer(values, "first"), messages_start
                 begun = self.unfinished.copy()
-        if last is not None:
-            self._resume(reader, begun, *last, file_bytes)
+        if last_chunk is not None:
+            self._resume(reader, begun, *last_chunk, file_bytes)
 
-    def _confirmed(self, next_offset: int, found: list[Epoch]) -> list[Epoch]:
+    def _confirmed(self, next_offset: int, epochs: list[Epoch]) -> list[Epoch]:
         """Return the epochs of a doubtful document that belong to this store.
 
-        Those are the epochs whose records are in the log. If no epoch of the document contradicts
-        the log, those whose records are deleted belong to it too.
+        `next_offset` and `epochs` are the content of the document. An epoch whose record is in the
+        log belongs to this store. An epoch whose record is deleted belongs to it only if neither
+        `next_offset` nor another epoch contradicts the log. The number of other epochs is logged,
+        and the document is marked as changed.
         """
         low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
-        confirmed = [known for known in found if known.record_offset >= low and self._record(known)]
-        deleted = [known for known in found if known.record_offset < low]
-        is_of_store = next_offset <= high and len(confirmed) + len(deleted) == len(found)
+        confirmed = [
+            known for known in epochs if known.record_offset >= low and self._record(known)
+        ]
+        deleted = [known for known in epochs if known.record_offset < low]
+        is_of_store = next_offset <= high and len(confirmed) + len(deleted) == len(epochs)
         log.warning(
             "%s is not what this broker wrote last: it is an older copy or of another store. "
             "Reading epochs from the log instead. %d epochs in the file are not of this store. If "
             "you replaced the file, restore the right one to keep epochs with deleted records.",
             self.document.path,
-            0 if is_of_store else len(found) - len(confirmed),
+            0 if is_of_store else len(epochs) - len(confirmed),
         )
         self.document.changed = True
         return [*deleted, *confirmed] if is_of_store else confirmed
@@ -328,7 +359,9 @@ class EpochTable:
         """Set how far the epochs `begun` have been published, from the last chunk record.
 
         The last chunk is of epoch `key` and begins with ordinal `first`. Its messages begin at
-        `position` of the log. The epochs before that one are complete.
+        `position` of the log, where `reader` counts those that are there. The epochs before `key`
+        are complete, because epochs are published one after the other. Those after it stay as they
+        are. Do nothing if `key` is not in `begun`.
         """
         if all(known.key != key for known in begun):
             return  # Its record is deleted, so it was complete long ago.
@@ -370,19 +403,25 @@ def _key_of(values: dict[Any, Any]) -> EpochKey:
 
 
 def _decode(data: str) -> tuple[int, list[Epoch]]:
-    """Return the next offset and the epochs in a document. Raises ProtocolError."""
+    """Return (next offset, epochs) from the text of a document.
+
+    The next offset is that of the epoch topic from which a start reads. `_encode` explains the
+    text. Raises ProtocolError if it is malformed.
+    """
     values = load_object(data, "sluiceEpochs.json")
-    found = []
+    epochs = []
     for name, value in take_object(values, "queries").items():
         item = as_object(value, "An epoch")
         epoch, offset, time_ms = (take_integer(item, n) for n in ("epoch", "offset", "time"))
         query = str(name).rpartition("/")[2]
-        found.append(Epoch(take_text(item, "account"), query, epoch, offset, time_ms))
-    return take_integer(values, "next"), found
+        epochs.append(Epoch(take_text(item, "account"), query, epoch, offset, time_ms))
+    return take_integer(values, "next"), epochs
 
 
 def _encode(offset: int, queries: Iterable[Epoch]) -> str:
     """Return the document with the next offset of the epoch topic and the last epochs.
+
+        {"next": 7, "queries": {"<query>": {"epoch": 3, "offset": 5, "time": <ms>, "account": …}}}
 
     An epoch is stored under the name of its query, or under `account/name` if a query of another
     account has that name. A name contains no `/`.

@@ -94,7 +94,11 @@ _HEAD_BYTES: Final = RECORD_HEAD.size
 
 
 def choose_response_code(error: Exception) -> int:
-    """Return the response code that reports `error`, which kept a message from being stored."""
+    """Return the response code that reports `error`, which kept a message from being stored.
+
+    It is the code of a RequestError, MESSAGE_ILLEGAL for a MessageIllegalError,
+    SERVICE_NOT_AVAILABLE for a StoreFullError, and SYSTEM_ERROR for any other exception.
+    """
     if isinstance(error, RequestError):
         return error.code
     if isinstance(error, MessageIllegalError):
@@ -176,7 +180,10 @@ class DeliveredElsewhere:
         """How often a message must still be skipped, by topic and message id."""
 
     def take(self, topic: str, unique_id: str) -> bool:
-        """Return whether the message must be skipped, and count that as done."""
+        """Return whether a due message must be skipped, and decrement its number in `remaining`.
+
+        So a message that is in `remaining` once is skipped once. `topic` is its real topic.
+        """
         if not self.remaining[topic, unique_id]:
             return False
         self.remaining[topic, unique_id] -= 1
@@ -187,6 +194,7 @@ class MessageIntake:
     """The general path into the store, for every message that is not a plain send."""
 
     def __init__(self, settings: Settings, store: Store, group_commit: GroupCommit) -> None:
+        """Create an intake without rewrites. Components add theirs to `rewrites`."""
         self._settings = settings
         self._writer = store.writer
         self._group_commit = group_commit
@@ -231,7 +239,10 @@ class MessageIntake:
         return result
 
     def append(self, message: MessageToStore) -> AppendResult:
-        """Append a message without rewriting it.
+        """Append a message without rewriting it, and without committing it.
+
+        The tag code of its unit is computed from the property TAGS. If `delay_ms` is set, the unit
+        contains the due time in place of the tag code.
 
         Raises RequestError if its properties are too large, MessageIllegalError, StoreError.
         """
@@ -253,6 +264,7 @@ class MessageIntake:
         )
         if message.delay_ms is not None:
             delay_ms = message.delay_ms
+            # The due time is a time of the steady clock, the store time one of the wall clock.
             clock_lead_ms = message.delay_start_ms - self._writer.now_ms
             if message.delay_start_ms and abs(clock_lead_ms) >= STEP_MS:
                 delay_ms += clock_lead_ms
@@ -278,10 +290,12 @@ class MessageIntake:
         """Decode the body of a batch and complete the properties of each message.
 
         `suffix` holds the properties that the broker adds to every message, encoded as text. The
-        generator returns the batch as `append_batch` takes it. It yields between the steps in which
-        a large batch of messages of different shapes is decoded.
+        generator returns the batch as `append_batch` takes it: columns, or a list of messages. It
+        yields None between the steps in which a large batch of messages of different shapes is
+        decoded. Nothing is appended.
 
-        Raises RequestError, MessageIllegalError.
+        Raises RequestError if the batch is malformed, empty or too large, or if a message has too
+        large properties or must not be in a batch, and MessageIllegalError.
         """
         limit = self._settings.store.message_bytes_max
         if len(body) > limit:
@@ -310,11 +324,12 @@ class MessageIntake:
     def _decode_columns(
         self, body: bytes, suffix: bytes
     ) -> "Generator[None, None, batch_columns.BatchColumns | None]":
-        """Return the columns of a batch. Called for each large batch: keep it cheap.
+        """Return the columns of a batch, and yield None between steps of a large batch.
 
         Return None for a batch of up to `MESSAGES_PER_STEP_MAX` messages that are not alike
         (`batch_columns.split` returns None) or have too large properties. The caller then decodes
-        it message by message. A larger batch of that kind is decoded in steps.
+        it message by message. A larger batch of that kind is decoded in steps. `suffix` holds the
+        encoded properties that the broker adds. Called for each large batch: keep it cheap.
 
         Raises RequestError, MessageIllegalError, ProtocolError.
         """
@@ -329,6 +344,7 @@ class MessageIntake:
         added = text.parse_property_text(suffix.decode())
 
         def complete_and_check(sent: bytes) -> bytes:
+            """Return the properties to store for a message that was sent with properties `sent`."""
             properties = _complete_properties(sent, added, suffix)
             self.check_properties_size(len(properties))
             if b"\0" in properties:
@@ -353,9 +369,13 @@ class MessageIntake:
     ) -> tuple[str, int]:
         """Append all messages of a prepared batch, or none if one of them cannot be appended.
 
-        `id_prefix` is the encoded store host in hexadecimal, with which message ids begin. Return
-        the offset message ids, separated by commas, and the queue offset of the first message. If
-        `is_brief`, return the id of the first message only. Called for each batch: keep it cheap.
+        `batch` is the result of `prepare_batch`. `id_prefix` is the encoded store host in
+        hexadecimal, with which message ids begin. Return (ids, offset): the offset message ids,
+        separated by commas, and the queue offset of the first message. If `is_brief`, `ids` is the
+        id of the first message only.
+
+        The messages are counted for the topic, and `on_staged` is called for a batch in the staging
+        topic. The caller commits the batch. Called for each batch: keep it cheap.
 
         Raises MessageIllegalError, StoreError.
         """
@@ -429,7 +449,11 @@ def _complete_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -
 
 
 def _clean_special_properties(sent: bytes, added: Mapping[str, str], suffix: bytes) -> bytes:
-    """Do the same as `_complete_properties` for properties that probably have special names."""
+    """Return the same as `_complete_properties`, for properties that probably have special names.
+
+    Properties that only the broker may write are removed. `added` does not replace properties of
+    the same name. Raises RequestError if the message cannot be part of a batch.
+    """
     properties = text.parse_property_text(sent.decode("utf-8", "replace"))
     if ACTED_ON_SEND.isdisjoint(properties):
         return _terminate(sent) + suffix
@@ -513,7 +537,10 @@ class Record(NamedTuple):
         return text.parse_property_text(self.properties.decode("utf-8", "replace"))
 
     def copy_to(self, topic: str, queue_id: int, properties: dict[str, str]) -> MessageToStore:
-        """Return a message for another queue, with this record's body, flags, times and hosts."""
+        """Return a message for another queue, with this record's body, flags, times and hosts.
+
+        The body is not copied: it stays a slice of the buffer that was read.
+        """
         return MessageToStore(
             topic=topic,
             queue_id=queue_id,
@@ -656,7 +683,10 @@ class DueMessageDelivery:
         group_commit: GroupCommit,
         delivered_elsewhere: DeliveredElsewhere | None = None,
     ) -> None:
-        """Deliver into `store`, but skip the messages in `delivered_elsewhere`."""
+        """Create a delivery into `store` that skips the messages in `delivered_elsewhere`.
+
+        None means that no message is skipped. `group_commit` commits what was appended.
+        """
         self._append = store.writer.append
         self._delivered_elsewhere = delivered_elsewhere or DeliveredElsewhere()
         self.commit = group_commit.commit_now
@@ -665,9 +695,12 @@ class DueMessageDelivery:
     def deliver(self, record: Record, added: bytes = b"") -> str | None:
         """Append a due message to its real topic and return the name of that topic.
 
-        `added` are encoded properties that are appended to those of the message. Return None, and
-        log the reason, if the message can never be stored there. Called for each due message: keep
-        it cheap.
+        `added` are encoded properties that are appended to those of the message. The topic is also
+        returned if nothing is appended because the gate drops the message, or because another
+        master has delivered it. Otherwise the callback of the gate gets the queue offset.
+
+        Return None, and log the reason, if the message can never be stored there. Called for each
+        due message: keep it cheap.
 
         Raises StoreError if the store accepts no messages at the moment.
         """
@@ -695,10 +728,12 @@ class DueMessageDelivery:
     ) -> int | None:
         """Append a copy of a message to a queue and return its queue offset.
 
-        `added` are encoded properties that are appended to those of the message if a record has
-        room for them. Return `DELIVERED_ELSEWHERE_OFFSET`, without appending, if another master has
-        the message. Return None, and log the reason, if the message can never be stored there.
-        Called for each due message: keep it cheap.
+        The copy has `reconsume_times`, and otherwise the fields of `record`. `added` are encoded
+        properties that are appended to those of the message if a record has room for them.
+
+        Return `DELIVERED_ELSEWHERE_OFFSET`, without appending, if another master has the message.
+        Return None, and log the reason, if the message can never be stored there. Called for each
+        due message: keep it cheap.
 
         Raises StoreError if the store accepts no messages at the moment.
         """

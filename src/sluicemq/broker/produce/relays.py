@@ -90,9 +90,9 @@ class ClientRequests:
     ) -> None:
         """Send a request to a client and call `on_end` exactly once, with the answer or None.
 
-        It is called with None after `timeout_s` seconds, and when the client disconnects. It is
-        called with None before this method returns, and nothing is sent, if the connection is
-        closed or there are `PENDING_MAX` requests already.
+        `on_end` receives None if the client does not answer within `timeout_s` seconds or
+        disconnects. If the connection is closed, or if there are `PENDING_MAX` requests already,
+        nothing is sent, and `on_end` is called with None before this method returns.
         """
         if peer.closed or len(self._deadlines) >= PENDING_MAX:
             on_end(None)
@@ -103,21 +103,29 @@ class ClientRequests:
         heapq.heappush(self._deadlines, (deadline_s, next(self._order), peer, number))
 
     def expire(self, now_s: float) -> None:
-        """End the requests whose deadline has passed at the monotonic time `now_s`."""
+        """End the requests whose deadline has passed at the monotonic time `now_s`.
+
+        Their callbacks receive None. Deadlines of answered requests are removed if they are before
+        the first unanswered one; until then they count towards PENDING_MAX.
+        """
         while self._deadlines:
             deadline_s, _, peer, number = self._deadlines[0]
-            if deadline_s > now_s and number in self._pending.get(peer, ()):
+            is_unanswered = number in self._pending.get(peer, ())
+            if deadline_s > now_s and is_unanswered:
                 return
             heapq.heappop(self._deadlines)
             self._end(peer, number, None)
 
     def on_disconnect(self, peer: Peer) -> None:
-        """End all requests to a client whose connection was closed."""
+        """End all requests to a client whose connection was closed: their callbacks get None."""
         for number in list(self._pending.get(peer, ())):
             self._end(peer, number, None)
 
     def _end(self, peer: Peer, number: int, answer: Command | None) -> None:
-        """Remove a request and call its callback. Do nothing if the request has ended already."""
+        """Remove a request and call its callback with `answer`, which is None without an answer.
+
+        A later answer of the client is ignored. Do nothing if the request has ended already.
+        """
         callbacks = self._pending.get(peer, {})
         on_end = callbacks.pop(number, None)
         if not callbacks:
@@ -146,6 +154,9 @@ class RelayHandlers(BrokerComponent):
         self, header: GetConsumerRunningInfoRequest, command: Command, peer: Peer
     ) -> None:
         """Answer GET_CONSUMER_RUNNING_INFO (307): ask a consumer for its state and pass it on.
+
+        The request is forwarded with its fields and without a body. The answer is sent when the
+        consumer has answered, or is CONSUME_MSG_TIMEOUT.
 
         Raises RequestError if the consumer is offline, or too old to answer.
         """
@@ -198,11 +209,12 @@ class RelayHandlers(BrokerComponent):
     ) -> None:
         """Answer INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): ask the members for their offsets.
 
-        The answer contains the offsets of the topic that each member knows, by client id. Members
-        that do not answer in time, or answer with an error, are missing. With a client address in
-        the request, only the member with that client id is asked.
+        The answer contains the offsets of the topic that each member knows, by client id. It is
+        sent when the last member has answered or its time is over. Members that do not answer in
+        time, or answer with an error, are missing in it. With a client address in the request, only
+        the member with that client id is asked.
 
-        Raises RequestError if no member is online.
+        Raises RequestError if no such member is online.
         """
         group = self.consumers.groups.get(header.group)
         members = [
@@ -216,11 +228,12 @@ class RelayHandlers(BrokerComponent):
                 f"No Any Consumer online in the consumer group: [{header.group}]",
             )
         offsets_by_client: dict[str, dict[MessageQueue, int]] = {}
-        unanswered = len(members)
+        unanswered_count = len(members)
 
         def on_answer(client_id: str, answer: Command | None) -> None:
-            nonlocal unanswered
-            unanswered -= 1
+            """Add the answer of one member. After the last one, send the answer to the tool."""
+            nonlocal unanswered_count
+            unanswered_count -= 1
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 try:
                     offsets_by_client[client_id] = bodies.decode_client_offsets(answer.body)
@@ -228,7 +241,7 @@ class RelayHandlers(BrokerComponent):
                     log.warning(
                         "client %s sent an invalid answer to request 221: %s", client_id, error
                     )
-            if not unanswered:
+            if not unanswered_count:
                 body = bodies.encode_offsets_by_client(offsets_by_client)
                 peer.write(encode_response_to(Command(ResponseCode.SUCCESS, body=body), command))
 
@@ -253,7 +266,12 @@ class RelayHandlers(BrokerComponent):
     def _relay(
         self, member: Member, request: Command, command: Command, peer: Peer, group: str
     ) -> None:
-        """Send `request` to a member, and its answer to `peer` as the answer to `command`."""
+        """Send `request` to a member, and pass its answer on to `peer`.
+
+        `command` is the request of the tool at `peer`, which the answer belongs to. If the member
+        does not answer in time or leaves, the answer is CONSUME_MSG_TIMEOUT. `group` is the
+        member's group, for that remark.
+        """
 
         def on_answer(answer: Command | None) -> None:
             if answer is None:
@@ -287,9 +305,10 @@ class ReplyHandlers:
     ) -> Command | None:
         """Answer SEND_REPLY_MESSAGE (324, 325): store a reply and push it to the requester.
 
-        Return None if the reply was pushed: the answer is sent once the requester has answered.
-        Otherwise return a Command with the error. A request without a body, as the Go client sends
-        it, is an empty reply.
+        The reply is stored only if storeReplyMessageEnable is true. Then the answer contains its
+        message id and queue offset. Return None if the reply was pushed: the answer is sent once
+        the requester has answered. Otherwise return a Command with the error. A request without a
+        body, as the Go client sends it, is an empty reply.
         """
         config = self.settings.broker
         fields = {"TRACE_ON": "true" if config.trace_on else "false", "MSG_REGION": config.region}
@@ -354,6 +373,7 @@ class ReplyHandlers:
             )
 
         def on_answer(answer: Command | None) -> None:
+            """Answer the replier: SUCCESS if the requester accepted the reply."""
             if answer is not None and answer.code == ResponseCode.SUCCESS:
                 outcome = Command(ResponseCode.SUCCESS, fields)
             else:

@@ -150,6 +150,12 @@ class SendBackHandlers(BrokerComponent):
         delivered: DeliveryStates,
         access: Access,
     ) -> None:
+        """Create the handler without changing anything.
+
+        `intake` stores the copies. `consumers` knows the lane of a client, `locks` the groups that
+        consume in order. `delivered` counts the messages that were sent back. `access` says which
+        messages the client of a request may read.
+        """
         super().__init__(context)
         self.intake = intake
         self.consumers = consumers
@@ -169,7 +175,8 @@ class SendBackHandlers(BrokerComponent):
         """Answer CONSUMER_SEND_MSG_BACK (36): store a copy of a message for a retry.
 
         The copy becomes a dead letter instead if the request asks for it or no retry is left.
-        Nothing is stored for a group whose number of retry queues is 0 or less.
+        Nothing is stored for a group whose number of retry queues is 0 or less; the answer is
+        SUCCESS then, too. The answer is sent when the copy is durable.
 
         Raises RequestError, also for errors of the store.
         """
@@ -188,9 +195,12 @@ class SendBackHandlers(BrokerComponent):
     def _store_copy(self, header: SendBackRequest, version: int, lane: str) -> None:
         """Append a copy of a message to the retry topic or the dead-letter topic of a group.
 
-        `version` is the version of the client and `lane` the id of its lane, or "".
+        `version` is the version of the client. `lane` is the id of its lane, or "" if it has none;
+        the copy is then delivered to any member of the group. The retry or dead letter is counted.
+        Do nothing if the group has no retry queues.
 
-        Raises RequestError, StoreError.
+        Raises RequestError if the group or message does not exist, or if the broker or topic does
+        not accept messages, and StoreError.
         """
         config = self.require_group(header.group)
         broker = self.settings.broker
@@ -331,7 +341,11 @@ class SendHandlers:
         intake: MessageIntake,
         unique_ids: UniqueIds,
     ) -> None:
-        """Store messages in the broker's store, and follow changes of its settings."""
+        """Create the handlers, and the compiled fast path if it is available.
+
+        Plain messages are appended directly to the store, all others by `intake`. `retries` has the
+        rules for messages to retry topics. `unique_ids` makes ids for messages without one.
+        """
         settings, topics, store = context.settings, context.topics, context.store
         group_commit = context.group_commit
         self._settings = settings
@@ -407,10 +421,12 @@ class SendHandlers:
     # -------------------------------------------------------------------------- the fast path
 
     def send_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
-        """Handle a SEND_MESSAGE_V2 (310) of one plain message, and send the answer.
+        """Handle a SEND_MESSAGE_V2 (310) of one plain message.
 
-        `header` is the decoded JSON header. Return False, with nothing changed, for every request
-        that `send` has to handle. Called for each send: keep it cheap.
+        `header` is the decoded JSON header. Return True if the message was appended and counted;
+        the answer is sent to `peer` after the group commit. Return False, with nothing changed, for
+        every request that `send` has to handle, also if the store refuses the message. Called for
+        each send: keep it cheap.
         """
         try:
             fields = header["extFields"]
@@ -420,6 +436,7 @@ class SendHandlers:
             if properties[-1:] != "\x02":
                 properties += "\x02"
             separated = "\x02" + properties  # Each property follows a separator.
+            # m: whether the message is a batch; j: how often it was retried.
             if (
                 topic.is_special
                 or not 0 <= queue_id < topic.queues
@@ -490,8 +507,12 @@ class SendHandlers:
     ) -> Durable | Command | Postponed:
         """Answer SEND_MESSAGE (10) and SEND_MESSAGE_V2 (310): store a message or a batch.
 
-        The two requests differ only in the names of their header fields. Return the answer as
-        Durable, or a Command with an error code if the message cannot be stored.
+        The two requests differ only in the names of their header fields. The topic is created if
+        that is allowed. A message to a retry topic may become a dead letter instead. The message
+        and the topic are counted.
+
+        Return the answer as Durable, or a Command with an error code if the message cannot be
+        stored. A batch is handled by `send_batch`.
         """
         if header.batch:
             return self.send_batch(header, command, peer)
@@ -576,7 +597,10 @@ class SendHandlers:
     def _send_batch_in_steps(
         self, header: SendMessageRequest, command: Command, peer: Peer
     ) -> WorkItem[Durable | Command]:
-        """Store a batch and return the answer. Yield between the steps of its decoding."""
+        """Store a batch and return its answer, as `send_batch` describes it.
+
+        Yield None between the steps of its decoding, so that other requests can be handled.
+        """
         try:
             if header.topic.startswith(RETRY_PREFIX):
                 remark = "batch request does not support retry group"
@@ -617,7 +641,7 @@ class SendHandlers:
             return self._make_refusal(error)
 
     def _make_refusal(self, error: Exception) -> Command:
-        """Count a failed send and return its answer.
+        """Count a failed send and return its answer, with the code and remark of `error`.
 
         Like RocketMQ's, the answer contains the region and the trace switch (spec/traffic item 11).
         """
@@ -638,7 +662,8 @@ class SendHandlers:
     def _find_or_create_topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
         """Return the topic of a send; create it if that is allowed.
 
-        Raises RequestError if the topic does not exist, cannot be created or accepts no messages.
+        Raises RequestError if the topic does not exist and cannot be created, if only the broker
+        writes to it, or if it is in strict order and the broker accepts no messages.
         """
         name = header.topic
         if is_broker_written_topic(name):
