@@ -332,9 +332,9 @@ class NameServerRequests:
         """Apply a decoded registration to the table in slices, and return the answer.
 
         `topics` are the topics of `body`; the table may empty the dict. A replica that is new, or
-        that has a new address, is logged. The answer names the master if the replica is a slave. Its body
-        has the key-values of ORDER_TOPIC_CONFIG if the setting `return_order_config_to_broker` is
-        on and there are any.
+        that has a new address, is logged. The answer names the master if the replica is a slave.
+        The body of the answer has the key-values of ORDER_TOPIC_CONFIG if the setting
+        `return_order_config_to_broker` is on and there are any.
         """
         command, peer, now_ms = call
         known, timeout_ms = self.table.get_broker(header.broker), header.heartbeat_timeout_ms
@@ -426,7 +426,7 @@ class NameServerRequests:
     def wipe_write_permission(
         self, header: WritePermissionRequest, _call: RequestContext
     ) -> WorkItem[Command]:
-        """Handle WIPE_WRITE_PERM_OF_BROKER (205): remove the write permission of a broker's topics.
+        """Handle WIPE_WRITE_PERM_OF_BROKER (205): make the topics of a broker read-only.
 
         Clients then send no messages to the broker. The answer has the number of topics. See
         `RouteTable.wipe_write_permission` for how long this lasts.
