@@ -62,10 +62,12 @@ Pick = Callable[[Any], tuple[Any, ...]]
 
 
 class Caller(Protocol):
-    """The part of a connection that the guard reads: its remote address."""
+    """The part of a connection that the guard reads."""
 
     @property
-    def remote(self) -> Host: ...
+    def remote(self) -> Host:
+        """The address and port of the client."""
+        ...
 
 
 def refusal_remark(verdict: Verdict) -> str:
@@ -216,6 +218,12 @@ class Guard:
             self.error = ""
 
     def _use(self, texts: RuleFiles, read: LoadedRules) -> None:
+        """Put loaded rules in force, together with the inner account.
+
+        `texts` are the files and `read` their rules. The caches are cleared, because they depend on
+        the rules. The change is counted, dated and logged with the warnings of the rules, and with
+        another one if a global white address admits every client.
+        """
         self.files = texts
         self.rules, self.warnings, self.error = read.rules, read.warnings, ""
         if self._inner:
@@ -248,8 +256,9 @@ class Guard:
         """Return the verdict on a request, and set `account` for its handler.
 
         `code`, `fields`, `body` and `version` are those of the request; `host` is the address of
-        the client without its port. Raises ProtocolError if the body, which names topics and
-        groups, cannot be parsed.
+        the client without its port. `account` becomes None if the address alone allows the request.
+        A refusal is counted. Raises ProtocolError if the body, which names topics and groups,
+        cannot be parsed.
         """
         self.account = None
         if self.is_white_address(host):
@@ -267,7 +276,11 @@ class Guard:
     def identify_call(
         self, authorization: str, date_time: str, host: str, *, now_ms: int, age_s_max: int
     ) -> Verdict:
-        """Return the verdict of `verdict.identify_call` on a gRPC call, and count a refusal."""
+        """Return the verdict of `verdict.identify_call` on a gRPC call, and count a refusal.
+
+        The parameters are those of that function. A refusal is counted for the access key in the
+        text `authorization`. `account` is not changed.
+        """
         verdict = identify_call(
             self.rules, authorization, date_time, host, now_ms=now_ms, age_s_max=age_s_max
         )
@@ -281,8 +294,8 @@ class Guard:
     ) -> Verdict:
         """Return the verdict on a request that the proxy sends on behalf of `account`.
 
-        None as account may do everything. Sets `account` for the handler. Raises ProtocolError as
-        `check` does.
+        If `account` is None, every request is allowed. The attribute `account` is set for the
+        handler, and a refusal is counted. Raises ProtocolError as `check` does.
         """
         self.account = account
         if account is None:
@@ -296,7 +309,8 @@ class Guard:
         """Return True if a send with this header and body is authorized and correctly signed.
 
         `header` is the decoded header of a SEND_MESSAGE_V2 (310); its values are not validated and
-        may be of any type. False is not a refusal: `check` decides then. HOT.
+        may be of any type. False is not a refusal; the caller must then call `check`. If there is
+        no verifier for the account, topic and number of fields, `_learn_send` prepares one. HOT.
         """
         try:
             fields = header["extFields"]
@@ -310,10 +324,12 @@ class Guard:
             return self._learn_send(header.get("extFields"), peer)
 
     def _learn_send(self, fields: Any, peer: Caller) -> bool:
-        """Prepare a verifier for a send that `admits_send` did not recognise, for the next send.
+        """Prepare a verifier, so that `admits_send` recognises the next send of this kind.
 
-        Returns True if the address of `peer` is in the global white list, else False: this send
-        has to pass `check`.
+        `fields` are the header fields of a send that it did not recognise. Nothing is prepared if
+        they are malformed, or if only `check` can decide: the account is unknown, has a white list,
+        or may not send to the topic. Return True if the address of `peer` is in the global white
+        list. Otherwise return False, because this send itself has to pass `check`.
         """
         if self.is_white_address(peer.remote.address):
             return True
@@ -343,7 +359,9 @@ class Guard:
     def refuse_command(self, command: Command, peer: Caller) -> bytes | None:
         """Return the encoded answer to a request that is refused; None if it may be handled.
 
-        A Dispatcher calls it before each handler. Raises ProtocolError as `check` does.
+        A Dispatcher calls it before each handler. `account` is set as by `check`. A refusal is
+        counted, and logged if its reason is new (up to LOGGED_MAX reasons). Raises ProtocolError as
+        `check` does.
         """
         verdict = self.check(
             command.code,
@@ -354,17 +372,17 @@ class Guard:
         )
         if verdict.is_allowed:
             return None
-        told = hash(verdict.reason)
-        if told not in self._logged and len(self._logged) < LOGGED_MAX:
-            self._logged.add(told)
+        reason_hash = hash(verdict.reason)
+        if reason_hash not in self._logged and len(self._logged) < LOGGED_MAX:
+            self._logged.add(reason_hash)
             reason = verdict.reason[:REASON_SHOWN_MAX]
             log.warning("Refused request %d from %s: %r", command.code, peer.remote, reason)
         return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=refusal_remark(verdict))
 
     def check_topic(self, topic: str, need: Permission) -> Verdict:
-        """Return the verdict on what the current request does with a topic.
+        """Return whether the account of the current request has the permission `need` for a topic.
 
-        For handlers that learn the topic only while they run.
+        Handlers call this if they learn the topic only while they run. A refusal is counted.
         """
         if self.account is None:
             return _WHITE
@@ -385,6 +403,7 @@ class Guard:
         return known
 
     def _count_refusal(self, access_key: str) -> None:
+        """Count a refused request in `refusal_counts`; "" means that it has no access key."""
         if access_key and access_key not in self.rules.accounts:
             access_key = "?"  # a client that invents keys must not fill memory and metrics
         self.refusal_counts[access_key] = self.refusal_counts.get(access_key, 0) + 1

@@ -94,32 +94,34 @@ def _header_resources(*, free: str = "", **names: Permission) -> Requirement:
     `free` is a value that every account may use.
     """
 
-    def ask(fields: Fields, body: bytes) -> Resources:
-        found = []
+    def find_resources(fields: Fields, body: bytes) -> Resources:
+        resources = []
         for name, need in names.items():
             value = fields.get(name)
             if value and value != free:
-                is_group = "roup" in name
-                found.append(Resource(group_resource(value) if is_group else value, need))
-        return tuple(found)
+                is_group = "roup" in name  # `group` or `…Group`
+                resources.append(Resource(group_resource(value) if is_group else value, need))
+        return tuple(resources)
 
     words = (f"{_WORDS[need]} {name}" for name, need in names.items())
-    return Requirement(resources=ask, text=", ".join(words))
+    return Requirement(resources=find_resources, text=", ".join(words))
 
 
 def _send_resource(name: str) -> Requirement:
     """Return the requirement of a send whose topic is in the header field `name`.
 
-    A send to a retry topic requires SUB on the group, because consumers send there.
+    The send requires PUB on the topic. A send to a retry topic requires SUB on the group instead,
+    because consumers send there. A request without the field requires nothing, because the handler
+    refuses it.
     """
 
-    def ask(fields: Fields, body: bytes) -> Resources:
+    def find_resources(fields: Fields, body: bytes) -> Resources:
         topic = fields.get(name)
         if topic is None:
             return ()
         return (Resource(topic, SUB if topic.startswith(GROUP_PREFIX) else PUB),)
 
-    return Requirement(resources=ask, text="PUB topic; of a retry topic SUB group")
+    return Requirement(resources=find_resources, text="PUB topic; of a retry topic SUB group")
 
 
 def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requirement:
@@ -130,7 +132,7 @@ def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requ
     `is_needed`, because the handler refuses it. `text` describes the requirement.
     """
 
-    def ask(fields: Fields, body: bytes) -> Resources:
+    def find_resources(fields: Fields, body: bytes) -> Resources:
         if not body and not is_needed:
             return ()
         value = fastjson.loads(body)
@@ -141,7 +143,7 @@ def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requ
         ]
         return tuple(Resource(name, SUB) for name in dict.fromkeys(names))
 
-    return Requirement(resources=ask, text=text)
+    return Requirement(resources=find_resources, text=text)
 
 
 def _values_at(value: Any, path: list[str]) -> Iterator[str]:
@@ -177,9 +179,16 @@ def _ack_resources(fields: Fields, body: bytes) -> Resources:
 
 
 def _popped_resources(pairs: Iterable[tuple[str, str]]) -> Resources:
-    names = dict.fromkeys(
-        name for g, topic in pairs for name in (topic, g and group_resource(g)) if name
-    )
+    """Return a requirement of SUB on the group and topic of each pair `(group, topic)`.
+
+    Each name occurs once in the result. An empty group or topic is left out.
+    """
+    names = dict[str, None]()
+    for group, topic in pairs:
+        if topic:
+            names[topic] = None
+        if group:
+            names[group_resource(group)] = None
     return tuple(Resource(name, SUB) for name in names)
 
 

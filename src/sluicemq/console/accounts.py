@@ -63,9 +63,10 @@ class Accounts:
         self._known: dict[str, Account] = {}
 
     def load(self) -> dict[str, Account]:
-        """Return the accounts by name. The file is only read if it has changed.
+        """Return the accounts by name; {} if the file does not exist.
 
-        Raises ConfigurationError if the file is invalid.
+        The file is read only if its modification time has changed since the last call. Raises
+        ConfigurationError if the file is invalid.
         """
         if not self._files.exists(self.path):
             return {}
@@ -89,9 +90,10 @@ class Accounts:
         return self._known
 
     def add(self, name: str, secret: str, role: Role) -> None:
-        """Add an account, or replace the one of this name.
+        """Add an account to the file, or replace the account with this name.
 
-        Raises ConfigurationError if the name is invalid or the secret too short.
+        Raises ConfigurationError if the name is empty, too long or has unprintable characters or
+        spaces at its ends, and if the secret has fewer than SECRET_LENGTH_MIN characters.
         """
         if not name or not name.isprintable() or name != name.strip():
             raise ConfigurationError(f"The account name {name!r} is invalid.", fix="Use one word.")
@@ -119,6 +121,10 @@ class Accounts:
         self._write(known)
 
     def _write(self, accounts: dict[str, Account]) -> None:
+        """Replace the file by these accounts; the next `load` reads it again.
+
+        The file is JSON: name -> {"role": "read", "salt": hexadecimal, "hash": hexadecimal}.
+        """
         values = {
             one.name: {"role": one.role.name.lower(), "salt": one.salt, "hash": one.hash}
             for one in accounts.values()
@@ -134,9 +140,9 @@ class Accounts:
         not reveal which names exist.
         """
         account = self.load().get(name)
-        made = _hash(secret, account.salt if account else _DUMMY_SALT)
-        is_right = hmac.compare_digest(made, account.hash if account else "")
-        return account if is_right else None
+        actual_hash = _hash(secret, account.salt if account else _DUMMY_SALT)
+        is_correct = hmac.compare_digest(actual_hash, account.hash if account else "")
+        return account if is_correct else None
 
 
 def _hash(secret: str, salt: str) -> str:

@@ -115,7 +115,10 @@ class Console:
         self._templates = create_templates()
 
     def client(self, credentials: Credentials | None) -> Sluice:
-        """Return the client that signs with the credentials; it is created on first use."""
+        """Return the client that signs with the credentials; None means those of the console.
+
+        The client is created on first use, and returned again until the console is closed.
+        """
         if credentials not in self._clients:
             self._clients[credentials] = self.connect(credentials)
         return self._clients[credentials]
@@ -128,7 +131,11 @@ class Console:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        """Return a context manager that measures the history, and closes the console at its end."""
+        """Return a context manager within which the history is measured in a background task.
+
+        At its end, the task is cancelled and the console is closed. Starlette enters it when the
+        server starts.
+        """
         tasks = Tasks()
         admin = self.client(None).admin
         tasks.supervise(lambda: self.history.run(admin), "console history")
@@ -139,9 +146,10 @@ class Console:
             await self.close()
 
     def build_app(self, pages: tuple[Page, ...], entries: Sequence[Route]) -> Starlette:
-        """Return the application that serves the pages.
+        """Return the ASGI application that serves the pages, and the files below /static.
 
-        `entries` are the routes that need no session, such as those for signing in.
+        `pages` is also the table from which the navigation is built. `entries` are the routes that
+        need no session, such as those for signing in.
         """
         self.pages = pages
         static = Mount("/static", StaticFiles(directory=HERE / "static"))
@@ -161,17 +169,19 @@ class Console:
     # ---- sessions
 
     def find_session(self, request: Request) -> Session | None:
-        """Return the session of a request, or None if there is none.
+        """Return the session of a request by its cookie, or None if there is none.
 
-        The role of an account is the present one of the file. The session is invalid if the account
-        has been removed, or its secret changed.
+        A request of the user renews the session; a request for a live part does not. The role of an
+        account is the present one in the file of accounts. The result is None if that account has
+        been removed, or its secret has changed.
         """
         token = request.cookies.get(cookie_name(request), "")
         session = self.sessions.find(token, renews=not is_live_part(request))
         if session is not None and session.is_local:
             account = self.accounts.load().get(session.account)
-            is_same = account is not None and account.hash == session.secret_hash
-            return replace(session, role=account.role) if account and is_same else None
+            if account is None or account.hash != session.secret_hash:
+                return None
+            return replace(session, role=account.role)
         return session
 
     # ---- responses
@@ -222,7 +232,10 @@ class Console:
     def render_error(
         self, request: Request, error: SluiceError, session: Session | None
     ) -> Response:
-        """Return a page with the text and the fix of an error."""
+        """Return a page with the text and the fix of an error.
+
+        The HTTP status is that of the error's class or its nearest base class in `_STATUS`.
+        """
         status = next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
         fact = error.fact
         return self.render(request, "error.html", status, fact=fact, fix=error.fix, session=session)
@@ -242,7 +255,14 @@ class Console:
 
 
 def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
-    """Return the endpoint of a page, which checks session, role and form before the handler."""
+    """Return the endpoint of a page: a coroutine that returns the response to a request.
+
+    It saves preferences that are in the query, and redirects to the sign-in page without a session.
+    It refuses the request with 403 if the role does not suffice, if the console is read-only and
+    the page changes something, or if the form has no valid token. Otherwise it calls the page's
+    handler, and responds with a redirect or the rendered template. A SluiceError becomes an error
+    page.
+    """
 
     async def endpoint(request: Request) -> Response:
         if preference := save_preferences(request):
@@ -286,7 +306,11 @@ def build_endpoint(console: Console, page: Page) -> Callable[[Request], Any]:
 
 
 async def run_handler(console: Console, page: Page, context: Context, request: Request) -> Answer:
-    """Return the answer of a page. Changes are written to the audit log before and after."""
+    """Call the handler of a page, and return its answer. Raises what the handler raises.
+
+    A change is written to the audit log before the call ("begun") and after it ("done" or
+    "failed"). After a successful change, the console's cache is cleared.
+    """
     if not page.audit_event:
         return await page.handler(context)
     logged = {
@@ -316,9 +340,10 @@ def is_live_part(request: Request) -> bool:
 
 
 def is_same_site(request: Request) -> bool:
-    """Return whether a page of this console sent the request, or a program that is not a browser.
+    """Return whether the request does not come from a page of another site.
 
-    Only browsers send the headers that are checked.
+    The result is False only if a browser says so in the header Origin, or, without that header, in
+    Sec-Fetch-Site. Programs that are not browsers send neither header, so the result is True.
     """
     origin = request.headers.get("origin")
     if origin is not None:
@@ -327,7 +352,10 @@ def is_same_site(request: Request) -> bool:
 
 
 def has_form_token(request: Request, session: Session, form: Mapping[str, str]) -> bool:
-    """Return whether the form was in a page of this session, and not in one of another site."""
+    """Return whether a form comes from a page of this session.
+
+    It must contain the session's form token, and the request must not come from another site.
+    """
     given = form.get("form_token", "").encode()
     return is_same_site(request) and hmac.compare_digest(given, session.form_token.encode())
 
@@ -342,7 +370,11 @@ async def read_form(request: Request, bytes_max: int = FORM_BYTES_MAX) -> dict[s
 
 
 def redirect_to_sign_in(request: Request) -> Response:
-    """Return a redirect to the sign-in page, which leads back to this page if it is a GET."""
+    """Return a redirect to the sign-in page.
+
+    If the request is a GET for a page other than "/", the user returns to it after signing in. For
+    a live part, the response tells htmx to load the whole sign-in page instead.
+    """
     is_shown = request.method == "GET" and request.url.path != "/"
     back = f"{page_path(request)}?{request.url.query}".rstrip("?")
     address = f"{SIGN_IN}?{urlencode({'next': back})}" if is_shown else SIGN_IN
@@ -395,23 +427,27 @@ def read_preference(request: Request, name: str) -> str | None:
 
 
 def save_preferences(request: Request) -> Response | None:
-    """Save the preferences `?language=` and `?theme=` of any page in cookies.
+    """Return a redirect that saves the preferences `?language=` and `?theme=` in cookies.
 
-    Return a redirect to the page without them, or None if the request has none.
+    The redirect leads to the same page without these two query values. Return None if the request
+    is not a GET, or has no valid preference.
     """
     wanted = {name: request.query_params.get(name) for name in CHOICES}
-    given = {name: value for name, value in wanted.items() if value in CHOICES[name]}
-    if request.method != "GET" or not given:
+    valid = {name: value for name, value in wanted.items() if value in CHOICES[name]}
+    if request.method != "GET" or not valid:
         return None
     response = RedirectResponse(with_query(request, dict.fromkeys(CHOICES)), 303)
-    for name, value in given.items():
+    for name, value in valid.items():
         assert value is not None
         set_cookie(request, response, f"sluice_console_{name}", value, YEAR_S)
     return response
 
 
 def with_query(request: Request, changes: Mapping[str, object]) -> str:
-    """Return the address of this page with changed values in its query; None removes one."""
+    """Return the path and query of this page with `changes` in the query.
+
+    The value None or "" removes a name from the query.
+    """
     query = dict(request.query_params) | dict(changes)
     text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
     return f"{page_path(request)}{'?' if text else ''}{text}"

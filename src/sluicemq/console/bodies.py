@@ -22,19 +22,20 @@ _FIELD_BYTES_SHOWN: Final = 64
 def find_forms(body: bytes) -> dict[str, Callable[[], str]]:
     """Return the forms in which a body can be shown, each with a function that returns its text.
 
-    The most likely form comes first. Of a body larger than `SHOWN_BYTES_MAX` only the beginning is
-    shown, as text or hexadecimal.
+    The keys are those of "json", "text", "protobuf" and "hex" that fit the body, in this order;
+    "hex" always fits. The most likely form comes first. Of a body larger than `SHOWN_BYTES_MAX`
+    only the beginning is shown, as text or hexadecimal.
     """
     shown = body[:SHOWN_BYTES_MAX]
     is_cut = len(shown) < len(body)
-    found: dict[str, Callable[[], str]] = {}
+    forms: dict[str, Callable[[], str]] = {}
     if not is_cut and (value := parse_json(body)) is not None:
-        found["json"] = lambda: format_json(value)[:SHOWN_BYTES_MAX]
+        forms["json"] = lambda: format_json(value)[:SHOWN_BYTES_MAX]
     if (text := decode_text(shown, is_cut=is_cut)) is not None:
-        found["text"] = lambda: text
+        forms["text"] = lambda: text
     if not is_cut and (lines := format_protobuf(body)) is not None:
-        found["protobuf"] = lambda: "\n".join(lines)[:SHOWN_BYTES_MAX]
-    return found | {"hex": lambda: format_hex(shown[: SHOWN_BYTES_MAX // 4])}
+        forms["protobuf"] = lambda: "\n".join(lines)[:SHOWN_BYTES_MAX]
+    return forms | {"hex": lambda: format_hex(shown[: SHOWN_BYTES_MAX // 4])}
 
 
 def parse_json(body: bytes) -> Any:
@@ -91,7 +92,11 @@ def format_hex(body: bytes) -> str:
 
 
 def format_protobuf(body: bytes) -> list[str] | None:
-    """Return a line for each field of a message, or None if the body cannot be one."""
+    """Return the lines that show a body as a message of Protocol Buffers.
+
+    A field takes one line, `number: value`; a nested message takes several, between braces. Return
+    None if the body is empty or cannot be such a message.
+    """
     try:
         return list(_format_fields(body, 0)) if body else None
     except ValueError:
@@ -112,6 +117,7 @@ def _format_fields(body: bytes, depth: int) -> Iterator[str]:
             value, position = _read_varint(body, position)
             yield f"{indent}{field}: {value}"
         elif wire_type in (1, 5):
+            # Fixed 64 or 32 bits in little-endian order. The type (integer, float) is unknown.
             size = 8 if wire_type == 1 else 4
             yield f"{indent}{field}: 0x{_read_bytes(body, position, size)[::-1].hex()}"
             position += size
@@ -148,7 +154,10 @@ def _read_bytes(body: bytes, position: int, size: int) -> bytes:
 
 
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at a position, and the position after it. Raises ValueError."""
+    """Return the varint at a position, and the position after it.
+
+    Raises ValueError if the body ends within the varint, or the varint has more than ten bytes.
+    """
     value = 0
     for shift in range(0, 64, 7):
         byte = _read_bytes(body, position, 1)[0]

@@ -40,12 +40,17 @@ class Cache:
         self._locks: dict[Hashable, asyncio.Lock] = {}
 
     async def get(self, key: Hashable, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the cached result of the key, or else await `request()` and cache its result."""
+        """Return the cached result of the key, or await `request()` and cache its result.
+
+        A result is used for `LISTING_S` seconds. If another caller is already waiting for the same
+        key, this call waits for it and returns its result. Raises what `request()` raises; errors
+        are not cached.
+        """
         async with self._locks.setdefault(key, asyncio.Lock()):
-            known = self._known.get(key)
-            if known is None or self._clock.monotonic_s() - known[0] > LISTING_S:
-                self._known[key] = known = self._clock.monotonic_s(), await request()
-            value: T = known[1]
+            entry = self._known.get(key)
+            if entry is None or self._clock.monotonic_s() - entry[0] > LISTING_S:
+                self._known[key] = entry = self._clock.monotonic_s(), await request()
+            value: T = entry[1]
             return value
 
     def clear(self) -> None:
@@ -127,7 +132,12 @@ class Context:
         return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def paginate(self, rows: list[T]) -> Paged[T]:
-        """Return the page of the rows that the query field `page` names, or the nearest one."""
+        """Return the page of `rows` whose number is in the query field `page`, by default 1.
+
+        A page has up to `PAGE_ROWS` rows. For a number that is too small or too large, the first or
+        last page is returned. Without rows, there is one empty page. Raises ConfigurationError if
+        the field is not a number.
+        """
         pages = max(1, -(-len(rows) // PAGE_ROWS))
         number = min(max(1, self.parse_number("page", 1)), pages)
         return Paged(rows[(number - 1) * PAGE_ROWS :][:PAGE_ROWS], number, pages, len(rows))

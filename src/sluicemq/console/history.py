@@ -73,7 +73,10 @@ class TimeSeries:
         self._points: deque[tuple[float, Values]] = deque(maxlen=POINTS_MAX)
 
     def add(self, time_s: float, values: Values) -> None:
-        """Add the newest point. It replaces the last one if that is not older."""
+        """Add a point as the newest one. It replaces the last point if that is not older.
+
+        The oldest point is dropped if there are more than `POINTS_MAX`.
+        """
         if self._points and self._points[-1][0] >= time_s:
             self._points.pop()
         self._points.append((time_s, values))
@@ -107,8 +110,9 @@ class History:
     def watch(self, group: str, queues: "list[QueueLag]") -> TimeSeries:
         """Add a point to the series of a group, and return the series.
 
-        The group is measured from now on. If there are more than `GROUPS_MAX` groups, the one that
-        was watched least recently is dropped.
+        `queues` are the present lags of the group's queues; an unknown value is left out of the
+        point. The group is measured from now on. If there are more than `GROUPS_MAX` groups, the
+        series of the group that was watched least recently is dropped.
         """
         series = self.groups.pop(group, None) or TimeSeries()
         while len(self.groups) >= GROUPS_MAX:
@@ -120,7 +124,12 @@ class History:
         return series
 
     async def sample(self, admin: "Admin") -> None:
-        """Add a point to the series of the cluster and of each watched group."""
+        """Measure the cluster, and add a point to its series and to those of the watched groups.
+
+        The point of the cluster has the rates, the disk usage and the lag, as far as they are
+        known. Failing requests leave gaps: nothing is added if the masters are unknown, no point of
+        the cluster if no broker responds, and no point of a group if its lag is unknown.
+        """
         try:
             masters = await admin.masters()
         except SluiceError:
@@ -149,9 +158,11 @@ class History:
                 self.watch(group, one.value)
 
     async def compute_total_lag(self, admin: "Admin") -> int | None:
-        """Return the lag of all groups, or None if that of one of them is unknown.
+        """Return the sum of the lags of all groups, or None if one of the lags is unknown.
 
-        If there are more than `GROUPS_MAX` groups, only the watched ones count.
+        System groups do not count. If there are more than `GROUPS_MAX` groups, only the watched
+        groups count, and the result is None if no group is watched. The list of groups is stored in
+        `counted_groups`, and read again after `GROUP_LIST_AGE_S`.
         """
         if self._listed_s is None or self.now_s - self._listed_s >= GROUP_LIST_AGE_S:
             names = (await fetch_part(admin.groups())).value

@@ -65,7 +65,10 @@ class Sessions:
         self._link = ""
 
     def start(self, session: Session) -> str:
-        """Start a session and return its token."""
+        """Store a copy of `session` with a new form token and the present time; return its token.
+
+        If there are `SESSIONS_MAX` sessions, the oldest one ends.
+        """
         now_s, token = self._clock.monotonic_s(), secrets.token_urlsafe(32)
         form_token = secrets.token_urlsafe(32)
         made = replace(session, form_token=form_token, started_s=now_s, used_s=now_s)
@@ -102,7 +105,10 @@ class Sessions:
         return token
 
     def take_link(self, token: str) -> bool:
-        """Return whether the token is that of the link, and end the link if it is."""
+        """Return whether `token` is that of the current link. If it is, the link ends.
+
+        The result is False if there is no link.
+        """
         is_link = bool(self._link) and secrets.compare_digest(self._link, _hash(token))
         self._link = "" if is_link else self._link
         return is_link
@@ -116,13 +122,21 @@ class Throttle:
         self._failures: dict[tuple[str, str], tuple[int, float]] = {}
 
     def wait_s(self, name: str, address: str) -> float:
-        """Return the seconds that this name at this address has to wait; 0.0 means none."""
+        """Return the seconds until this name may try again at this address; 0.0 means now.
+
+        Failures of the name at this address count, and those of all names at this address.
+        """
         now_s = self._clock.monotonic_s()
         ends = (self._failures.get(key, (0, 0.0))[1] for key in ((name, address), ("", address)))
         return max(0.0, *(end - now_s for end in ends))
 
     def add_failure(self, name: str, address: str) -> None:
-        """Count a wrong secret, both for the name and for the address."""
+        """Count a wrong secret for the name at this address, and for the address as a whole.
+
+        From the `FAILURES_FREE`-th failure of a name on (`ADDRESS_FACTOR` times as many for an
+        address), the next attempt must wait: 1 s at first, then twice as long each time, up to
+        `WAIT_MAX_S`. Of more than `REMEMBERED_MAX` names and addresses, the oldest are dropped.
+        """
         now_s = self._clock.monotonic_s()
         for key, free in (
             ((name, address), FAILURES_FREE),

@@ -61,12 +61,18 @@ def routes(console: Console) -> list[Route]:
 
 
 async def show(console: Console, request: Request) -> Response:
-    """Return the page with the form."""
+    """Return the page with the sign-in form, or a redirect that saves preferences in the query."""
     return save_preferences(request) or console.render(request, "sign_in.html", failure="", name="")
 
 
 async def sign_in(console: Console, request: Request) -> Response:
-    """Sign in with the form. Each attempt is written to the audit log."""
+    """Check the name and the secret in the form, and start a session if they are right.
+
+    The response is then a redirect to the path in the query value `next`, or to "/". A wrong name
+    or secret is answered with 401, a name that must wait after failures with 429, and a form that
+    is too large or comes from another site with 403. Each attempt is counted by the throttle and
+    written to the audit log, except for names of more than NAME_LENGTH_MAX characters.
+    """
     form = await read_form(request, FORM_BYTES_MAX)
     if form is None or not is_same_site(request):
         return console.render_refusal(request, 403, "error.form")
@@ -106,8 +112,10 @@ async def check_account(console: Console, name: str, secret: str) -> Session | N
 
 
 async def check_access_key(console: Console, key: str, secret: str) -> Session | None:
-    """Return a session for an access key, or None if the cluster does not accept the secret.
+    """Return a session for an access key of the cluster, or None if the secret is wrong.
 
+    The result is also None if the cluster accepts a random secret, because it then does not check
+    signatures. The role is ADMIN if the key may read the state of the access rules, else OPERATE.
     Raises SluiceError if the cluster cannot be asked.
     """
     if not key or not secret or await _is_accepted(console, key, secrets.token_urlsafe()):
@@ -124,8 +132,9 @@ async def check_access_key(console: Console, key: str, secret: str) -> Session |
 async def _is_accepted(console: Console, key: str, secret: str) -> bool:
     """Return whether a broker accepts a request that is signed with these credentials.
 
-    Only a refusal for lack of permission is False. Other errors say nothing about the secret, and
-    are raised.
+    Only one broker is asked. The result is False only if it refuses the request for lack of
+    permission. Other errors say nothing about the secret, and are raised. Raises ClientError if
+    there is no broker.
     """
     client = console.connect((key, secret))
     try:
@@ -153,7 +162,10 @@ async def sign_in_by_link(console: Console, request: Request) -> Response:
 
 
 async def sign_out(console: Console, request: Request) -> Response:
-    """End the session, if the form is one of its pages, and go to the sign-in page."""
+    """Return a redirect to the sign-in page that deletes the cookie of the session.
+
+    The session itself ends only if the form has its token, so that other sites cannot end it.
+    """
     session, form = console.find_session(request), await read_form(request)
     if session is not None and form is not None and has_form_token(request, session, form):
         console.sessions.end(request.cookies.get(cookie_name(request), ""))

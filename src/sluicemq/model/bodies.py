@@ -142,6 +142,7 @@ class _Output:
 
 
 def _too_large(bytes_max: int) -> _UndecodableError:
+    """Return the error for a body that is larger than `bytes_max` bytes when decompressed."""
     return _UndecodableError(
         f"it decompresses to more than {bytes_max:,} bytes",
         f"Raise body_bytes_max (bodyBytesMax in Spark) if the message is genuine; {_FROM_RAW}",
@@ -149,12 +150,14 @@ def _too_large(bytes_max: int) -> _UndecodableError:
 
 
 def _damaged(name: str, what: object) -> _UndecodableError:
+    """Return the error for data that the format `name` does not allow; `what` says why."""
     return _UndecodableError(
         f"it is not valid {name} data: {what}", f"Have its producer send it again; {_FROM_RAW}"
     )
 
 
 def _cut_off(name: str) -> _UndecodableError:
+    """Return the error for data of the format `name` whose end is missing."""
     return _damaged(name, "the data ends too early")
 
 
@@ -171,6 +174,10 @@ def _package(name: str) -> Any:
 
 
 def _zlib(raw: bytes, bytes_max: int) -> bytes:
+    """Return decompressed zlib or gzip data; bytes after its end are ignored.
+
+    Raises _UndecodableError for invalid or incomplete data, and above `bytes_max` bytes.
+    """
     output = _Output(bytes_max)
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
     position, unconsumed = 0, b""
@@ -191,6 +198,11 @@ def _zlib(raw: bytes, bytes_max: int) -> bytes:
 
 
 def _lz4(raw: bytes, bytes_max: int) -> bytes:
+    """Return the joined contents of all LZ4 frames in the data.
+
+    Raises _UndecodableError if lz4 is not installed, for invalid or incomplete data, and above
+    `bytes_max` bytes or FRAMES_MAX frames.
+    """
     package = _package("lz4.frame")
     output = _Output(bytes_max)
     position, frames = 0, 0
@@ -214,6 +226,7 @@ def _lz4(raw: bytes, bytes_max: int) -> bytes:
 
 
 def _zstd(raw: bytes, bytes_max: int) -> bytes:
+    """Return the joined contents of all Zstandard frames in the data. Raises as `_lz4` does."""
     package = _package("zstandard")
     output = _Output(bytes_max)
     position, frames = 0, 0
@@ -222,8 +235,9 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
             frames = _next_frame(frames, "Zstandard")
             decompressor = package.ZstdDecompressor().decompressobj()
             while not decompressor.eof:
-                # A call joins all that its input yields, so the input is what cannot exceed the
-                # limit even while there are two copies of its output.
+                # The decoder cannot limit its output, and joins it, so there are two copies for a
+                # moment. The input is therefore limited: even if it consists of the shortest
+                # blocks, both copies of its output stay within the limit.
                 blocks = max(1, (bytes_max - output.size) // (2 * _ZSTD_BLOCK_BYTES))
                 chunk = raw[
                     position : position + min(blocks * _ZSTD_BLOCK_INPUT_BYTES, _INPUT_BYTES)
@@ -239,7 +253,10 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
 
 
 def _next_frame(frames: int, name: str) -> int:
-    """Return `frames` + 1. Raises _UndecodableError if the body has more than FRAMES_MAX frames."""
+    """Count the next frame of a body: return `frames` + 1.
+
+    Raises _UndecodableError if the body has FRAMES_MAX frames already.
+    """
     if frames == FRAMES_MAX:
         raise _damaged(name, f"more than {FRAMES_MAX:,} frames")
     return frames + 1

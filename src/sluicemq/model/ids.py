@@ -45,10 +45,10 @@ class Host(NamedTuple):
 
 
 def parse_host(text: str) -> Host:
-    """Return the host that a text such as `1.2.3.4:10911` or `[::1]:10911` names.
+    """Return the host and port in a text such as `1.2.3.4:10911` or `[::1]:10911`.
 
-    The address is not checked. Raises ProtocolError if the port is missing, not a number, or larger
-    than PORT_MAX.
+    The brackets of an IPv6 address are removed. The address itself is not checked; it may be a host
+    name. Raises ProtocolError if the port is missing, not a number, or larger than PORT_MAX.
     """
     address, separator, port = text.strip().rpartition(":")
     if not separator or not port.isdigit():
@@ -163,7 +163,7 @@ class UniqueIds:
         """The last millisecond in which an id was made, and the first 28 digits of its ids."""
 
     def make_id(self) -> str:
-        """Return a new id. Called for every message that is sent."""
+        """Return a new id for the present millisecond. Called for every message that is sent."""
         now_ms = self._clock.now_ms()
         at_ms, begin = self._begin
         if at_ms != now_ms:
@@ -172,6 +172,7 @@ class UniqueIds:
         return f"{begin}{next(self._numbers) & 0xFFFF:04X}"
 
     def _month_start_ms(self, now_ms: int) -> int:
+        """Return the start of the month of a time, in ms since 1970. The month is cached."""
         month_ms = self._month_ms
         if now_ms not in month_ms:
             start = _month(now_ms)

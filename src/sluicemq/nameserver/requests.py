@@ -109,46 +109,66 @@ class KeyValues:
     """
 
     def __init__(self, files: Files, path: str) -> None:
-        """Read the file or its `.bak`. Raises StoreDamagedError if neither can be read."""
+        """Read the key-values from the file at `path`, or from its `.bak` if the file is damaged.
+
+        If neither file exists, there are no key-values yet. Raises StoreDamagedError if neither
+        can be read.
+        """
         self._files = files
         self._path = path
         self._namespaces: Namespaces = load_text(files, path, decode_kv_config_file) or {}
 
     def get(self, namespace: str, key: str) -> str | None:
-        """Return a value, or None."""
+        """Return the value of a key; None if the namespace or the key does not exist."""
         return self._namespaces.get(namespace, {}).get(key)
 
     def get_namespace(self, namespace: str) -> dict[str, str] | None:
-        """Return a copy of a namespace, or None if no key was ever put into it."""
+        """Return a copy of a namespace as a dict of values by key.
+
+        Return None if no key was ever put into the namespace. A namespace whose keys were all
+        deleted is {}.
+        """
         table = self._namespaces.get(namespace)
         return None if table is None else dict(table)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a key.
+        """Set the value of a key, in the file and in memory. Creates the namespace if needed.
 
-        Raises OSError if the file cannot be written, and ProtocolError if it would become too
-        large. Then nothing is changed.
+        Raises OSError if the file cannot be written. Raises ProtocolError if the file would grow
+        above KEY_VALUES_BYTES_MAX. After an error, nothing is changed.
         """
         self._replace(namespace, {**self._namespaces.get(namespace, {}), key: value})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Delete a key, if it exists. Raises OSError; then nothing is changed."""
+        """Delete a key from the file and from memory. Does nothing if the key does not exist.
+
+        The namespace remains, even if it is empty now. Raises OSError if the file cannot be
+        written; then nothing is changed.
+        """
         table = self._namespaces.get(namespace, {})
         if key in table:
-            self._replace(namespace, {name: it for name, it in table.items() if name != key})
+            remaining = {name: value for name, value in table.items() if name != key}
+            self._replace(namespace, remaining)
 
     def _replace(self, namespace: str, table: dict[str, str]) -> None:
-        """Replace a namespace, in the file and then in memory. Raises OSError, ProtocolError."""
-        changed = {**self._namespaces, namespace: table}
-        text, known = encode_kv_config_file(changed), self._namespaces.get(namespace, {})
-        if len(text) > KEY_VALUES_BYTES_MAX and len(table) >= len(known):
+        """Replace all key-values of a namespace by `table`, in the file and then in memory.
+
+        Raises OSError if the file cannot be written. Raises ProtocolError if the file would exceed
+        KEY_VALUES_BYTES_MAX and `table` does not have fewer keys than before. After an error,
+        nothing is changed.
+        """
+        changed_namespaces = {**self._namespaces, namespace: table}
+        text = encode_kv_config_file(changed_namespaces)
+        # A file that is already too large can still be reduced by deletions.
+        is_deletion = len(table) < len(self._namespaces.get(namespace, {}))
+        if len(text) > KEY_VALUES_BYTES_MAX and not is_deletion:
             raise ProtocolError(
                 f"The key-values would take {len(text)} bytes, but the limit is "
                 f"{KEY_VALUES_BYTES_MAX}.",
                 fix="Delete key-values that are no longer used.",
             )
         replace_text(self._files, self._path, text)
-        self._namespaces = changed
+        self._namespaces = changed_namespaces
 
 
 class RequestContext(NamedTuple):
@@ -171,9 +191,15 @@ def error_answer(code: ResponseCode, remark: str) -> Command:
 
 
 def _is_brief(body: bytes) -> bool:
-    """Return whether a registration is plain JSON within INLINE_BYTES_MAX and INLINE_VALUES_MAX."""
-    is_short = body[:1] in (b"", b"{") and len(body) <= INLINE_BYTES_MAX
-    return is_short and fastjson.bound_counts(body).values <= INLINE_VALUES_MAX
+    """Return whether the body of a registration is small enough to decode it on the event loop.
+
+    This is so for an empty body, and for uncompressed JSON of at most INLINE_BYTES_MAX bytes and
+    INLINE_VALUES_MAX values.
+    """
+    is_empty_or_json = body[:1] in (b"", b"{")
+    if not is_empty_or_json or len(body) > INLINE_BYTES_MAX:
+        return False
+    return fastjson.bound_counts(body).values <= INLINE_VALUES_MAX
 
 
 def _decode_registration(
@@ -182,10 +208,13 @@ def _decode_registration(
     bytes_max: int,
     is_wanted: Callable[[], bool],
 ) -> RegisterBody:
-    """Return the decoded body of a registration. Raises ProtocolError if it is malformed.
+    """Return the decoded body of a registration; `command` is the request, `header` its header.
 
-    `bytes_max` limits the decompressed size. Decoding stops when `is_wanted()` is False.
+    Raises ProtocolError if the body is malformed, does not match the checksum in the header, or is
+    larger than `bytes_max` bytes after decompression. `is_wanted()` is called while decoding. If it
+    returns False, ProtocolError is raised too, because the result is no longer needed.
     """
+    # A checksum of 0 means that the broker has sent none.
     if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
         raise ProtocolError("crc32 not match")
     return decode_register_body(
@@ -226,42 +255,56 @@ class NameServerRequests:
         """The replaced addresses that were logged: (registered, told to clients)."""
 
     def handle_now(self, command: Command, peer: Peer, now_ms: int) -> Command:
-        """Return the answer to a request, after doing all of its work; see `handle`."""
-        found = self.handle(command, peer, now_ms)
-        return found if isinstance(found, Command) else run_now(found)
+        """Return the answer to a request, after all steps of its work item are done.
+
+        The call may block for long; the server uses `handle` instead. Parameters and errors are
+        those of `handle`.
+        """
+        result = self.handle(command, peer, now_ms)
+        return result if isinstance(result, Command) else run_now(result)
 
     def handle(self, command: Command, peer: Peer, now_ms: int) -> Command | WorkItem[Command]:
-        """Return the answer to a request, or a work item that returns it if that may take long.
+        """Return the answer to a request, or a work item that ends with the answer.
+
+        `command` is the request, whose code must be in TABLE. `peer` is the connection over which
+        it came, and `now_ms` the time in ms of the server's monotonic clock. The first step of a
+        work item is done at once; the work item is returned only if more steps follow.
 
         A malformed request or a failure of the disk is answered with SYSTEM_ERROR (1).
         """
         row = TABLE[command.code]
         try:
             header = row.header and decode_header(row.header, command.fields)
-            found = row.handler(self, header, RequestContext(command, peer, now_ms))
+            result = row.handler(self, header, RequestContext(command, peer, now_ms))
         except (ProtocolError, OSError) as error:
             return error_answer(ResponseCode.SYSTEM_ERROR, str(error))
-        if isinstance(found, Generator):
-            return run_first_step(self._finishing(found))
-        return success_answer() if found is None else found
+        if isinstance(result, Generator):
+            return run_first_step(self._answer_after(result))
+        return success_answer() if result is None else result
 
     @staticmethod
-    def _finishing(steps: WorkItem[Command | None]) -> WorkItem[Command]:
-        """Do the work of a handler, and return its answer, success, or an error answer."""
+    def _answer_after(steps: WorkItem[Command | None]) -> WorkItem[Command]:
+        """Do the steps of a handler's work item, and return the answer to the request.
+
+        The answer is the result of the steps, a success without fields if the result is None, or
+        SYSTEM_ERROR if the steps raise ProtocolError or OSError.
+        """
         try:
-            found = yield from steps
+            result = yield from steps
         except (ProtocolError, OSError) as error:
             return error_answer(ResponseCode.SYSTEM_ERROR, str(error))
-        return success_answer() if found is None else found
+        return success_answer() if result is None else result
 
     # ------------------------------------------------------------------------------- brokers
 
     def register_broker(
         self, header: RegisterBrokerRequest, call: RequestContext
     ) -> WorkItem[Command]:
-        """Handle REGISTER_BROKER (103).
+        """Handle REGISTER_BROKER (103): add or renew a broker and its topics.
 
-        A large body is decoded in another thread, and the topics are applied in slices.
+        A body that is not `_is_brief` is decoded in another thread. The topics are then applied to
+        the table in slices. The decoded topics are passed to `free_topics` at the end, also after
+        an error. For the answer, see `_apply_registration`.
         """
         command, peer, _ = call
         decode = partial(
@@ -286,7 +329,13 @@ class NameServerRequests:
         body: RegisterBody,
         topics: dict[str, TopicConfig],
     ) -> WorkItem[Command]:
-        """Apply a decoded registration to the table, and return the answer."""
+        """Apply a decoded registration to the table in slices, and return the answer.
+
+        `topics` are the topics of `body`; the table may empty the dict. A replica that is new, or
+        that has a new address, is logged. The answer names the master if the replica is a slave.
+        The body of the answer has the key-values of ORDER_TOPIC_CONFIG if the setting
+        `return_order_config_to_broker` is on and there are any.
+        """
         command, peer, now_ms = call
         known, timeout_ms = self.table.get_broker(header.broker), header.heartbeat_timeout_ms
         fields = command.fields or {}
@@ -329,29 +378,44 @@ class NameServerRequests:
         return success_answer(encode_header(master), bodies.encode_kv_table(orders))
 
     def unregister_broker(self, header: BrokerRequest, _call: RequestContext) -> WorkItem[None]:
-        """Handle UNREGISTER_BROKER (104): remove one address of a broker."""
+        """Handle UNREGISTER_BROKER (104): remove one address of a broker.
+
+        With its last address, the broker and its topics are removed. An unknown address is
+        answered with success too.
+        """
         yield from self.table.unregister_in_slices(header.cluster, header.broker, header.address)
         log.info("broker %s at %s unregistered", header.broker, header.address)
 
     def query_data_version(self, header: BrokerRequest, call: RequestContext) -> Command:
         """Handle QUERY_DATA_VERSION (322): say whether the broker must register again.
 
-        The broker sends the version of its topic table. The request also renews its registration.
+        The body of the request is the version of the broker's topic table. The answer has
+        `changed` = true if that is not the version of its last registration. The body of the
+        answer is the version of the last registration, or empty if there is none. The request also
+        renews the registration.
         """
-        held = self.table.version_of(header.cluster, header.address)
+        registered = self.table.version_of(header.cluster, header.address)
         self.table.record_heartbeat(header.cluster, header.address, call.now_ms)
-        changed = held is None or held != decode_data_version(call.command.body or b"{}")
-        body = b"" if held is None else encode_data_version(held)
-        return success_answer(encode_header(QueryDataVersionResponse(changed=changed)), body)
+        is_changed = registered is None or registered != decode_data_version(
+            call.command.body or b"{}"
+        )
+        body = b"" if registered is None else encode_data_version(registered)
+        return success_answer(encode_header(QueryDataVersionResponse(changed=is_changed)), body)
 
     def broker_heartbeat(self, header: BrokerHeartbeatRequest, call: RequestContext) -> None:
-        """Handle BROKER_HEARTBEAT (904): renew a registration."""
+        """Handle BROKER_HEARTBEAT (904): renew the registration of an address.
+
+        An address that is not registered is ignored; the answer is success too.
+        """
         self.table.record_heartbeat(header.cluster, header.address, call.now_ms)
 
     def get_member_group(
         self, header: GetBrokerMemberGroupRequest, call: RequestContext
     ) -> Command:
-        """Handle GET_BROKER_MEMBER_GROUP (901): return the replicas of a broker, by id."""
+        """Handle GET_BROKER_MEMBER_GROUP (901): return the addresses of a broker's replicas by id.
+
+        There are no addresses if the broker is unknown or belongs to another cluster.
+        """
         data = self.table.get_broker(header.broker)
         addresses: Mapping[int, str] = {}
         if data is not None and data.cluster == header.cluster:
@@ -362,7 +426,11 @@ class NameServerRequests:
     def wipe_write_permission(
         self, header: WritePermissionRequest, _call: RequestContext
     ) -> WorkItem[Command]:
-        """Handle WIPE_WRITE_PERM_OF_BROKER (205): let a broker receive no messages of clients."""
+        """Handle WIPE_WRITE_PERM_OF_BROKER (205): make the topics of a broker read-only.
+
+        Clients then send no messages to the broker. The answer has the number of topics. See
+        `RouteTable.wipe_write_permission` for how long this lasts.
+        """
         count = yield from self.table.wipe_write_permission(header.broker)
         log.info("removed the write permission of broker %s from %d topics", header.broker, count)
         return success_answer(encode_header(WritePermissionWipedResponse(topic_count=count)))
@@ -370,7 +438,11 @@ class NameServerRequests:
     def add_write_permission(
         self, header: WritePermissionRequest, _call: RequestContext
     ) -> WorkItem[Command]:
-        """Handle ADD_WRITE_PERM_OF_BROKER (327): undo WIPE_WRITE_PERM_OF_BROKER."""
+        """Handle ADD_WRITE_PERM_OF_BROKER (327): undo WIPE_WRITE_PERM_OF_BROKER.
+
+        All topics of the broker get read and write permission, whatever they had before. The
+        answer has the number of topics.
+        """
         count = yield from self.table.add_write_permission(header.broker)
         log.info("added the write permission of broker %s to %d topics", header.broker, count)
         return success_answer(encode_header(WritePermissionAddedResponse(topic_count=count)))
@@ -391,7 +463,12 @@ class NameServerRequests:
         )
 
     def _for_client(self, data: BrokerData, peer: Peer) -> BrokerData:
-        """Return a broker with the addresses at which a client can reach its replicas."""
+        """Return a copy of a broker with the addresses at which a client can reach its replicas.
+
+        `peer` is the client's connection. The addresses stay as they are registered if the setting
+        `reachable_addresses` is off. The first time that an address is replaced, the replacement is
+        logged (for at most LOGGED_ADDRESSES_MAX addresses).
+        """
         if not self.config.reachable_addresses:
             return data
         client = ClientConnection(peer.remote.address, peer.local.address)
@@ -418,13 +495,23 @@ class NameServerRequests:
     # -------------------------------------------------------------------------------- topics
 
     def remaining_wait_ms(self, now_ms: int) -> int:
-        """Return for how many ms routes are still refused (needWaitForService), or 0."""
+        """Return the time in ms for which routes are still refused after the start.
+
+        The result is 0 if routes are served, as always without the setting needWaitForService.
+        """
         if not self.config.wait_for_service:
             return 0
         return max(self._started_ms + self.config.wait_for_service_s * 1000 - now_ms, 0)
 
     def get_route(self, header: h.GetRouteRequest, call: RequestContext) -> Command:
-        """Handle GET_ROUTEINFO_BY_TOPIC (105): return the route of a topic."""
+        """Handle GET_ROUTEINFO_BY_TOPIC (105): return the route of a topic.
+
+        The addresses are those at which the client can reach the brokers. If the client asks for a
+        zone, the route has only that zone's brokers (`filter_zone`). The answer is SYSTEM_ERROR
+        while routes are refused after the start (`remaining_wait_ms`), and TOPIC_NOT_EXIST if no
+        broker has the topic. Clients from STANDARD_JSON_VERSION_MIN on, and clients that ask for
+        it, get standard JSON; older clients get the JSON of fastjson, with numbers as keys.
+        """
         config = self.config
         if self.remaining_wait_ms(call.now_ms):
             return error_answer(ResponseCode.SYSTEM_ERROR, "name server not ready")
@@ -445,13 +532,21 @@ class NameServerRequests:
         return success_answer(body=bodies.encode_topic_route(route, standard=standard))
 
     def register_topic(self, header: h.TopicRequest, call: RequestContext) -> None:
-        """Handle REGISTER_TOPIC_IN_NAMESRV (217): add queues of a topic. It always succeeds."""
+        """Handle REGISTER_TOPIC_IN_NAMESRV (217): add or replace queues of a topic.
+
+        The body is a route; only its queues count. Without a body, nothing is changed. The answer
+        is success even if a queue's broker is unknown (`RouteTable.register_topic`).
+        """
         if call.command.body:
             queues = bodies.decode_topic_route(call.command.body).queues
             self.table.register_topic(header.topic, queues)
 
     def delete_topic(self, header: h.DeleteTopicInNameServerRequest, _call: RequestContext) -> None:
-        """Handle DELETE_TOPIC_IN_NAMESRV (216): remove a topic, from one cluster if it is named."""
+        """Handle DELETE_TOPIC_IN_NAMESRV (216): remove a topic from all brokers.
+
+        If the request names a cluster, only its brokers lose the topic. An unknown topic or
+        cluster is answered with success too.
+        """
         self.table.delete_topic(header.topic, header.cluster or None)
 
     def list_topics(
@@ -461,7 +556,9 @@ class NameServerRequests:
 
         GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206) returns all topics, GET_TOPICS_BY_CLUSTER (224)
         those of a cluster, and GET_UNIT_TOPIC_LIST (311), GET_HAS_UNIT_SUB_TOPIC_LIST (312) and
-        GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313) those with the unit flags of `_UNIT_FILTERS`.
+        GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313) those with the unit flags of `_UNIT_FILTERS`. The
+        answer is SYSTEM_ERROR ("disable") if a setting disables the request:
+        `all_topic_list_enable` for 206, `topic_list_enable` for the others.
         """
         config, table, code = self.config, self.table, call.command.code
         is_all = code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
@@ -494,11 +591,14 @@ class NameServerRequests:
     # ------------------------------------------------------------- key-values, configuration
 
     def put_kv(self, header: h.PutKvRequest, _call: RequestContext) -> None:
-        """Handle PUT_KV_CONFIG (100)."""
+        """Handle PUT_KV_CONFIG (100): set the value of a key, as `KeyValues.put`."""
         self.key_values.put(header.namespace, header.key, header.value)
 
     def get_kv(self, header: h.KvRequest, _call: RequestContext) -> Command:
-        """Handle GET_KV_CONFIG (101). An absent value is answered with QUERY_NOT_FOUND."""
+        """Handle GET_KV_CONFIG (101): return the value of a key.
+
+        An absent value is answered with QUERY_NOT_FOUND.
+        """
         value = self.key_values.get(header.namespace, header.key)
         fields = encode_header(h.GetKvResponse(value=value))
         if value is None:
@@ -507,11 +607,14 @@ class NameServerRequests:
         return success_answer(fields)
 
     def delete_kv(self, header: h.KvRequest, _call: RequestContext) -> None:
-        """Handle DELETE_KV_CONFIG (102)."""
+        """Handle DELETE_KV_CONFIG (102): delete a key. An absent key is answered with success."""
         self.key_values.delete(header.namespace, header.key)
 
     def list_kv(self, header: h.GetKvListRequest, _call: RequestContext) -> Command:
-        """Handle GET_KVLIST_BY_NAMESPACE (219). An unknown namespace gets QUERY_NOT_FOUND."""
+        """Handle GET_KVLIST_BY_NAMESPACE (219): return the keys and values of a namespace.
+
+        An unknown namespace is answered with QUERY_NOT_FOUND.
+        """
         table = self.key_values.get_namespace(header.namespace)
         if table is None:
             remark = f"No config item, Namespace: {header.namespace}"
@@ -519,33 +622,41 @@ class NameServerRequests:
         return success_answer(body=bodies.encode_kv_table(table))
 
     def show_config(self, _header: None, _call: RequestContext) -> Command:
-        """Handle GET_NAMESRV_CONFIG (319): return the settings as properties."""
+        """Handle GET_NAMESRV_CONFIG (319): return the settings as lines `name=value`."""
         text = settings_text(
             {Part.NAME_SERVER: self.config}, {Part.NAME_SERVER: self.at_next_start}
         )
         return success_answer(body=text.encode())
 
     def reread_config(self) -> Change:
-        """Apply changes of the configuration file, and return them.
+        """Apply the settings that were edited in the configuration file, and return the change.
 
-        Raises ConfigurationError if the file is not valid; then nothing is changed.
+        Settings that cannot change at run time are only recorded in `at_next_start`. A missing
+        file counts as an empty one. Raises ConfigurationError if the file is not valid; then
+        nothing is changed.
         """
         text = read_text(self._files, self.config.config_path) or ""
-        in_force, later = ({Part.NAME_SERVER: it} for it in (self.config, self.at_next_start))
-        change = reread_settings(in_force, later, text)
+        in_force = {Part.NAME_SERVER: self.config}
+        at_next_start = {Part.NAME_SERVER: self.at_next_start}
+        change = reread_settings(in_force, at_next_start, text)
         self._apply(change)
         return change
 
     def _apply(self, change: Change) -> None:
-        """Replace the settings by those of a change."""
+        """Replace `config` and `at_next_start` by the settings of a change."""
         self.config = change.in_force[Part.NAME_SERVER]
         self.at_next_start = change.at_next_start[Part.NAME_SERVER]
 
     def change_config(self, _header: None, call: RequestContext) -> Command:
-        """Handle UPDATE_NAMESRV_CONFIG (318): change settings.
+        """Handle UPDATE_NAMESRV_CONFIG (318): change the settings in the body, lines `name=value`.
 
-        All of them are checked before they are written to the file. A setting that cannot change
-        at run time takes effect at the next start.
+        All settings are checked before they are written to the configuration file and logged. A
+        setting that cannot change at run time takes effect at the next start. If the change has
+        such settings, the certificates and access rules are loaded as a check, because they could
+        make that start fail. The remark of the answer names the settings that are not in force.
+
+        The answer is NO_PERMISSION if a setting is in a black list, and SYSTEM_ERROR if a setting
+        is unknown or invalid. Then nothing is changed.
         """
         try:
             change = change_settings(

@@ -91,14 +91,21 @@ class Origin(NamedTuple):
 
     @property
     def is_on_this_host(self) -> bool:
-        """Whether the broker runs on the name server's host."""
+        """Whether the broker runs on the name server's host.
+
+        This is so if it connected from a loopback address, or from the address to which it
+        connected.
+        """
         return is_loopback(self.source_address) or is_same_address(
             self.source_address, self.local_address
         )
 
     def listens_on(self, address: str) -> bool:
-        """Return whether the broker has said that it listens on `address`."""
-        return any(is_same_address(address, own) for own in self.interfaces)
+        """Return whether `address` is one of the `interfaces` on which the broker listens.
+
+        The result is False for RocketMQ's brokers, which do not register their interfaces.
+        """
+        return any(is_same_address(address, interface) for interface in self.interfaces)
 
 
 class ClientConnection(NamedTuple):
@@ -111,7 +118,11 @@ class ClientConnection(NamedTuple):
 
     @property
     def is_on_this_host(self) -> bool:
-        """Whether the client runs on the name server's host."""
+        """Whether the client runs on the name server's host.
+
+        This is so if it connected from a loopback address, or from the address to which it
+        connected.
+        """
         return is_loopback(self.remote_address) or is_same_address(
             self.remote_address, self.local_address
         )
@@ -135,6 +146,7 @@ class Registration:
     acting_master_enable: bool | None = None
     """Whether a slave may act for a missing master; None for a broker before 5.0."""
     zone: str | None = None
+    """The broker's zone (`filter_zone`); None if it has none."""
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     """The broker's topics, or only those that have changed."""
     is_complete: bool = False
@@ -142,6 +154,7 @@ class Registration:
     version: DataVersion = field(default_factory=DataVersion)
     """The version of the broker's topic table."""
     origin: Origin | None = None
+    """Where the registration came from; None if this is not known."""
     connection: object = None
     """The connection over which the registration came."""
 
@@ -178,7 +191,7 @@ Slices = Generator[None, None, T]
 
 
 def run_all_slices(slices: Slices[T]) -> T:
-    """Do all steps of the work, and return its result."""
+    """Do all steps of the work at once, and return its result."""
     while True:
         try:
             next(slices)
@@ -187,7 +200,10 @@ def run_all_slices(slices: Slices[T]) -> T:
 
 
 def empty_in_slices(topics: dict[str, TopicConfig]) -> Slices[None]:
-    """Empty a table of topics in steps, because freeing a hundred thousand objects takes time."""
+    """Remove all topics from the dict, SLICE_TOPICS in each step.
+
+    Freeing a hundred thousand objects at once would delay other requests.
+    """
     while topics:
         topics.popitem()
         if topics and len(topics) % SLICE_TOPICS == 0:
@@ -198,9 +214,17 @@ class RouteTable:
     """All brokers and topics that one name server knows."""
 
     def __init__(self, entries_max: int = 1_000_000) -> None:
-        """Create an empty table for `entries_max` topics of all brokers together."""
+        """Create an empty table.
+
+        `entries_max` is the maximum number of topics of all brokers together. A topic of two
+        brokers counts twice.
+        """
         self.on_smallest_changed: Callable[[SmallestIdChange], None] = lambda _change: None
-        """Called when another replica of a broker name has the smallest id."""
+        """A callback that is called when another replica of a broker has the smallest id.
+
+        It is called when a replica with a smaller id registers. It is also called when the
+        replica with the smallest id leaves a broker that allows an acting master.
+        """
         self._entries_max = entries_max
         self.entry_count = 0
         """The number of topics of all brokers; a topic of two brokers counts twice."""
@@ -225,16 +249,24 @@ class RouteTable:
     # ---------------------------------------------------------------------------- brokers
 
     def register(self, new: Registration, now_ms: int) -> RegisterBrokerResponse:
-        """Apply a registration at once, and return the answer. Raises ProtocolError above limits.
-
-        The answer names the master if a slave registers.
-        """
+        """Apply a registration at once; see `register_in_slices`."""
         return run_all_slices(self.register_in_slices(new, now_ms))
 
     def register_in_slices(self, new: Registration, now_ms: int) -> Slices[RegisterBrokerResponse]:
-        """Apply a registration in steps. After the first one the broker is known.
+        """Apply a registration in steps, and return the answer to the broker.
 
-        The other steps apply its topics. Otherwise as `register`.
+        `now_ms` is the time at which the registration is renewed. The first step records the
+        replica, so that routes contain it. The following steps apply the topics in `new.topics`,
+        and empty this dict. Only the topics of a master, or of the slave with the smallest id of a
+        broker without a master, are applied. At the end, `on_smallest_changed` is called if the
+        replica has a smaller id than all others had before.
+
+        A registration is dropped if another address has the same id and has registered a later
+        state version. The answer names the master and its HA address if a slave registers and the
+        master is known; otherwise its fields are empty.
+
+        Raises ProtocolError, before anything is changed, if there would be too many brokers or
+        topics.
         """
         self._check_room(new)
         known = self._brokers.get(new.broker)
@@ -244,9 +276,11 @@ class RouteTable:
             for broker_id, address in (known.addresses if known else {}).items()
             if address != new.address or broker_id == new.broker_id
         }
+        # The address that has had this id until now: that of an earlier registration, or of
+        # another process that uses the same id.
         holder = addresses.get(new.broker_id)
-        rival, _ = self._live.get((new.cluster, holder or ""), (new, 0))
-        is_late = rival.version.state_version > new.version.state_version and holder != new.address
+        held, _ = self._live.get((new.cluster, holder or ""), (new, 0))
+        is_late = held.version.state_version > new.version.state_version and holder != new.address
         if not is_late:
             addresses[new.broker_id] = new.address
         self._clusters.setdefault(new.cluster, set()).add(new.broker)
@@ -268,6 +302,7 @@ class RouteTable:
             and new.broker_id == min(addresses)
         )
         if new.broker_id == MASTER_ID and holder is None:
+            # The master has been absent, so the operator's wipe has ended (module docstring).
             self._write_wiped.discard(new.broker)
         is_changed = holder is None or self.version_of(new.cluster, new.address) != new.version
         self._put_live(new, now_ms)
@@ -276,44 +311,68 @@ class RouteTable:
                 new, is_changed=is_changed, is_read_only=is_prime_slave
             )
         if known is not None and known.addresses and new.broker_id < min(known.addresses):
-            others = tuple(one for one in addresses.values() if one != new.address)
-            told = others or (new.address,)
+            others = tuple(address for address in addresses.values() if address != new.address)
             self.on_smallest_changed(
-                SmallestIdChange(new.broker_id, new.address, new.ha_address, None, told)
+                SmallestIdChange(
+                    broker_id=new.broker_id,
+                    address=new.address,
+                    ha_address=new.ha_address,
+                    offline_address=None,
+                    notified_addresses=others or (new.address,),
+                )
             )
-        address = addresses.get(MASTER_ID, "")
-        master, _ = self._live.get((new.cluster, address), (None, 0))
+        master_address = addresses.get(MASTER_ID, "")
+        master, _ = self._live.get((new.cluster, master_address), (None, 0))
         if new.broker_id == MASTER_ID or master is None:
             return RegisterBrokerResponse()
-        return RegisterBrokerResponse(ha_address=master.ha_address, master_address=address)
+        return RegisterBrokerResponse(ha_address=master.ha_address, master_address=master_address)
 
     def unregister(self, cluster: str, broker: str, address: str) -> None:
-        """Remove an address at once; with its last address a broker and its topics are removed."""
+        """Remove an address of a broker at once; see `unregister_in_slices`."""
         run_all_slices(self.unregister_in_slices(cluster, broker, address))
 
     def unregister_in_slices(self, cluster: str, broker: str, address: str) -> Slices[None]:
-        """Remove an address in steps. After the first step the address is gone from routes.
+        """Remove an address of a broker in steps. Does nothing if the address is unknown.
 
-        The other steps change or remove the broker's topics. Otherwise as `unregister`.
+        The first step removes the address from routes. If it was the broker's last address, the
+        following steps remove the broker's topics. If other addresses remain and the broker allows
+        an acting master, `on_smallest_changed` is called if the smallest id has changed, and the
+        following steps remove the write permission of the topics if no master remains.
         """
         self._drop_live(cluster, address)
-        entry = self._brokers.get(broker)
-        if entry is None:
+        data = self._brokers.get(broker)
+        if data is None:
             return
-        left = {number: one for number, one in entry.addresses.items() if one != address}
-        if left:
-            self._brokers[broker] = replace(entry, addresses=left)
-            first, *_ = left.items()
-            if entry.acting_master_enable and first[0] != min(entry.addresses):
-                told = tuple(left.values())
-                self.on_smallest_changed(SmallestIdChange(*first, None, address, told))
-            if entry.acting_master_enable and MASTER_ID not in left:
-                yield from self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+        remaining = {
+            broker_id: other for broker_id, other in data.addresses.items() if other != address
+        }
+        if not remaining:
+            yield from self._remove_broker(broker)
             return
-        yield from self._remove_broker(broker)
+        self._brokers[broker] = replace(data, addresses=remaining)
+        if not data.acting_master_enable:
+            return
+        # The addresses are sorted by id.
+        smallest_id, smallest_address = next(iter(remaining.items()))
+        if smallest_id != min(data.addresses):
+            self.on_smallest_changed(
+                SmallestIdChange(
+                    broker_id=smallest_id,
+                    address=smallest_address,
+                    ha_address=None,
+                    offline_address=address,
+                    notified_addresses=tuple(remaining.values()),
+                )
+            )
+        if MASTER_ID not in remaining:
+            yield from self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
 
     def _remove_broker(self, broker: str) -> Slices[None]:
-        """Remove a broker whose last address is gone, and its topics in steps."""
+        """Remove a broker whose last address is gone, and its topics in steps.
+
+        The first step removes the broker from routes and clusters, and ends a wipe of its write
+        permission. A topic that the broker registers again between two steps is not removed.
+        """
         del self._brokers[broker]
         self._write_wiped.discard(broker)
         for name in self._clusters_of.pop(broker, ()):
@@ -321,7 +380,7 @@ class RouteTable:
             if not self._clusters[name]:
                 del self._clusters[name]
         served = self._served.pop(broker, {})
-        number = len(served)
+        removed_count = len(served)
         while served:
             topic, queue = served.popitem()
             # If the broker has registered again between two steps, its queue is another object.
@@ -329,52 +388,72 @@ class RouteTable:
                 self._drop_queues(topic, broker)
             if served and len(served) % SLICE_TOPICS == 0:
                 yield
-        if number > SHRINK_TOPICS_MIN and len(self._topics) < number // 4:
-            # A dict never shrinks by itself.
+        if removed_count > SHRINK_TOPICS_MIN and len(self._topics) < removed_count // 4:
+            # A dict does not release memory when items are removed; a copy has the right size.
             self._topics = dict(self._topics)
 
     def record_heartbeat(self, cluster: str, address: str, now_ms: int) -> None:
-        """Renew the registration of an address. Do nothing if the address is not registered."""
-        if (cluster, address) in self._live:
-            self._live[cluster, address] = self._live[cluster, address][0], now_ms
+        """Renew the registration of an address at the time `now_ms`.
+
+        Does nothing if the address is not registered.
+        """
+        key = (cluster, address)
+        if key in self._live:
+            registration, _ = self._live[key]
+            self._live[key] = registration, now_ms
 
     def find_expired(self, now_ms: int) -> list[Registration]:
-        """Return registrations that were not renewed within their timeouts.
+        """Return the registrations that were not renewed within their timeouts.
 
-        The caller must pass them to `unregister_lost`.
+        Nothing is removed; the caller must pass the registrations to `unregister_lost`.
         """
         return [
-            live
-            for live, updated_ms in self._live.values()
-            if updated_ms + live.timeout_ms < now_ms
+            registration
+            for registration, renewed_ms in self._live.values()
+            if renewed_ms + registration.timeout_ms < now_ms
         ]
 
     def registered_by(self, connection: object) -> list[Registration]:
-        """Return the registrations over a connection that are the latest of their addresses."""
+        """Return the registrations that came over a connection.
+
+        Only the latest registration of each address counts. The result is empty for a connection
+        without registrations.
+        """
         return [self._live[key][0] for key in self._connections.get(connection, ())]
 
     def unregister_lost(self, gone: Iterable[Registration]) -> Slices[None]:
-        """Remove addresses in steps, except those that have registered again since."""
-        for live in gone:
-            if self._live.get((live.cluster, live.address), (None, 0))[0] is live:
-                yield from self.unregister_in_slices(live.cluster, live.broker, live.address)
+        """Remove the addresses of the registrations `gone` in steps.
+
+        An address that has registered again in the meantime is not removed.
+        """
+        for lost in gone:
+            latest, _ = self._live.get((lost.cluster, lost.address), (None, 0))
+            if latest is lost:
+                yield from self.unregister_in_slices(lost.cluster, lost.broker, lost.address)
             yield
 
     def version_of(self, cluster: str, address: str) -> DataVersion | None:
-        """Return the version of the topic table that an address last registered, or None."""
+        """Return the version of the topic table that an address last registered.
+
+        Return None if the address is not registered.
+        """
         live = self._live.get((cluster, address))
         return None if live is None else live[0].version
 
     def origin_of(self, cluster: str, address: str) -> Origin | None:
-        """Return the origin of the latest registration of an address, or None."""
+        """Return the origin of the latest registration of an address.
+
+        Return None if the address is not registered, or its registration has no origin.
+        """
         live = self._live.get((cluster, address))
         return None if live is None else live[0].origin
 
     def wipe_write_permission(self, broker: str) -> Slices[int]:
         """Remove the write permission of all topics of a broker, in steps.
 
-        The permission stays removed until `add_write_permission`, or until the broker's master
-        registers after an absence. The steps return the number of topics.
+        The permission stays removed, also for topics that are added later, until
+        `add_write_permission` is called or the broker's master registers after an absence. The
+        steps return the number of the broker's topics; 0 if the broker is unknown.
         """
         if broker in self._brokers:
             self._write_wiped.add(broker)
@@ -383,7 +462,7 @@ class RouteTable:
     def add_write_permission(self, broker: str) -> Slices[int]:
         """Give all topics of a broker read and write permission, in steps.
 
-        The steps return the number of topics.
+        The steps return the number of the broker's topics; 0 if the broker is unknown.
         """
         self._write_wiped.discard(broker)
         return self._change_permissions(broker, lambda _perm: PERM_READ | PERM_WRITE)
@@ -391,7 +470,11 @@ class RouteTable:
     # ---------------------------------------------------------------------------- topics
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Add or replace queues of a topic. Stop at the first queue whose broker is unknown."""
+        """Add or replace queues of a topic; each item names a broker and its number of queues.
+
+        Stops at the first item whose broker is unknown; the items before it are applied. If the
+        write permission of a broker is wiped, its queues get no write permission.
+        """
         for queue in queues:
             if queue.broker not in self._brokers:
                 return
@@ -399,17 +482,23 @@ class RouteTable:
             self._put_queues(topic, replace(queue, perm=perm))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Remove a topic from the brokers of a cluster; None means from all brokers."""
-        served_by = self._topics.get(topic, {})
-        members = served_by if cluster is None else self._clusters.get(cluster, set())
-        for broker in [name for name in served_by if name in members]:
+        """Remove a topic from the brokers of a cluster; None means from all brokers.
+
+        Does nothing if the topic or cluster is unknown.
+        """
+        queues = self._topics.get(topic, {})
+        members = queues if cluster is None else self._clusters.get(cluster, set())
+        for broker in [name for name in queues if name in members]:
             self._drop_queues(topic, broker)
 
     def find_route(self, topic: str, *, acting_master: bool = False) -> TopicRoute | None:
-        """Return the route of a topic; None if no known broker has the topic.
+        """Return the route of a topic, with brokers and queues sorted by broker name.
 
-        With `acting_master`, the slave with the smallest id has id 0 in the route if the master is
-        missing and its broker allows an acting master.
+        Return None if no known broker has the topic.
+
+        `acting_master` makes a slave act for a missing master: its id in the route is 0. This is
+        the slave with the smallest id, if the broker allows an acting master and its queues are
+        read-only. The topics of SYNC_MEMBER_TOPIC_PREFIX get no acting master.
         """
         queues = self._topics.get(topic, {})
         acting_master = acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX)
@@ -419,10 +508,11 @@ class RouteTable:
         brokers = []
         for name in known:
             data, addresses = self._brokers[name], self._brokers[name].addresses
-            is_led = MASTER_ID in addresses or bool(queues[name].perm & PERM_WRITE)
-            if acting_master and data.acting_master_enable and not is_led:
-                first, *others = addresses.items()
-                data = replace(data, addresses={MASTER_ID: first[1], **dict(others)})
+            has_master = MASTER_ID in addresses or bool(queues[name].perm & PERM_WRITE)
+            if acting_master and data.acting_master_enable and not has_master:
+                # The addresses are sorted by id, so the first slave has the smallest one.
+                (_, slave_address), *others = addresses.items()
+                data = replace(data, addresses={MASTER_ID: slave_address, **dict(others)})
             brokers.append(data)
         return TopicRoute(tuple(brokers), tuple(queues[name] for name in known))
 
@@ -431,29 +521,33 @@ class RouteTable:
         return list(self._topics)
 
     def list_topics_of_cluster(self, cluster: str) -> list[str]:
-        """Return the names of the topics of all brokers of a cluster."""
-        found = dict[str, QueueData]()
+        """Return the names of the topics of all brokers of a cluster, each once.
+
+        The result is empty if the cluster is unknown.
+        """
+        topics = dict[str, QueueData]()
         for broker in self._clusters.get(cluster, ()):
-            found |= self._served.get(broker, {})
-        return list(found)
+            topics |= self._served.get(broker, {})
+        return list(topics)
 
     def find_topics_by_flags(self, wanted: Callable[[int], bool]) -> Slices[list[str]]:
-        """Find, in steps, the topics whose system flags on any broker are `wanted`.
+        """Find the topics with certain system flags, in steps that return the topics' names.
 
-        The steps return the names of the topics.
+        `wanted` is called with the system flags of a topic on one broker. A topic is returned if
+        `wanted` returns True for one of its brokers.
         """
-        found = []
+        matching_topics = []
         for count, topic in enumerate(list(self._topics), 1):
             if any(wanted(queue.sys_flag) for queue in self._topics.get(topic, {}).values()):
-                found.append(topic)
+                matching_topics.append(topic)
             if count % SLICE_TOPICS == 0:
                 yield
-        return found
+        return matching_topics
 
     # ---------------------------------------------------------------------------- clusters
 
     def list_clusters(self) -> dict[str, list[str]]:
-        """Return the names of the brokers of each cluster, sorted."""
+        """Return the sorted names of the brokers of each cluster, by cluster name."""
         return {cluster: sorted(brokers) for cluster, brokers in sorted(self._clusters.items())}
 
     def list_brokers(self) -> list[BrokerData]:
@@ -461,13 +555,17 @@ class RouteTable:
         return [self._brokers[name] for name in sorted(self._brokers)]
 
     def get_broker(self, name: str) -> BrokerData | None:
-        """Return the broker with this name, or None."""
+        """Return the cluster and addresses of the broker with this name, or None."""
         return self._brokers.get(name)
 
     # ---------------------------------------------------------------------------- inside
 
     def _check_room(self, new: Registration) -> None:
-        """Raise ProtocolError if a registration would exceed the limit of brokers or topics."""
+        """Raise ProtocolError if a registration would exceed the limit of addresses or topics.
+
+        An address that is registered already may register again. The topics of the broker's
+        earlier registration do not count, because the new ones replace them.
+        """
         if (new.cluster, new.address) not in self._live and len(self._live) >= BROKERS_MAX:
             raise ProtocolError(f"Too many brokers are registered (limit {BROKERS_MAX}).")
         others = self.entry_count - len(self._served.get(new.broker, ()))
@@ -479,49 +577,65 @@ class RouteTable:
             )
 
     def _put_live(self, new: Registration, now_ms: int) -> None:
-        """Make a registration the latest of its address. Its topics are not kept."""
+        """Record a registration as the latest of its address, renewed at the time `now_ms`.
+
+        Its connection is recorded too. Its topics are not stored here.
+        """
         self._drop_live(new.cluster, new.address)
         key = (new.cluster, new.address)
         self._live[key] = replace(new, topics={}), now_ms
         self._connections.setdefault(new.connection, {})[key] = None
 
     def _drop_live(self, cluster: str, address: str) -> None:
-        """Forget the latest registration of an address, if there is one."""
-        held = self._live.pop((cluster, address), None)
-        if held is not None:
-            keys = self._connections[held[0].connection]
-            keys.pop((cluster, address), None)
-            if not keys:
-                del self._connections[held[0].connection]
+        """Remove the latest registration of an address, also from its connection.
+
+        Does nothing if the address is not registered.
+        """
+        key = (cluster, address)
+        entry = self._live.pop(key, None)
+        if entry is None:
+            return
+        registration, _ = entry
+        keys = self._connections[registration.connection]
+        keys.pop(key, None)
+        if not keys:
+            del self._connections[registration.connection]
 
     def _apply_topics_in_turn(
         self, new: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
-        """Apply the topics of a registration in steps, after those of the broker's earlier one.
+        """Apply the topics of a registration in steps, in the order of registrations.
 
-        `is_changed` says whether topics that are known already must be replaced. `is_read_only`
-        says that a slave registers for a missing master. Stop if the broker is removed between two
-        steps. The topics are removed from `new`.
+        If an earlier registration of the broker is not finished, its remaining steps are done
+        first. The parameters and effects are those of `_apply_topics`.
         """
-        before = self._unfinished.get(new.broker)
+        earlier_steps = self._unfinished.get(new.broker)
 
-        def steps() -> Slices[None]:
-            if before is not None:
-                yield from before
+        def all_steps() -> Slices[None]:
+            if earlier_steps is not None:
+                yield from earlier_steps
             yield from self._apply_topics(new, is_changed=is_changed, is_read_only=is_read_only)
 
-        self._unfinished[new.broker] = mine = steps()
+        self._unfinished[new.broker] = steps = all_steps()
         try:
-            yield from mine
+            yield from steps
         finally:
-            if self._unfinished.get(new.broker) is mine:
+            # A later registration may have taken the place of this one.
+            if self._unfinished.get(new.broker) is steps:
                 del self._unfinished[new.broker]
 
     def _apply_topics(
         self, new: Registration, *, is_changed: bool, is_read_only: bool
     ) -> Slices[None]:
-        """Apply the topics of a registration in steps; see `_apply_topics_in_turn`."""
-        is_wiped = is_read_only and bool(new.acting_master_enable)
+        """Apply the topics of a registration in steps, and remove them from `new.topics`.
+
+        If the registration is complete, the broker's other topics are removed first.
+        `is_changed` False means that the broker has registered these topics before, so only topics
+        that the table does not have are added. `is_read_only` means that a slave registers for a
+        missing master, so the topics get no write permission. Stops if the broker is removed
+        between two steps.
+        """
+        is_write_removed = is_read_only and bool(new.acting_master_enable)
         if new.is_complete:
             for count, topic in enumerate(list(self._served.get(new.broker, ())), 1):
                 if topic not in new.topics:
@@ -531,9 +645,9 @@ class RouteTable:
         topics = new.topics
         while topics:
             topic, config = topics.popitem()
-            held = self._topics.get(topic, {}).get(new.broker)
-            if is_changed or held is None:
-                allowed = ~PERM_WRITE if is_wiped else self._permission_mask(new.broker)
+            known_queue = self._topics.get(topic, {}).get(new.broker)
+            if is_changed or known_queue is None:
+                allowed = ~PERM_WRITE if is_write_removed else self._permission_mask(new.broker)
                 queue = QueueData(
                     new.broker,
                     config.read_queues,
@@ -548,18 +662,24 @@ class RouteTable:
                     return
 
     def _permission_mask(self, broker: str) -> int:
-        """Return the permission bits that topics of a broker may have."""
+        """Return the mask of permission bits that topics of a broker may have.
+
+        All bits are set, except PERM_WRITE if the broker's write permission is wiped.
+        """
         return ~PERM_WRITE if broker in self._write_wiped else ~0
 
     def _put_queues(self, topic: str, queue: QueueData) -> None:
-        """Add or replace the queues of a topic on one broker."""
+        """Add or replace the queues of a topic on the broker `queue.broker`; count a new entry."""
         queues = self._topics.setdefault(topic, {})
         self.entry_count += queue.broker not in queues
         queues[queue.broker] = queue
         self._served.setdefault(queue.broker, {})[topic] = queue
 
     def _drop_queues(self, topic: str, broker: str) -> None:
-        """Remove the queues of a topic on one broker."""
+        """Remove the queues of a topic on one broker. Does nothing if there are none.
+
+        The topic is removed when no broker has it any longer.
+        """
         queues = self._topics.get(topic, {})
         self.entry_count -= queues.pop(broker, None) is not None
         if not queues:
@@ -567,9 +687,10 @@ class RouteTable:
         self._served.get(broker, {}).pop(topic, None)
 
     def _change_permissions(self, broker: str, change: Callable[[int], int]) -> Slices[int]:
-        """Apply `change` to the permission of each topic of a broker, in steps.
+        """Change the permission of each topic of a broker, in steps.
 
-        The steps return the number of topics.
+        `change` is called with the permission bits of a topic, and returns the new ones. The steps
+        return the number of topics that the broker had at the beginning; 0 if it is unknown.
         """
         topics = list(self._served.get(broker, ()))
         for count, topic in enumerate(topics, 1):
@@ -582,30 +703,36 @@ class RouteTable:
 
 
 def filter_zone(route: TopicRoute, zone: str) -> TopicRoute:
-    """Return a route with only the brokers of a zone, and those without a master.
+    """Return a route with only the brokers of a zone, and the brokers without a master.
 
-    This is the zone mode of RocketMQ (spec/namesrv.md §5). Upper and lower case are the same.
+    The queues of the other brokers are left out too. This is the zone mode of RocketMQ
+    (spec/namesrv.md §5). Zones are compared without regard to upper and lower case.
     """
-    kept = tuple(
+    brokers_of_zone = tuple(
         data
         for data in route.brokers
         if MASTER_ID not in data.addresses or (data.zone or "").lower() == zone.lower()
     )
-    left = {data.broker for data in route.brokers} - {data.broker for data in kept}
+    names = {data.broker for data in route.brokers}
+    excluded_names = names - {data.broker for data in brokers_of_zone}
     return replace(
         route,
-        brokers=kept,
-        queues=tuple(queue for queue in route.queues if queue.broker not in left),
+        brokers=brokers_of_zone,
+        queues=tuple(queue for queue in route.queues if queue.broker not in excluded_names),
     )
 
 
 def reachable_address(
     registered: str, origin: Origin | None, client: ClientConnection
 ) -> tuple[str, str]:
-    """Return the host:port of a broker that a client is told, and the reason for a change.
+    """Return the host:port at which a client should connect to a broker, and a reason.
 
-    `registered` is the host:port that the broker has registered, `client` the client's connection.
-    The module's docstring has the rules. The reason is "" if `registered` is returned.
+    `registered` is the host:port that the broker has registered. `origin` says where the
+    registration came from; None means that this is not known, and that `registered` is returned.
+    `client` is the client's connection to the name server.
+
+    The rules are in the module's docstring. The reason is a clause for log lines that says why
+    another address than `registered` is returned; it is "" if `registered` is returned.
     """
     try:
         host = parse_host(registered)
@@ -613,20 +740,25 @@ def reachable_address(
         return registered, ""
     if origin is None or origin.is_fixed:
         return registered, ""
-    if origin.interfaces and all(is_loopback(own) for own in origin.interfaces):
+    if origin.interfaces and all(is_loopback(interface) for interface in origin.interfaces):
         return registered, ""
     is_local = is_loopback(host.address) or is_wildcard(host.address)
-    replacement = _replacement_of_local if is_local else _replacement_of_foreign
-    address, reason = replacement(host.address, origin, client)
+    if is_local:
+        address, reason = _replace_local_address(host.address, origin, client)
+    else:
+        address, reason = _replace_foreign_address(host.address, origin, client)
     if is_same_address(address, host.address):
         return registered, ""
     return format_address(str(parse_address(address) or address), host.port), reason
 
 
-def _replacement_of_local(
+def _replace_local_address(
     address: str, origin: Origin, client: ClientConnection
 ) -> tuple[str, str]:
-    """Return the address to tell instead of a loopback or wildcard one, and the reason."""
+    """Return the address for a client, if the broker registered a loopback or wildcard address.
+
+    `address` is that address. The second item is the reason; "" if `address` is returned.
+    """
     if not origin.is_on_this_host:
         return origin.source_address, "the broker's registration came from there"
     if is_loopback(address) and client.is_on_this_host:
@@ -637,10 +769,13 @@ def _replacement_of_local(
     )
 
 
-def _replacement_of_foreign(
+def _replace_foreign_address(
     address: str, origin: Origin, client: ClientConnection
 ) -> tuple[str, str]:
-    """Return the address to tell instead of any other one, and the reason; "" if it stays."""
+    """Return the address for a client, if the broker registered any other address or a name.
+
+    `address` is that address. The second item is the reason; "" if `address` is returned.
+    """
     if parse_address(address) is None or is_same_network(address, client.remote_address):
         return address, ""
     if origin.is_on_this_host:

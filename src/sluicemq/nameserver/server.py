@@ -62,9 +62,11 @@ class NameServer:
         network: Network = SOCKET_NETWORK,
         shares: FairScheduler | None = None,
     ) -> None:
-        """Read the key-value configuration.
+        """Read the key-value configuration. The server does not listen before `start`.
 
-        `shares` is the fair scheduler of other servers on the same loop; None means an own one.
+        `network` opens the listener and the connections to replicas. `shares` is the fair
+        scheduler that this server shares with other servers on the same event loop; None means a
+        scheduler of its own.
 
         Raises StoreDamagedError if the key-values cannot be read, and ConfigurationError if access
         control is enabled without a file.
@@ -72,6 +74,7 @@ class NameServer:
         self._clock = clock
         table = RouteTable(config.registered_topics_max)
         self.requests = NameServerRequests(config, files, table, self._now_ms())
+        # The event loop does not run yet, so it is looked up at each call.
         call_soon: CallSoon = lambda run: asyncio.get_running_loop().call_soon(run)  # noqa: E731
         self._shares = shares or FairScheduler(clock.monotonic_s, call_soon)
         self._background = Background(clock, self._shares)
@@ -111,13 +114,19 @@ class NameServer:
 
     @property
     def port(self) -> int:
-        """The port on which the server listens. It is a free one if the configured port is 0."""
+        """The port on which the server listens.
+
+        If the configured port is 0, the operating system has chosen this one. Available after
+        `start`.
+        """
         return self._server.ports[0]
 
     async def start(self) -> None:
-        """Listen for connections.
+        """Load the access rules, listen for connections, and start the timers.
 
-        Raises ConfigurationError if the port is in use or the access rules are not valid.
+        The timers remove expired brokers and check the files of access rules for changes. The
+        listening address is logged, with a warning if the server is not protected. Raises
+        ConfigurationError if the port is in use or the access rules are not valid.
         """
         self._background.offload = offload_to_executor(self._decoder, computes=True)
         self._background.call_later = asyncio.get_running_loop().call_later
@@ -135,7 +144,10 @@ class NameServer:
         self._sweep()
 
     def _warn_of_exposure(self) -> None:
-        """Log a warning if clients on other machines can change routes without authentication."""
+        """Log a warning if clients on other machines can change routes without authentication.
+
+        The server is protected by access control, protected mode or required client certificates.
+        """
         config = self.requests.config
         is_mutual = config.tls_mode == "enforcing" and config.tls_client_auth == "require"
         is_open = not (config.acl_enable or config.is_protected or is_mutual)
@@ -149,7 +161,10 @@ class NameServer:
             )
 
     async def close(self) -> None:
-        """Stop the server. All connections are closed on return."""
+        """Stop the timers and the listener, and close all connections before returning.
+
+        The brokers whose connections are closed by this are not logged.
+        """
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -164,7 +179,10 @@ class NameServer:
         self._decoder.shutdown(wait=False, cancel_futures=True)
 
     def remove_expired(self) -> None:
-        """Remove brokers that have not registered in time, and close their connections."""
+        """Remove brokers that have not registered in time, log them, and close their connections.
+
+        Their topics are removed in the background after this method returns.
+        """
         expired = self.requests.table.find_expired(self._now_ms())
         self._background.run_in_background(self.requests.table.unregister_lost(expired))
         for broker in expired:
@@ -180,10 +198,11 @@ class NameServer:
     def unhealthy(self) -> list[str]:
         """Return the reasons for which the process should be restarted; [] if it is healthy.
 
-        May be called in any thread.
+        The event loop is blocked if the timer that removes expired brokers is late. May be called
+        in any thread.
         """
-        still_ms = self._now_ms() - self._swept_ms - self.requests.config.scan_interval_ms
-        return event_loop_problems(still_ms / 1000)
+        late_ms = self._now_ms() - self._swept_ms - self.requests.config.scan_interval_ms
+        return event_loop_problems(late_ms / 1000)
 
     def unready(self) -> list[str]:
         """Return the reasons for which clients should use another server now; [] if it is ready.
@@ -191,16 +210,22 @@ class NameServer:
         May be called in any thread.
         """
         wait_ms = self.requests.remaining_wait_ms(self._now_ms())
-        return [f"routes are refused for another {wait_ms} ms (needWaitForService)."] * (
-            wait_ms > 0
-        )
+        if not wait_ms:
+            return []
+        return [f"routes are refused for another {wait_ms} ms (needWaitForService)."]
 
     def on_disconnect(self, peer: Peer) -> None:
-        """Remove the brokers that have registered over a connection that was lost."""
+        """Remove the brokers that registered over the connection `peer`, which was closed.
+
+        Their topics are removed in the background. The brokers are logged, unless the server is
+        closing. The connection's share in the scheduler is freed.
+        """
         lost = self.requests.table.registered_by(peer)
         self._background.run_in_background(self.requests.table.unregister_lost(lost))
         self._shares.remove(peer)
-        for broker in () if self._closing else lost:
+        if self._closing:
+            return
+        for broker in lost:
             log.warning(
                 "the connection of broker %s at %s was closed; removing it",
                 broker.broker,
@@ -208,7 +233,11 @@ class NameServer:
             )
 
     def _notify(self, change: SmallestIdChange) -> None:
-        """Notify replicas of a change of their smallest id, without waiting. Errors are ignored."""
+        """Send NOTIFY_MIN_BROKER_ID_CHANGE to the replicas in `change.notified_addresses`.
+
+        Each request is sent one-way in a task of its own; errors are ignored. The change is
+        logged. Does nothing if the setting `notify_smallest_id` is off or the server is closing.
+        """
         if not self.requests.config.notify_smallest_id or self._closing:
             return
         fields = encode_header(
@@ -237,12 +266,18 @@ class NameServer:
             notice.add_done_callback(self._notices.discard)
 
     async def _reload_changed_rules(self) -> None:
-        """Apply an edited plain_acl.yml as a whole, between two requests."""
+        """Apply the access rules of files that were edited, as a whole and between two requests.
+
+        The files are read in another thread. Does nothing without access control.
+        """
         if self.guard is not None:
             self.guard.apply_checked_files(await asyncio.to_thread(self.guard.check_files))
 
     def _sweep(self) -> None:
-        """Remove expired brokers, and schedule the next call."""
+        """Remove expired brokers, and schedule the next call after `scan_interval_ms`.
+
+        The time of the call is recorded for `unhealthy`.
+        """
         interval_s = self.requests.config.scan_interval_ms / 1000
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._sweep)
         self._swept_ms = self._now_ms()

@@ -215,9 +215,11 @@ class Walk:
         return None
 
     def probe(self, address: str, command: Command) -> tuple[dict[str, Any], Command | None]:
-        """Find out what answers at an address.
+        """Send a request to an address, and find out what answers there.
 
-        Returns (the fields of `ServerFacts`, the response if the request succeeded).
+        Return the fields of `ServerFacts` by name, and the response. The response is None if there
+        is none, or if it is an error; the fields then contain its code and remark. A refusal is
+        recorded as by `add_refusal`.
         """
         met = probe(address, sign_request(command, self.admin.credentials), self.admin.tls)
         answer = met.response
@@ -240,7 +242,11 @@ class Walk:
     # ---------------------------------------------------------------------- name servers
 
     def name_servers(self) -> list[NameServerFacts]:
-        """Return the facts about each name server of the client."""
+        """Return the facts about each name server of the client, also if it cannot be reached.
+
+        If a topic is diagnosed, the facts include its route, and whether the name server has the
+        route of DEFAULT_TOPIC, by which topics are created automatically.
+        """
         found = []
         for address in self.admin.name_servers:
             values, answer = self.probe(address, requests.cluster_info())
@@ -269,7 +275,11 @@ class Walk:
     def brokers(
         self, name_servers: Iterable[NameServerFacts], given: Iterable[str]
     ) -> list[BrokerFacts]:
-        """Return the facts about every replica that is registered or at an address in `given`."""
+        """Return the facts about every replica that is registered or at an address in `given`.
+
+        A replica at an address in `given` has the name and the cluster "". The replication lag of
+        slaves is filled in if their master responds.
+        """
         replicas: dict[tuple[str, str], tuple[str, int]] = {}
         for server in name_servers:
             for data in server.cluster.brokers.values() if server.cluster else ():
@@ -286,7 +296,12 @@ class Walk:
         return [_with_lag(broker, log_ends) for broker in found]
 
     def broker(self, name: str, address: str, cluster: str, broker_id: int) -> BrokerFacts:
-        """Return the facts about the replica at one address."""
+        """Return the facts about the replica at one address.
+
+        If it responds, they include its counters, settings and clock, the reachability of its VIP
+        port (two below its port), and its settings of the diagnosed topic. Failing requests are
+        recorded in `denied` or `unseen`.
+        """
         clock = self.admin.clock
         began_ms = clock.now_ms()
         values, answer = self.probe(address, requests.runtime_info())
@@ -357,7 +372,7 @@ class Walk:
     def check_permissions(
         self, topic: str, group: str | None, brokers: Iterable[BrokerFacts]
     ) -> None:
-        """Record in `denied` whether the account may not send to the topic, or not read it.
+        """Record in `denied` each broker that does not let the account send to or read the topic.
 
         Each master that has the topic is asked with a queue that does not exist, so that nothing is
         stored or read. A broker that does not have the group is not asked about reading, because it

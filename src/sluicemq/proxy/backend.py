@@ -122,14 +122,21 @@ class ConversationRunner(Generic[T]):
         send: SendRequest,
         on_done: Callable[[T | Exception], None],
     ) -> None:
-        """Start the conversation. `send` sends its requests."""
+        """Start the conversation, and run it up to its first pending step.
+
+        `send(call, on_response)` sends a request of the conversation. `on_done` may be called
+        before this returns.
+        """
         self._conversation = conversation
         self._send = send
         self._on_done = on_done
         self._resume(_START)
 
     def _resume(self, response: Command | Exception) -> None:
-        """Continue the conversation with a response or an exception, up to its next step."""
+        """Continue the conversation with a response or an exception, and start its next step.
+
+        At its end, `on_done` is called with the result or the error.
+        """
         try:
             if isinstance(response, Exception):
                 step = self._conversation.throw(response)

@@ -128,9 +128,10 @@ class Client:
         return streams[-1] if streams else None
 
     def use_stream(self, stream: Call) -> None:
-        """Make a stream the one to which commands are sent, because the client has just used it.
+        """Record `stream` as the stream to which commands are sent, because the client has used it.
 
-        Ends the oldest stream if there are more than `STREAMS_PER_CLIENT_MAX`.
+        Ends the stream that was used least recently if there are more than
+        `STREAMS_PER_CLIENT_MAX`.
         """
         streams = self.streams
         if stream in streams:
@@ -140,10 +141,10 @@ class Client:
             streams[0].end(StatusCode.RESOURCE_EXHAUSTED, "The client has newer streams.")
 
     def send_command(self, command: m.TelemetryCommand) -> bool:
-        """Send a command to the client.
+        """Send a command to the client on its current stream, and return True.
 
-        Return False, without sending, if the client has no stream or has not read what was sent
-        before.
+        Return False, without sending, if the client has no open stream, or if more than
+        `QUEUED_BYTES_MAX` bytes on its connection wait to be read by it.
         """
         stream = self.command_stream
         if stream is None or stream.connection.queued_bytes > QUEUED_BYTES_MAX:
@@ -173,7 +174,7 @@ class Client:
 
     @property
     def info(self) -> ClientInfo:
-        """A snapshot of the client."""
+        """A snapshot of the client; later changes of the client do not change it."""
         settings, heartbeat = self.settings, self.heartbeat
         topics = dict.fromkeys(heartbeat.producer_groups if heartbeat is not None else (), "")
         consumers = heartbeat.consumers if heartbeat is not None else ()
@@ -231,9 +232,12 @@ class Clients:
         return client
 
     def _register(self, client: Client | None, call: Call, access_key: str) -> Client:
-        """Return the client after its first call over a connection. Raises StatusError.
+        """Record the connection of `call` for its client, and return the client.
 
-        `client` is the client that already uses the client id, or None.
+        `client` is the client that already uses the client id; None means that a new client is
+        created. Raises StatusError, without recording anything, if the client id is missing or too
+        long, if there are too many clients, if another account uses the client id, or if the
+        connection is closed.
         """
         client_id, peer = call.headers.get(CLIENT_ID, ""), call.connection.peer
         connection_clients = self._by_peer.get(peer, {})
@@ -276,8 +280,9 @@ class Clients:
     def remove(self, client: Client) -> None:
         """Remove a client that has disconnected or terminated.
 
-        A later call with its client id registers a new client, so a connection may outlive its
-        clients.
+        The callbacks in `on_removed` are called, and the client's session with brokers is closed.
+        Its connections stay open; a later call with its client id registers a new client. Does
+        nothing if the client was removed before.
         """
         if self.by_id.get(client.id) is not client:
             return
@@ -295,7 +300,10 @@ class Clients:
         return [client.info for _, client in sorted(self.by_id.items())]
 
     def reconnect_all(self) -> None:
-        """Ask all clients to open new connections, because this proxy is about to close."""
+        """Ask all clients to open new connections, because this proxy is about to close.
+
+        Clients that get no commands now (`Client.send_command`) are skipped.
+        """
         for client in list(self.by_id.values()):
             self._reconnect_count += 1
             nonce = m.ReconnectEndpointsCommand(nonce=f"{self._reconnect_count}")

@@ -128,8 +128,10 @@ class LookupCache(Generic[T]):
     async def _refresh(self, name: str) -> T:
         """Fetch the value for a name, store it in the cache, and return it.
 
-        A failed fetch returns the previous value, except that a route which no name server has had
-        for `MISSING_ROUTE_GRACE_S` is removed. Raises SluiceError if there is no value to return.
+        If the fetch fails, the previous value is returned and counts as fresh for `FRESHNESS_S`. A
+        route is an exception: if no name server has had it for `MISSING_ROUTE_GRACE_S`, it is
+        removed from the cache. Raises the error of the fetch if there is no value to return. The
+        whole cache is cleared when it has `CACHED_NAMES_MAX` names.
         """
         cached = self._cached.get(name)
         try:
@@ -353,9 +355,10 @@ def _first_success(
 ) -> Conversation[Command | None]:
     """Send a request to one broker after another, and return the first successful response.
 
-    Return None if all brokers respond with the code `absent`. Raises RequestError for any other
-    response code. If no broker succeeds and some were not reachable, raises the error of the last
-    one.
+    `absent` is the response code of a broker that does not have the requested thing. Return None if
+    all brokers respond with it. A broker that is not reachable is skipped; if no later broker
+    succeeds, the error of the last such broker is raised. Raises RequestError for any other
+    response code, without asking further brokers.
     """
     failure: SluiceError | None = None
     for address in addresses:
@@ -385,23 +388,30 @@ class ClusterClientSession:
         self._is_closed = False
 
     def send(self, call: Call, on_response: OnResponse) -> None:
-        """Send a request in a task; see `ClientSession.send`."""
+        """Send a request in a task; see `ClientSession.send`.
+
+        If the session is closed, `on_response` is called at once with ConnectionLostError.
+        """
         if self._is_closed:
             on_response(ConnectionLostError("The client has disconnected."))
         else:
             self._backend.spawn(self._send_and_respond(call, on_response))
 
     def close(self) -> None:
-        """Close the connections to brokers, because the client has disconnected."""
+        """Close the connections to brokers in a task, and remove the session from the backend.
+
+        Called when the client has disconnected. A second call does nothing.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._backend.session_closed(self)
             self._backend.spawn(self._pool.close())
 
     async def send_request(self, call: Call) -> Command:
-        """Send a request, and return the response with any response code.
+        """Sign and send a request, and return the response with any response code.
 
-        A one-way request is returned itself. Raises ConnectionLostError, RequestTimeoutError, or
+        A one-way request has no response; the request itself is returned. `call.is_written` becomes
+        True when the connection is open. Raises ConnectionLostError, RequestTimeoutError, or
         ClosedError if the session is closed.
         """
         channel, command = await self._pool.get(call.address), call.command
@@ -414,9 +424,15 @@ class ClusterClientSession:
         return await channel.call(command, timeout_s)
 
     async def _send_and_respond(self, call: Call, on_response: OnResponse) -> None:
-        """Send a request, and call `on_response` with the response or the error."""
+        """Send a request, and call `on_response` once with the response or the error.
+
+        If the session was closed in the meantime, the error is ConnectionLostError instead of
+        ClosedError. A heartbeat gets the field sluiceLanes = "true", and its response is passed to
+        `_check_subscriptions`, unless the session is closed.
+        """
         is_heartbeat = call.command.code == RequestCode.HEART_BEAT
         if is_heartbeat:
+            # A SluiceMQ broker then says in its response whether it checks subscriptions itself.
             call.command.fields = {**(call.command.fields or {}), "sluiceLanes": "true"}
         try:
             response: Command | SluiceError = await self.send_request(call)
@@ -431,8 +447,10 @@ class ClusterClientSession:
     def _check_subscriptions(self, call: Call, response: Command) -> None:
         """Record the subscriptions of a heartbeat, unless the broker checks them itself.
 
-        A SluiceMQ broker says in its response that it does. For each group, the broker is also
-        asked for its subscription, at most once in `GROUP_CHECK_S`.
+        `call` is the heartbeat and `response` the broker's response to it. Nothing is recorded if
+        the response is an error, or has the field of a SluiceMQ broker that checks subscriptions.
+        Otherwise a task also asks the broker which subscription it applies to each group of the
+        client, at most once in `GROUP_CHECK_S` for a group.
         """
         if response.code == SUCCESS and not decode_header(HeartbeatResponse, response.fields).lanes:
             conflicts = self._backend.subscription_conflicts
@@ -445,7 +463,7 @@ class ClusterClientSession:
                     self._backend.spawn(self._backend.check_group(call.address, consumer.group))
 
     def _handle_request(self, command: Command, channel: Channel) -> None:
-        """Pass on a request that a broker sends to the client."""
+        """Pass a request of a broker to `on_request`, with the function that sends the response."""
         self._on_request(command, partial(channel.send_response, command.opaque))
 
 
@@ -468,7 +486,8 @@ class SubscriptionConflicts:
         """Record the subscription of a member, or the one that a broker applies to the group.
 
         `source` is the member's session, or the broker's address. `name` identifies the source in
-        warnings, and `key` is the subscription (`subscription_key`).
+        warnings, and `key` is the subscription (`subscription_key`). The warning of the group is
+        updated. The subscription of a broker is ignored if the group has no member here.
         """
         members = self._members.setdefault(group, {})
         if members.get(source) != (name, key) and (members or not isinstance(source, str)):
@@ -478,7 +497,8 @@ class SubscriptionConflicts:
     def start_check_if_due(self, group: str, now_s: float) -> bool:
         """Return whether a broker should be asked now for the group's subscription.
 
-        If so, the next check is due after `GROUP_CHECK_S`.
+        If the result is True, `now_s` is recorded as the time of the check, and the next check is
+        due `GROUP_CHECK_S` later.
         """
         is_due = now_s - self._checked_s.get(group, -GROUP_CHECK_S) >= GROUP_CHECK_S
         if is_due:
@@ -486,28 +506,34 @@ class SubscriptionConflicts:
         return is_due
 
     def remove_session(self, session: ClusterClientSession) -> None:
-        """Forget the subscriptions of a client that has left its groups."""
+        """Remove the subscriptions of a session, and update the warnings of its groups."""
         for group in [name for name, members in self._members.items() if session in members]:
             del self._members[group][session]
             self._compare(group)
 
     def _compare(self, group: str) -> None:
-        """Update the warning of a group; forget the group when it has no member at this proxy."""
+        """Set, replace or remove the warning of a group; a new text is also logged.
+
+        The warning names the first source and another one with a different subscription. If the
+        group has no member at this proxy, everything about the group is removed.
+        """
         members = self._members[group]
         if all(isinstance(source, str) for source in members):
             del self._members[group]
             self._checked_s.pop(group, None)
             self.warnings.pop(group, None)
             return
-        first, *others = members.values()
-        other = next((it for it in others if it[1] != first[1]), None)
-        if other is None:
+        (first_name, first_key), *others = members.values()
+        different = next(((name, key) for name, key in others if key != first_key), None)
+        if different is None:
             self.warnings.pop(group, None)
             return
+        other_name, other_key = different
         text = (
-            f"{first[0]} and {other[0]} of the group {group} have different subscriptions: "
-            f"{describe_difference(first[1], other[1])}. Their broker does not check this, so some "
-            "messages are not delivered. Give one of them another group, or the same subscription."
+            f"{first_name} and {other_name} of the group {group} have different subscriptions: "
+            f"{describe_difference(first_key, other_key)}. Their broker does not check this, so "
+            "some messages are not delivered. Give one of them another group, or the same "
+            "subscription."
         )
         if self.warnings.get(group) != text:
             self.warnings[group] = text

@@ -82,8 +82,9 @@ def to_message(
 ) -> m.Message:
     """Return a stored message as the message of a gRPC client. HOT.
 
-    `handle` is its receipt handle. `topic` and `reconsume_times` replace those of the record,
-    unless they are "" and None. `into` is a message to fill and return; None means a new one.
+    `handle` is its receipt handle, "" if it has none. `topic` replaces the topic of the record,
+    unless it is "". `reconsume_times` replaces the number of redeliveries in the record, unless it
+    is None. `into` is a message to fill and return; None means a new one.
     """
     message = m.Message() if into is None else into
     properties = stored.properties

@@ -416,16 +416,18 @@ def check_message_texts(
 ) -> None:
     """Raise StatusError if a property or other text of a message breaks a limit. HOT.
 
-    `user` has the application's properties. The texts are checked one by one only if one of them
-    contains a space or an unprintable character.
+    `user` has the application's properties, and `system` the other texts. These are refused: a
+    reserved property, too many or too long properties, a too long message group, a tag that
+    contains "|", an empty message id, and the texts that `_check_each_text` refuses.
     """
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
         raise StatusError(Refusal.PROPERTY_OF_SYSTEM, name=name)
     tag, message_id, group = system.tag, system.message_id, system.message_group
     texts = "".join([*user, *user.values(), tag, *system.keys])
+    # A character has at most 4 bytes in UTF-8, so most texts need not be encoded to measure them.
     if len(texts) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
-        _check_size(user, texts, limits)
+        _check_properties_limits(user, texts, limits)
     if group and len(group) * 4 >= limits.message_group_bytes_max:
         _check_group_size(group, limits.message_group_bytes_max)
     if "|" in tag:
@@ -433,14 +435,16 @@ def check_message_texts(
     if not message_id or message_id.isspace():
         raise StatusError(Refusal.MESSAGE_ID_EMPTY)
     text = f"{texts}{message_id}{group}{system.born_host}{system.trace_context}{system.lite_topic}"
+    # Blank texts and control characters are rare. One test of all texts together excludes them.
     if " " in text or "" in user or not text.isprintable():
         _check_each_text(user, system)
 
 
-def _check_size(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> None:
-    """Raise StatusError if there are too many properties, or their texts are too long.
+def _check_properties_limits(user: Mapping[str, str], texts: str, limits: ProxyLimits) -> None:
+    """Raise StatusError if there are too many properties, or if `texts` has too many bytes.
 
-    `texts` contains all properties, the tag and the keys.
+    `user` has the application's properties. `texts` is the concatenation of their names and values,
+    the tag and the keys. A `properties_bytes_max` of 0 or less means no limit of bytes.
     """
     if len(user) > limits.properties_max:
         text = f"the message has {len(user)}"
@@ -478,24 +482,33 @@ Each row has the field, its name in errors, and the refusals for blank text and 
 
 
 def _check_each_text(user: Mapping[str, str], system: m.SystemProperties) -> None:
-    """Raise StatusError for the first text with a control character, or the first blank name."""
+    """Raise StatusError for the first text of a message that is blank or has a control character.
+
+    Names of properties must not be empty. Their names and values, and the born host and the trace
+    context, must not contain a control character. The fields of `_TEXT_FIELDS` must not contain one
+    either, and must not consist of white space only; they may be empty.
+    """
     for name, value in user.items():
         if not name:
             raise StatusError(Refusal.PROPERTY_KEY_EMPTY, "the key of property cannot be empty")
         _check_controls(Refusal.PROPERTY_KEY_CONTROL, "the key of property", name)
         _check_controls(Refusal.PROPERTY_VALUE_CONTROL, "the value of property", value)
     for field, what, blank, control in _TEXT_FIELDS:
-        found = getattr(system, field)
-        for word in (found,) if isinstance(found, str) else found:
-            if word.isspace():
-                raise StatusError(blank, f"{what} is {word!r}")
-            _check_controls(control, what, word)
+        value_or_values = getattr(system, field)  # `keys` has several values
+        values = (value_or_values,) if isinstance(value_or_values, str) else value_or_values
+        for text in values:
+            if text.isspace():
+                raise StatusError(blank, f"{what} is {text!r}")
+            _check_controls(control, what, text)
     _check_controls(Refusal.BORN_HOST_CONTROL, "the born host", system.born_host)
     _check_controls(Refusal.TRACE_CONTEXT_CONTROL, "the trace context", system.trace_context)
 
 
 def _check_controls(refusal: Refusal, what: str, text: str) -> None:
-    """Raise StatusError if the text contains a control character."""
+    """Raise StatusError with `refusal` if `text` contains a control character.
+
+    `what` names the text in the error.
+    """
     if _find_control(text):
         raise StatusError(refusal, f"remove the control character from {what} {text!r:.100}.")
 

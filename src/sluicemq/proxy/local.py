@@ -140,15 +140,18 @@ class LocalBackend:
         Raises RouteNotFoundError if the topic does not exist.
         """
         yield from ()
-        found = self.state.topics.get(topic)
-        if found is None:
+        entry = self.state.topics.get(topic)
+        if entry is None:
             raise RouteNotFoundError(
                 f"The topic {topic} does not exist.", fix=f"Create it: sluice topic create {topic}"
             )
-        config, broker = found.config, self.state.settings.broker
-        known = self._route_cache.get(topic)
-        if known is not None and known[0] is config and known[1] is broker:
-            return known[2]
+        config, broker = entry.config, self.state.settings.broker
+        cached = self._route_cache.get(topic)
+        if cached is not None:
+            cached_config, cached_broker, cached_route = cached
+            # Settings are replaced as a whole when they change.
+            if cached_config is config and cached_broker is broker:
+                return cached_route
         route = TopicRoute(
             (BrokerData(broker.broker_name, broker.cluster_name, {MASTER_ID: LOCAL_ADDRESS}),),
             (
@@ -181,13 +184,19 @@ class LocalBackend:
         return []
 
     def schedule_delivery(self, session: "LocalClientSession", data: bytes) -> None:
-        """Deliver frames to a session in the next iteration of the event loop."""
+        """Deliver frames to a session in the next iteration of the event loop.
+
+        All frames that arrive until then are delivered together.
+        """
         if not self._received_frames:
             self._call_soon(self._deliver_frames)
         self._received_frames.append((session, data))
 
     def _deliver_frames(self) -> None:
-        """Deliver all frames that are waiting, to each session in their order."""
+        """Deliver all frames that are waiting, to each session in their order.
+
+        An exception of a session is logged; the other frames are delivered all the same.
+        """
         received_frames, self._received_frames = self._received_frames, []
         for session, data in received_frames:
             try:
@@ -267,7 +276,10 @@ class LocalClientSession:
         return peer
 
     def close(self) -> None:
-        """End the session because the client has disconnected."""
+        """End the session because the client has disconnected.
+
+        Its peer is disconnected from the broker, and its open requests fail.
+        """
         self._is_closed = True
         self._backend.sessions.discard(self)
         self.connection_lost()
@@ -285,7 +297,10 @@ class LocalClientSession:
         self._backend.schedule_delivery(self, data)
 
     def handle_frames(self, data: bytes) -> None:
-        """Decode frames from the broker, and pass on their responses and requests."""
+        """Decode frames from the broker, and call the callbacks of their responses and requests.
+
+        A response to a request that is no longer open is ignored.
+        """
         for command in self._reader.feed(data):
             if command.flag & FLAG_RESPONSE:
                 on_response = self._pending.pop(command.opaque, None)

@@ -21,18 +21,24 @@ except ModuleNotFoundError as error:
     ) from error
 
 
-def _made() -> dict[str, Any]:
-    """Return all message classes and enumerations by name."""
+def _build_message_classes() -> dict[str, Any]:
+    """Return the protobuf class of each message and an `IntEnum` of each enumeration, by name.
+
+    They are built from the file `proto/descriptors.binpb`, a serialized FileDescriptorSet. Names
+    have no package. Nested messages and enumerations are not included.
+    """
     data = files("sluicemq.proxy").joinpath("proto/descriptors.binpb").read_bytes()
-    pool, found = descriptor_pool.DescriptorPool(), dict[str, Any]()
+    pool = descriptor_pool.DescriptorPool()
+    classes: dict[str, Any] = {}
     for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
         pool.Add(file)
         for enum in file.enum_type:
-            found[enum.name] = IntEnum(enum.name, {it.name: it.number for it in enum.value})
+            members = {value.name: value.number for value in enum.value}
+            classes[enum.name] = IntEnum(enum.name, members)
         for message in file.message_type:
             descriptor = pool.FindMessageTypeByName(f"{file.package}.{message.name}")
-            found[message.name] = message_factory.GetMessageClass(descriptor)
-    return found
+            classes[message.name] = message_factory.GetMessageClass(descriptor)
+    return classes
 
 
-globals().update(_made())
+globals().update(_build_message_classes())

@@ -50,7 +50,7 @@ class Pulling:
         self._polling_calls: dict[Call, None] = {}
 
     def drain(self) -> None:
-        """Respond to all parked pulls that there is no new message."""
+        """End all parked pulls with the status MESSAGE_NOT_FOUND."""
         for call in tuple(self._polling_calls):
             status = m.Status(
                 code=Code.MESSAGE_NOT_FOUND, message="no new message: the proxy is shutting down"
@@ -62,7 +62,9 @@ class Pulling:
     ) -> Conversation[list[m.PullMessageResponse]]:
         """Serve PullMessage: return a status, the messages, and the next offset.
 
-        Raises StatusError if the request is invalid, and SluiceError if the broker fails.
+        The pull is repeated until messages match the filter or the polling time is over; see the
+        module's docstring for the statuses. Raises StatusError if the request is invalid, and
+        SluiceError if the broker fails.
         """
         group = checked_group(request.group)
         queue, address = yield from self._resolve_queue(request.message_queue)

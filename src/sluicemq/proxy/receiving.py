@@ -106,7 +106,7 @@ class Receiving:
         self.renewal = ReceiptHandleRenewer(backend, clients, self._change_handle, limits)
 
     def run(self) -> None:
-        """Renew the messages that clients are processing."""
+        """Renew the messages that are due; see `ReceiptHandleRenewer.run`."""
         self.renewal.run()
 
     def in_flight_count(self, client: Client) -> int:
@@ -114,7 +114,7 @@ class Receiving:
         return self.renewal.in_flight_count(client)
 
     def drain(self) -> None:
-        """Respond to all parked receives that there is no new message."""
+        """End all parked receives with the responses of a receive without messages."""
         for call in tuple(self._polling_calls):
             responses = self._empty_response("no new message: the proxy is shutting down")
             call.reply_all([response.SerializeToString() for response in responses])
@@ -127,8 +127,11 @@ class Receiving:
         """Serve ReceiveMessage: return a status, the messages, and the delivery time. HOT.
 
         Without messages, the responses are a status and the delivery time. If the client has ended
-        the call, the messages are returned to the broker and the result is empty. Raises
-        StatusError for an invalid request, and SluiceError if the broker fails.
+        the call, the messages are returned to the broker and the result is empty. If the client
+        asks for renewal and the proxy allows it, the proxy renews the messages from now on.
+
+        Raises StatusError for an invalid request, or if the client has too many renewed messages.
+        Raises SluiceError if the broker fails.
         """
         limits = self._limits
         poll_ms = poll_timeout_ms(client, request, call.remaining_s, limits)
@@ -203,7 +206,9 @@ class Receiving:
     def _empty_response_for(self, response: Command) -> list[m.ReceiveMessageResponse]:
         """Return the responses to a client for a broker's response without messages.
 
-        Raises StatusError for an invalid filter, and RequestError for any other unexpected code.
+        The status is TOO_MANY_REQUESTS if the broker cannot park more requests, and
+        MESSAGE_NOT_FOUND if no message arrived in time. Raises StatusError for an invalid filter,
+        and RequestError for any other code.
         """
         if response.code == ResponseCode.POLLING_FULL:
             return self._empty_response("polling full", Code.TOO_MANY_REQUESTS)
@@ -231,7 +236,10 @@ class Receiving:
     def _return_messages(
         self, group: str, topic: str, address: str, popped: list[PoppedMessage]
     ) -> Conversation[None]:
-        """Make messages visible again soon, because the client has ended its call."""
+        """Make messages visible again after `given_back_ms`, because the client has ended its call.
+
+        The responses of the broker are ignored.
+        """
         for message in popped:
             command = change_invisible_request(
                 group, topic, message.handle, self._limits.given_back_ms
@@ -248,8 +256,10 @@ class Receiving:
     ) -> Conversation[list[PoppedMessage]]:
         """Return the messages that the client is to get. HOT.
 
-        A message whose tag does not match, although its hash does, is acknowledged. A message that
-        was delivered `times_max` times is forwarded to the dead-letter topic.
+        `address` is the broker's, and `popped` its messages. A message whose tag does not match,
+        although its hash does, is acknowledged. A message that was delivered `times_max` times is
+        forwarded to the dead-letter topic and then acknowledged. If the broker refuses to forward
+        it, it is not acknowledged, so the broker delivers it again.
         """
         deliverable, topic = [], subscription.topic
         for message in popped:
@@ -274,7 +284,9 @@ class Receiving:
         """Serve AckMessage: return a status for each entry, and one for all. HOT.
 
         Messages that are close together in one pop are acknowledged by one request to the broker.
-        Raises StatusError if the request is invalid; an invalid entry gets a status instead.
+        The proxy stops renewing the messages of the request. If a broker fails, the proxy renews
+        the messages of that request again. Raises StatusError if the request is invalid; an invalid
+        entry gets a status instead.
         """
         topic, group = checked_topic(request.topic), checked_group(request.group)
         if len(request.entries) > ENTRIES_MAX:
@@ -288,6 +300,7 @@ class Receiving:
         single: list[tuple[int, str, ReceiptHandle]] = []
         for number, entry in enumerate(request.entries):
             try:
+                # The proxy does not renew a message while it is being acknowledged.
                 in_flight = yield from self.renewal.take(client, group, entry.receipt_handle)
                 handle = self._valid_handle(entry.receipt_handle, in_flight)
                 single.append((number, broker_address(masters, handle), handle))
@@ -313,7 +326,10 @@ class Receiving:
         return to_ack_response(request, statuses)
 
     def _acknowledge_at_broker(self, address: str, command: Command) -> Conversation[m.Status]:
-        """Send an acknowledgement to a broker, and return the resulting status."""
+        """Send an acknowledgement to a broker, and return the status for the client.
+
+        Errors are not raised: each becomes a status (`to_status`).
+        """
         try:
             response = yield conversations.Call(address, command)
             if response.code == ResponseCode.SUCCESS:
@@ -351,8 +367,10 @@ class Receiving:
     ) -> Conversation[ReceiptHandle]:
         """Change the invisible duration of a message at its broker, and return its new handle.
 
-        `time_ms` begins now. `suspend` means that this is not a failed attempt. Raises StatusError
-        if the message does not exist any longer, and SluiceError if the broker fails.
+        The message is invisible for `time_ms` from now on. `suspend` means that the broker does not
+        count this as a failed attempt. The handle is returned unchanged if an ordered group has
+        passed the message already. Raises StatusError if the message does not exist any longer, and
+        SluiceError if the broker fails.
         """
         address = broker_address(
             master_addresses((yield from self._backend.fetch_route(topic))), handle
@@ -374,10 +392,12 @@ class Receiving:
     def forward_to_dead_letter_queue(
         self, client: Client, request: m.ForwardMessageToDeadLetterQueueRequest, call: Call
     ) -> Conversation[m.ForwardMessageToDeadLetterQueueResponse]:
-        """Serve ForwardMessageToDeadLetterQueue: store the message there, then acknowledge it.
+        """Serve ForwardMessageToDeadLetterQueue: store a message there, then acknowledge it.
 
-        An expired handle is accepted, as in RocketMQ; otherwise the client would retry forever.
-        Raises StatusError if the request or handle is invalid, and SluiceError if the broker fails.
+        The proxy stops renewing the message. If the broker fails, the proxy renews the message
+        again. An expired handle is accepted, as in RocketMQ; otherwise the client would retry
+        forever. Raises StatusError if the request or handle is invalid, and SluiceError if the
+        broker fails.
         """
         topic, group = checked_topic(request.topic), checked_group(request.group)
         in_flight = yield from self.renewal.take(client, group, request.receipt_handle)
@@ -404,8 +424,9 @@ class Receiving:
     def _valid_handle(self, text: str, in_flight: InFlightMessage | None) -> ReceiptHandle:
         """Return the current handle of a message, for the handle `text` that the client has.
 
-        `in_flight` is the message if the proxy renews it. Raises StatusError if the handle is
-        malformed or expired.
+        If the proxy renews the message, `in_flight` is this message, and its handle is returned
+        instead of the client's. Otherwise `in_flight` is None. Raises StatusError if the returned
+        handle would be malformed or expired.
         """
         handle = parse_handle(text) if in_flight is None else in_flight.handle
         late_ms = self._clock.now_ms() - handle.deadline_ms
@@ -424,11 +445,15 @@ class Receiving:
 def poll_timeout_ms(
     client: Client, request: m.ReceiveMessageRequest, remaining_s: float | None, limits: ProxyLimits
 ) -> int:
-    """Return for how many milliseconds a broker may wait for messages.
+    """Return the time in milliseconds that a broker may wait for messages.
 
     `remaining_s` is the time until the client's deadline; None means that the call has no deadline.
-    Raises StatusError (ILLEGAL_POLLING_TIME) if the client's deadline is earlier than the minimum
-    wait of `limits`.
+    The wait is the polling time of the request. If the request has none, it is the time until the
+    deadline without half of the client's request timeout; without a deadline, it is the maximum.
+    It is then limited by the minimum and maximum of `limits`, and finally by the deadline minus
+    DEADLINE_MARGIN_MS.
+
+    Raises StatusError (ILLEGAL_POLLING_TIME) if the deadline is earlier than the minimum wait.
     """
     least_ms, longest_ms = limits.poll_ms_min, limits.poll_ms_longest
     left_ms = None if remaining_s is None else int(remaining_s * 1000)
@@ -468,7 +493,7 @@ def to_subscription(topic: str, expression: m.FilterExpression) -> Subscription:
 
 
 def _tag_subscription(topic: str, text: str) -> Subscription:
-    """Return a subscription to tags. Those of usual lengths are cached."""
+    """Return a subscription by tags, from a cache unless the texts are unusually long."""
     is_usual = len(topic) + len(text) <= CACHED_LENGTH_MAX
     create = _cached_tag_subscription if is_usual else _cached_tag_subscription.__wrapped__
     return create(topic, text)
@@ -476,7 +501,7 @@ def _tag_subscription(topic: str, text: str) -> Subscription:
 
 @lru_cache(maxsize=1024)
 def _cached_tag_subscription(topic: str, text: str) -> Subscription:
-    """Return a subscription to tags from the cache, or create it. Raises StatusError."""
+    """Return a subscription by tags; the results are cached. Raises StatusError."""
     try:
         return parse_subscription(topic, text, TAG)
     except FilterSyntaxError as error:
@@ -498,18 +523,25 @@ def checked_invisible_ms(duration: m.Duration, least_ms: int, longest_ms: int) -
 
 
 def parse_handle(text: str) -> ReceiptHandle:
-    """Return the receipt handle of one message. Raises StatusError (INVALID_RECEIPT_HANDLE)."""
+    """Return the receipt handle of one message that a client sent as `text`.
+
+    Raises StatusError (INVALID_RECEIPT_HANDLE) in each of these cases: the text is malformed; it
+    has more than HANDLE_LENGTH_MAX characters; a number in it needs more than 63 bits, or the queue
+    id more than 31; or the offset, the queue id, the time of the pop or the invisible duration is
+    negative.
+    """
+    # A text that is cut here has more than HANDLE_LENGTH_MAX characters and is refused below.
     try:
         handle = ReceiptHandle.parse(text[: HANDLE_LENGTH_MAX + 1])
     except ProtocolError as error:
         raise StatusError(Refusal.HANDLE_MALFORMED, str(error)) from error
-    numbers = [it for it in handle if isinstance(it, int)]
-    if (
-        len(text) > HANDLE_LENGTH_MAX
-        or max(numbers) >= 1 << 63
+    numbers = [part for part in handle if isinstance(part, int)]
+    is_out_of_range = (
+        max(numbers) >= 1 << 63
         or handle.queue_id >= 1 << 31
         or min(handle.offset, handle.queue_id, handle.pop_ms, handle.invisible_ms) < 0
-    ):
+    )
+    if len(text) > HANDLE_LENGTH_MAX or is_out_of_range:
         raise StatusError(
             Refusal.HANDLE_MALFORMED,
             f"the handle {text[:HANDLE_LENGTH_MAX]!r} does not identify a message.",
@@ -548,7 +580,10 @@ def pop_request(
 ) -> Command:
     """Return a pop from all queues of a broker.
 
-    A new group begins at the end of each queue. HOT: this is a PopMessageRequest as a literal.
+    The broker returns up to `count_max` messages, which are then invisible for `invisible_ms`. It
+    waits up to `poll_ms` for a message. `attempt_id` identifies the attempt of an ordered consumer;
+    "" means none. `is_order` is True for an ordered group. A new group begins at the end of each
+    queue. HOT: this is a PopMessageRequest as a literal.
     """
     fields = {
         "consumerGroup": group,
@@ -587,13 +622,16 @@ def _handle_fields(group: str, topic: str, handle: ReceiptHandle) -> dict[str, s
 
 
 def batch_ack_request(group: str, topic: str, broker: str, handles: list[ReceiptHandle]) -> Command:
-    """Return one acknowledgement of several messages of a broker."""
-    pops: dict[ReceiptHandle, list[int]] = {}
+    """Return one request that acknowledges several messages of a broker.
+
+    It has one `PopAck` for each pop from one queue, with the offsets of that pop's messages.
+    """
+    offsets_by_pop: dict[ReceiptHandle, list[int]] = {}
     for handle in handles:
-        pops.setdefault(handle._replace(offset=NO_OFFSET, physical_offset=NO_OFFSET), []).append(
-            handle.offset
-        )
-    acks = [PopAck(group, topic, handle, tuple(offsets)) for handle, offsets in pops.items()]
+        # The handles of one pop from one queue differ only in these two fields.
+        pop = handle._replace(offset=NO_OFFSET, physical_offset=NO_OFFSET)
+        offsets_by_pop.setdefault(pop, []).append(handle.offset)
+    acks = [PopAck(group, topic, pop, tuple(offsets)) for pop, offsets in offsets_by_pop.items()]
     body = encode_pop_acks(broker, acks)
     return requests.make_request(RequestCode.BATCH_ACK_MESSAGE, body=body)
 
@@ -611,7 +649,10 @@ def change_invisible_request(
 
 
 def dead_letter_request(group: str, topic: str, handle: ReceiptHandle, message_id: str) -> Command:
-    """Return a request that makes a message a dead letter, however often it was delivered."""
+    """Return a request that stores a message as a dead letter, however often it was delivered.
+
+    The message itself is not acknowledged by this. `handle` must contain its physical offset.
+    """
     header = SendBackRequest(
         physical_offset=handle.physical_offset,
         group=group,
@@ -629,9 +670,12 @@ def split_acks(
 ) -> tuple[
     list[tuple[int, str, ReceiptHandle]], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]
 ]:
-    """Split acknowledgements into single ones, and batches by address and broker name.
+    """Split acknowledgements into single ones, and batches for one broker each.
 
-    An item is an index, an address and a handle. In a batch, the address is left out.
+    An item is the index of an entry, the address of its broker, and its handle. The first result is
+    the list of the items that are acknowledged one by one: those that are too far from the first
+    offset of their pop, and those that would be alone in a batch. The second result has the batches
+    by (address, broker name); an item of a batch is the index and the handle.
     """
     single, batches = [], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
     for item in items:
@@ -640,9 +684,10 @@ def split_acks(
             batches.setdefault((address, handle.broker), []).append((number, handle))
         else:
             single.append(item)
-    for (address, _), batch in [*batches.items()]:
+    for key, batch in list(batches.items()):
         if len(batch) == 1:
-            ((number, handle),) = batches.pop((address, batch[0][1].broker))
+            address, _ = key
+            ((number, handle),) = batches.pop(key)
             single.append((number, address, handle))
     return single, batches
 
@@ -651,10 +696,12 @@ def split_acks(
 
 
 def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
-    """Yield the messages of a pop, each with its handle. Raises ProtocolError. HOT.
+    """Yield the messages of a pop, each with its handle. HOT.
 
-    A handle is built from the header of the response. The property POP_CK is never used as a
-    handle, because the producer of a stored message may have written it.
+    `broker` is the name of the broker that responded. A handle is built from the header of the
+    response. The property POP_CK is never used as a handle, because the producer of a stored
+    message may have written it. The number of earlier deliveries is that of the record, or the one
+    in the header, by which an ordered group counts. Raises ProtocolError for a malformed response.
     """
     header = decode_header(PopMessageResponse, response.fields)
     kinds = _TopicKinds(header.message_offset_info)
@@ -696,14 +743,21 @@ class _TopicKinds:
             raise ProtocolError(f"Malformed header field of a pop response: {info!r}.") from None
 
     def take(self, stored: StoredMessage) -> int:
-        """Return the kind of the next message of a response. HOT."""
+        """Return the topic kind of the message `stored`, the next one of the response. HOT.
+
+        This is the kind that the topic of the record itself shows; otherwise the one in the header,
+        or POP_NORMAL if the header does not list the message.
+        """
         kinds = self._left.get((stored.queue_id, stored.queue_offset))
         listed = kinds.popleft() if kinds else POP_NORMAL
         return pop_kind(stored.topic) or listed
 
 
 def _parse_numbers_by_queue(info: str | None) -> dict[str, int]:
-    """Parse `kind queue number;…` into numbers by "kind queue". Raises ProtocolError."""
+    """Return the numbers in a header field `kind queue number;…` by the key "kind queue".
+
+    None and "" mean no entries. Raises ProtocolError if the field is malformed.
+    """
     if not info:
         return {}
     try:

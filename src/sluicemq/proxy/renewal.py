@@ -132,7 +132,11 @@ class ReceiptHandleRenewer:
         handle: ReceiptHandle,
         reconsume_times: int,
     ) -> None:
-        """Start to renew a message that the client gets now. HOT."""
+        """Start to renew a message that the client gets now. HOT.
+
+        `client_handle` is the receipt handle in the client's response, and `handle` the same handle
+        decoded. `reconsume_times` is the number of earlier deliveries.
+        """
         now_ms = self._now_ms()
         message = InFlightMessage(
             client=client,
@@ -169,7 +173,11 @@ class ReceiptHandleRenewer:
         return int(self._backend.clock.monotonic_s() * 1000)
 
     def _schedule(self, message: InFlightMessage, earliest: int = 0) -> None:
-        """Schedule the next renewal of a message, not before the period `earliest`."""
+        """Schedule the next renewal of a message, `renew_ahead_ms` before it becomes visible.
+
+        `earliest` is the first period in which the renewal may take place. The period is recorded
+        in `message.due_period`.
+        """
         visible_ms = message.handle_received_ms + message.handle.invisible_ms
         due_ms = visible_ms - self._limits.renew_ahead_ms
         message.due_period = max(due_ms // PERIOD_MS, earliest)
@@ -191,7 +199,7 @@ class ReceiptHandleRenewer:
         return message
 
     def _remove(self, message: InFlightMessage) -> None:
-        """Stop tracking a message."""
+        """Stop tracking a message, so that it is not renewed any more."""
         message.is_tracked = False
         self.count -= 1
         client_messages = self._in_flight[message.client]
@@ -201,7 +209,10 @@ class ReceiptHandleRenewer:
         self._due.get(message.due_period, {}).pop(message, None)
 
     def release_client(self, client: Client) -> None:
-        """Return all messages of a disconnected client to their brokers."""
+        """Stop tracking the messages of a disconnected client, and return them to their brokers.
+
+        A message whose renewal is in progress is returned when the renewal ends (`_renew`).
+        """
         for message in [*self._in_flight.get(client, _NO_MESSAGES).values()]:
             self._remove(message)
             if message.renewing is None:
@@ -209,7 +220,10 @@ class ReceiptHandleRenewer:
         self._start_requests()
 
     def run(self) -> None:
-        """Renew the messages that are due."""
+        """Queue the renewals of all messages that are due, and start as many as allowed.
+
+        The proxy calls this every `PERIOD_MS`.
+        """
         now = self._now_ms() // PERIOD_MS
         for period in [it for it in self._due if it <= now]:
             for message in self._due.pop(period):
@@ -218,7 +232,11 @@ class ReceiptHandleRenewer:
         self._start_requests()
 
     def _start_requests(self) -> None:
-        """Start queued requests, up to `REQUESTS_MAX` at a time."""
+        """Start queued requests, up to `REQUESTS_MAX` at a time.
+
+        The proxy's own session is opened with the first request.
+        """
+        # A request may end at once and call this again; the loop below then goes on by itself.
         if self._is_starting:
             return
         self._is_starting = True
@@ -232,7 +250,7 @@ class ReceiptHandleRenewer:
         self._is_starting = False
 
     def _finish_request(self, result: object) -> None:
-        """Count a request as ended, and start the next ones."""
+        """Count a request as ended, and start the next ones. Log `result` if it is an exception."""
         self._running_count -= 1
         if isinstance(result, Exception):
             log.error("The renewal of a message failed because of a bug.", exc_info=result)
@@ -292,7 +310,8 @@ class ReceiptHandleRenewer:
 def backoff_ms(message: InFlightMessage) -> int:
     """Return the time until redelivery of a message that its client has held for too long, in ms.
 
-    It follows the retry policy of the client's group.
+    It is the time that the retry policy of the client's group has for the message's number of
+    earlier deliveries, or `DEFAULT_BACKOFF_MS` without a policy.
     """
     settings = message.client.settings
     policy = m.RetryPolicy() if settings is None else settings.backoff_policy
@@ -303,4 +322,5 @@ def backoff_ms(message: InFlightMessage) -> int:
     steps = policy.customized_backoff.next
     if not steps:
         return DEFAULT_BACKOFF_MS
+    # The first two delays are not used for retries, as in RocketMQ.
     return to_ms(steps[min(message.reconsume_times + 2, len(steps) - 1)])

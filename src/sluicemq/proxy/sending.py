@@ -170,11 +170,12 @@ class Sending:
     def _find_topic(self, resource: m.Resource) -> Conversation[TopicQueues]:
         """Return the queues of a topic for sending. HOT.
 
-        Raises StatusError (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError.
+        The result is cached for as long as the route and the settings of the topic are the same
+        objects. Raises StatusError (ILLEGAL_TOPIC) for an invalid name, and RouteNotFoundError.
         """
         name = resource.name
         found = self._topics.get(name)
-        if found is None:
+        if found is None:  # a cached name was checked before
             checked_topic(resource)
         route = yield from self._backend.fetch_route(name)
         config = yield from self._backend.fetch_topic_config(name)
@@ -190,9 +191,11 @@ class Sending:
     def _choose_queue(
         self, topic_queues: TopicQueues, group: str | None, now_s: float
     ) -> MessageQueue:
-        """Return the queue of a message group, or the next queue in round robin.
+        """Return the queue of the message group `group`, or the next queue in round robin.
 
-        Raises StatusError (FORBIDDEN) if the topic has no writable queue.
+        The group None or "" means that the message has no group. `now_s` is the monotonic time, by
+        which slow brokers are avoided. Raises StatusError (FORBIDDEN) if the topic has no writable
+        queue.
         """
         queues = topic_queues.queues
         if not queues:
@@ -320,10 +323,10 @@ def to_outgoing_message(
 def _set_transaction_properties(
     properties: dict[str, str], system: m.SystemProperties, limits: ProxyLimits
 ) -> None:
-    """Add the properties of a prepared message.
+    """Add the properties of a prepared message to `properties`.
 
-    Raises StatusError if the message is delayed, or if its time until a transaction check is too
-    long.
+    `system` has the message's other values. Raises StatusError if the message is delayed, or if its
+    time until the first transaction check exceeds the limit.
     """
     if system.HasField("delivery_timestamp"):
         raise StatusError(
@@ -386,8 +389,10 @@ def to_send_response(
 ) -> m.SendMessageResponse:
     """Return the response to a send, with an entry for each message. HOT.
 
-    All messages of one request are stored together, so they have one status. Raises RequestError if
-    they are not stored.
+    `response` is that of the broker at `address`. `message_ids` are the ids of the messages in the
+    order of the request. `transaction_id` is "" unless the message is prepared. All messages of one
+    request are stored together, so they have one status. It is an error code if they are stored but
+    may be lost after a crash. Raises RequestError if they are not stored.
     """
     if response.code == SUCCESS:
         offset = requests.int_field(response, "queueOffset")
@@ -437,7 +442,11 @@ _TRANSACTION_ID: Final = re.compile(r"(.+) (\S+) (\d{1,18}) (\d{1,18})", re.ASCI
 
 
 def format_transaction_id(location: PreparedMessageLocation) -> str:
-    """Return the transaction id that a client gets for a prepared message."""
+    """Return the transaction id that a client gets for a prepared message.
+
+    It has four parts, separated by spaces: message id, broker name, offset in the queue of prepared
+    messages, and position in the commit log.
+    """
     parts = (
         location.message_id,
         location.queue.broker,

@@ -197,7 +197,11 @@ class Proxy:
         self._runner = asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
     async def close(self) -> None:
-        """Drain the open calls and close all connections, if the proxy is serving."""
+        """Stop listening, drain the open calls, and close all connections.
+
+        Clients are asked to connect elsewhere. Open calls then have up to `ProxyLimits.drain_s`
+        seconds to end. Does nothing if the proxy is not serving.
+        """
         if self._runner is None:
             return
         self._runner.cancel()
@@ -271,7 +275,7 @@ class Proxy:
                 self.jobs.run_now(f"{name} of {type(service).__name__}", method)
 
     def _connection_lost(self, peer: Peer) -> None:
-        """Forget a closed connection."""
+        """Remove the clients that have no other connection, and the connection's share."""
         self.clients.connection_lost(peer)
         self._shares.remove(peer)
 

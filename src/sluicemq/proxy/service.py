@@ -314,12 +314,12 @@ class CallDispatcher:
         return verdict.account
 
     def _handle_unary(self, method: Method, stats: MethodStats, data: bytes, call: Call) -> None:
-        """Process a call that has one request message."""
+        """Count the start of a call, and process its only request message."""
         stats.started_count += 1
         self._start(method, call, partial(self._finish, method, stats, call), data)
 
     def _start_bidirectional(self, method: Method, data: bytes, call: Call) -> None:
-        """Process the first message of a bidirectional stream."""
+        """Process the first message of a bidirectional stream, and prepare for the next ones."""
         bidirectional = BidirectionalCall(call, partial(self._start, method, call))
         call.on_message = bidirectional.receive
         bidirectional.receive(data, call)

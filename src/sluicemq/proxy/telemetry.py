@@ -97,27 +97,36 @@ def to_duration(ms: int) -> m.Duration:
 
 
 def to_retry_policy(group: GroupConfig) -> m.RetryPolicy:
-    """Return the backoff and maximum number of attempts of a group, for its consumers.
+    """Return the retry policy of a group for its consumers: backoff and maximum number of attempts.
 
-    The policy in the group's settings is JSON that an administrator wrote. Invalid values in it are
-    replaced by defaults.
+    The policy in the group's settings is JSON that an administrator wrote, with times in ms:
+
+        {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": …, "max": …, "multiplier": …}}
+        {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [10000, 30000, …]}}
+
+    Any other type counts as CUSTOMIZED. Missing or invalid values are replaced by defaults: those
+    of RocketMQ for EXPONENTIAL, the default delay levels for a missing list, and 0 for an invalid
+    item of the list.
     """
     stored = group.retry_policy or {}
     policy = m.RetryPolicy(max_attempts=min(max(1, group.retry_times_max + 1), INT_MAX))
     if stored.get("type") == "EXPONENTIAL":
-        found = _dict_or_empty(stored, "exponentialRetryPolicy")
+        backoff = _dict_or_empty(stored, "exponentialRetryPolicy")
         policy.exponential_backoff.CopyFrom(
             m.ExponentialBackoff(
-                initial=to_duration(_int_or_default(found.get("initial"), 5000)),
-                max=to_duration(_int_or_default(found.get("max"), 7_200_000)),
-                multiplier=_int_or_default(found.get("multiplier"), 2),
+                initial=to_duration(_int_or_default(backoff.get("initial"), 5000)),
+                max=to_duration(_int_or_default(backoff.get("max"), 7_200_000)),
+                multiplier=_int_or_default(backoff.get("multiplier"), 2),
             )
         )
     else:
-        times = _dict_or_empty(stored, "customizedRetryPolicy").get("next")
-        known = [_int_or_default(it, 0) for it in times] if isinstance(times, list) else []
-        steps = [to_duration(it) for it in known or parse_delay_levels(DEFAULT_LEVELS)]
-        policy.customized_backoff.CopyFrom(m.CustomizedBackoff(next=steps))
+        items = _dict_or_empty(stored, "customizedRetryPolicy").get("next")
+        delays_ms = [_int_or_default(it, 0) for it in items] if isinstance(items, list) else []
+        if not delays_ms:
+            delays_ms = list(parse_delay_levels(DEFAULT_LEVELS))
+        policy.customized_backoff.CopyFrom(
+            m.CustomizedBackoff(next=[to_duration(delay_ms) for delay_ms in delays_ms])
+        )
     return policy
 
 
@@ -137,8 +146,10 @@ def merge_settings(
 ) -> m.Settings:
     """Return the settings that the server sends back to a client.
 
-    They are the client's own settings, including unknown fields, with the values that the server
-    decides by its limits and by the settings of the client's group. `group` None means defaults.
+    The result is a copy of the client's settings, including unknown fields. The server sets the
+    limits, the backoff policy and, for consumers, whether the group is ordered. Metrics are turned
+    off. `group` has the settings of the consumer's group; None means a group with default settings.
+    It is ignored for a client that publishes.
     """
     settings = m.Settings()
     settings.CopyFrom(client_settings)
@@ -165,9 +176,13 @@ def merge_settings(
 def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.Heartbeat:
     """Return the heartbeat by which brokers know a client with these settings.
 
-    `now_ms` is the version of its subscriptions. An SQL92 expression is not compiled here, because
-    the broker limits the time for that; the first receive fails if it is invalid. Raises
-    StatusError for invalid names, client types or tag expressions.
+    The heartbeat of a client that publishes has one producer group for each topic, with the name of
+    the topic. The heartbeat of a consumer has one group with its subscriptions, whose version is
+    `now_ms`. An SQL92 expression is not compiled here, because the broker limits the time for that;
+    the first receive fails if it is invalid.
+
+    Raises StatusError if the settings name neither topics nor a group, for more than
+    `TOPICS_PER_CLIENT_MAX` topics, and for invalid names, client types or tag expressions.
     """
     if settings.HasField("publishing"):
         topics = dict.fromkeys(
@@ -186,26 +201,29 @@ def to_heartbeat(client_id: str, settings: m.Settings, now_ms: int) -> bodies.He
             kind=client_type_name(settings),
         )
     group = checked_group(settings.subscription.group)
-    found = [
-        _subscription(it, now_ms) for it in _checked_count(settings.subscription.subscriptions)
-    ]
-    consumer = bodies.ConsumerData(group, kind, subscriptions=tuple(found))
+    subscriptions = tuple(
+        _to_subscription(it, now_ms) for it in _checked_count(settings.subscription.subscriptions)
+    )
+    consumer = bodies.ConsumerData(group, kind, subscriptions=subscriptions)
     return bodies.Heartbeat(client_id, (), (consumer,))
 
 
-def _checked_count(found: Collection[T]) -> Collection[T]:
-    """Return the collection. Raises StatusError for more than `TOPICS_PER_CLIENT_MAX` items."""
-    if len(found) > TOPICS_PER_CLIENT_MAX:
+def _checked_count(entries: Collection[T]) -> Collection[T]:
+    """Return `entries`. Raises StatusError for more than `TOPICS_PER_CLIENT_MAX` items."""
+    if len(entries) > TOPICS_PER_CLIENT_MAX:
         raise StatusError(
             Refusal.SETTINGS_TOO_MANY,
-            f"The settings name {len(found)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
+            f"The settings name {len(entries)} topics, the limit is {TOPICS_PER_CLIENT_MAX}.",
             fix="Use several clients.",
         )
-    return found
+    return entries
 
 
-def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
-    """Return the subscription of an entry in the settings. Raises StatusError."""
+def _to_subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
+    """Return the subscription of an entry in the settings, with the version `now_ms`.
+
+    Raises StatusError for an invalid topic or tag expression. SQL92 is not checked.
+    """
     topic, expression = checked_topic(entry.topic), entry.expression.expression
     if entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
@@ -216,7 +234,10 @@ def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
 
 
 def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
-    """Yield the topics that a client sends to or has subscribed to."""
+    """Yield the topics that a client sends to, then those to which it has subscribed.
+
+    A topic may be yielded more than once.
+    """
     yield from heartbeat.producer_groups
     for consumer in heartbeat.consumers:
         yield from (it.topic for it in consumer.subscriptions)
@@ -227,9 +248,10 @@ def _topics(heartbeat: bodies.Heartbeat) -> Iterator[str]:
 
 @dataclass(slots=True)
 class PendingCommand:
-    """A command that was sent to a client, and what to do with its reply.
+    """A command that was sent to a client and has no reply yet.
 
-    `on_reply` is called with the reply; `respond` sends a response to the broker if there is none.
+    `on_reply` is called with the reply. If there is none in time, `respond` is called with the
+    response to the broker. `sent_s` is the monotonic time at which the command was sent.
     """
 
     client: Client
@@ -253,9 +275,10 @@ class Telemetry:
         clients.on_broker_request = self.handle_broker_request
 
     def run(self) -> None:
-        """Respond to brokers for clients that have not replied within `CLIENT_REPLY_S`.
+        """Respond SYSTEM_BUSY to brokers for commands without a reply within `CLIENT_REPLY_S`.
 
-        Called once a second.
+        These commands are no longer pending; later replies are ignored. The proxy calls this once
+        a second.
         """
         late_s = self._backend.clock.monotonic_s() - CLIENT_REPLY_S
         for nonce, pending in list(self._pending.items()):
@@ -271,8 +294,17 @@ class Telemetry:
     ) -> Conversation[Sequence[m.TelemetryCommand]]:
         """Serve one message of a Telemetry stream, and return the commands to send back.
 
-        Settings are merged and returned, and the client joins its groups. A reply to a command is
-        passed on to the broker. Raises StatusError, which ends the stream.
+        A message without settings is a reply to a command; it is passed on, and nothing is
+        returned. A message with settings makes `call` the stream for commands. The merged settings
+        and the heartbeat are stored in the client. The client then leaves the groups that are not
+        in its new settings, and joins the others by a heartbeat to the brokers.
+
+        The result has one command with a status and the merged settings. The status is FORBIDDEN if
+        a broker refuses changed settings. If a broker refuses the first settings, its error is
+        raised. Other failures of brokers are logged; the next heartbeat tries again.
+
+        Raises StatusError, which ends the stream, also for invalid settings, if the first message
+        has no settings, and if the client does not read its responses.
         """
         if not message.HasField("settings"):
             if call not in client.streams:
@@ -312,9 +344,9 @@ class Telemetry:
     ) -> Conversation[m.HeartbeatResponse]:
         """Serve Heartbeat: renew the client's membership of its groups at brokers.
 
-        Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) if the client has not sent its settings; it
-        then sends them again. Also raises it if a broker refuses the client, and SluiceError if all
-        brokers fail.
+        Raises StatusError (UNRECOGNIZED_CLIENT_TYPE) if the client has not sent its settings; the
+        client then sends them again. Raises StatusError or PermissionDeniedError if a broker
+        refuses the client, and SluiceError if all brokers fail.
         """
         yield from self._send_heartbeat(client, _known_heartbeat(client))
         return m.HeartbeatResponse(status=OK)
@@ -324,28 +356,31 @@ class Telemetry:
     ) -> Conversation[m.NotifyClientTerminationResponse]:
         """Serve NotifyClientTermination: remove the client from its groups and from the proxy.
 
-        Raises StatusError if the client has not sent its settings.
+        Errors of brokers are ignored. Raises StatusError, without removing anything, if the client
+        has not sent its settings.
         """
         yield from self._leave_groups(client, _known_heartbeat(client))
         self._clients.remove(client)
         return m.NotifyClientTerminationResponse(status=OK)
 
     def _broker_addresses(self, heartbeat: bodies.Heartbeat) -> Conversation[list[str]]:
-        """Return the addresses of the masters that have a topic of the client.
+        """Return the addresses of the masters that have a topic of the client, each once.
 
-        A topic that does not exist (yet) has none.
+        A topic that does not exist (yet) is skipped.
         """
-        found = dict[str, str]()
+        addresses_by_broker = dict[str, str]()
         for topic in _topics(heartbeat):
             with suppress(RouteNotFoundError):
-                found |= master_addresses((yield from self._backend.fetch_route(topic)))
-        return list(found.values())
+                route = yield from self._backend.fetch_route(topic)
+                addresses_by_broker |= master_addresses(route)
+        return list(addresses_by_broker.values())
 
     def _send_heartbeat(self, client: Client, heartbeat: bodies.Heartbeat) -> Conversation[None]:
-        """Send a heartbeat to the brokers of a client's topics.
+        """Send a heartbeat to the brokers of a client's topics, one after the other.
 
-        Raises StatusError or PermissionDeniedError if a broker refuses the client. Other errors are
-        raised only if no broker accepts the heartbeat.
+        Raises StatusError or PermissionDeniedError if a broker refuses the client; further brokers
+        get no heartbeat then. Other errors are raised only if no broker accepts the heartbeat; the
+        error is that of the last broker. Does nothing if no topic exists.
         """
         failure: SluiceError | None = None
         is_member = False
@@ -369,20 +404,25 @@ class Telemetry:
     ) -> Conversation[None]:
         """Remove a client from the groups in its heartbeat, except those in the heartbeat `now`.
 
-        Errors are ignored: a broker that is not reachable removes the client by itself later.
+        `heartbeat` is the client's previous heartbeat. `now` is its new one; None means that the
+        client leaves all groups. Does nothing if no group is left. Errors are ignored: a broker
+        that is not reachable removes the client by itself later.
         """
         remaining = now or bodies.Heartbeat(client.id)
         remaining_groups = {it.group for it in remaining.consumers}
-        left = [
+        # Keyword arguments of `requests.unregister`.
+        groups_to_leave = [
             {"producer": it}
             for it in heartbeat.producer_groups
             if it not in remaining.producer_groups
         ]
-        left += [
+        groups_to_leave += [
             {"consumer": it.group} for it in heartbeat.consumers if it.group not in remaining_groups
         ]
-        for address in (yield from self._broker_addresses(heartbeat)) if left else ():
-            for group in left:
+        if not groups_to_leave:
+            return
+        for address in (yield from self._broker_addresses(heartbeat)):
+            for group in groups_to_leave:
                 with suppress(SluiceError):
                     yield BrokerCall(
                         address, requests.unregister(client.id, **group), BROKER_TIMEOUT_S
@@ -393,14 +433,18 @@ class Telemetry:
     def handle_broker_request(self, client: Client, command: Command, respond: Respond) -> None:
         """Handle a request that a broker sends to a client.
 
-        NOTIFY_CONSUMER_IDS_CHANGED (40) and RESET_CONSUMER_CLIENT_OFFSET (220) have no effect: a
-        client receives from all queues of a broker, and the broker itself applies offsets that were
-        reset.
+        The handlers of `_BROKER_REQUESTS` respond to known codes, possibly later. Any other code
+        is answered with REQUEST_CODE_NOT_SUPPORTED. A malformed request or a failure is logged and
+        answered with SYSTEM_ERROR. A one-way request gets neither of these two answers.
+
+        NOTIFY_CONSUMER_IDS_CHANGED (40) and RESET_CONSUMER_CLIENT_OFFSET (220) are not known,
+        because nothing needs to be done: a client receives from all queues of a broker, and the
+        broker itself applies offsets that were reset.
         """
-        handle = _BROKER_REQUESTS.get(command.code)
+        handler = _BROKER_REQUESTS.get(command.code)
         try:
-            if handle is not None:
-                handle(self, client, command, respond)
+            if handler is not None:
+                handler(self, client, command, respond)
             elif not command.is_oneway:
                 respond(Command(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=UNSUPPORTED_REMARK))
         except SluiceError as error:
@@ -414,9 +458,10 @@ class Telemetry:
                 respond(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
 
     def _check_transaction(self, client: Client, command: Command, respond: Respond) -> None:
-        """Handle CHECK_TRANSACTION_STATE (39): send the check to the client.
+        """Handle CHECK_TRANSACTION_STATE (39): send the check to the client, without a response.
 
-        If the client has no stream now, the broker repeats the check with it or another producer.
+        If the client has no stream now, nothing is sent; the broker repeats the check later, with
+        this client or another producer of the group.
         """
         check = parse_check_request(command)
         client.send_command(
@@ -429,9 +474,10 @@ class Telemetry:
         )
 
     def _request_running_info(self, client: Client, command: Command, respond: Respond) -> None:
-        """Handle GET_CONSUMER_RUNNING_INFO (307): respond from the client's settings.
+        """Handle GET_CONSUMER_RUNNING_INFO (307): respond with what the proxy knows of the client.
 
-        Only if thread stacks are requested, the client is asked for them.
+        If the request asks for thread stacks, they are requested from the client first, and the
+        response follows with its reply. Otherwise the response is sent at once.
         """
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
 
@@ -455,7 +501,12 @@ class Telemetry:
     def _request_direct_consumption(
         self, client: Client, command: Command, respond: Respond
     ) -> None:
-        """Handle CONSUME_MESSAGE_DIRECTLY (309): let the client process a message now."""
+        """Handle CONSUME_MESSAGE_DIRECTLY (309): let the client process a message now.
+
+        The body of the request is the record of the message. The response is sent when the client
+        replies. It has the consume result for the status of the reply (`_RESULT_BY_CODE`; any
+        other status means EXCEPTION) and the time that passed.
+        """
         message = to_message(decode_record(command.body))
         began_s = self._backend.clock.monotonic_s()
 
@@ -483,15 +534,18 @@ class Telemetry:
         client: Client,
         respond: Respond,
         on_reply: Callable[[m.TelemetryCommand], None],
-        command: Callable[[str], m.TelemetryCommand],
+        make_command: Callable[[str], m.TelemetryCommand],
     ) -> None:
-        """Send a command to a client, and wait for its reply.
+        """Send a command to a client, and record that a reply is expected.
 
-        `command` creates the command for a nonce. Later, `on_reply` gets the reply, or `respond` an
-        error.
+        The method returns at once. `make_command(nonce)` returns the command with this nonce, which
+        the client repeats in its reply. `on_reply` is called later with the reply. If the client
+        does not reply in time, `respond` is called with SYSTEM_BUSY instead. It is called at once
+        if the command cannot be sent, or if PENDING_COMMANDS_MAX commands wait for replies.
         """
         nonce = f"{next(self._nonces)}"
-        if len(self._pending) >= PENDING_COMMANDS_MAX or not client.send_command(command(nonce)):
+        is_full = len(self._pending) >= PENDING_COMMANDS_MAX
+        if is_full or not client.send_command(make_command(nonce)):
             respond(_unanswered_response(client))
             return
         self._pending[nonce] = PendingCommand(
@@ -499,9 +553,10 @@ class Telemetry:
         )
 
     def _handle_reply(self, client: Client, reply: m.TelemetryCommand) -> None:
-        """Pass on a client's reply to a command.
+        """Call `on_reply` of the pending command to which a client replies.
 
-        A reply that is unknown or too late is dropped, as are commands of newer clients.
+        The reply is ignored if no command with its nonce is pending, if the command was sent to
+        another client, or if it is a message of a kind that the proxy does not know.
         """
         nonce = reply.thread_stack_trace.nonce or reply.verify_message_result.nonce
         pending = self._pending.get(nonce)
@@ -541,7 +596,8 @@ def _unanswered_response(client: Client) -> Command:
 def to_running_info(client: Client, group: str, stack: str | None) -> bodies.RunningInfo:
     """Return what the proxy knows of a client as the running info of a remoting client.
 
-    `stack` is the text of its thread stacks, or None.
+    The subscriptions are those of `group`; there are none if the client is not in that group.
+    `stack` is the text of the client's thread stacks; None means that they were not requested.
     """
     info, heartbeat = client.info, client.heartbeat or bodies.Heartbeat(client.id)
     consumers = [it for it in heartbeat.consumers if it.group == group]

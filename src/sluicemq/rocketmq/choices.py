@@ -72,9 +72,10 @@ class MessageQueueSelector(ABC):
 
     @abstractmethod
     def select(self, mqs: list[MessageQueue], msg: Message, arg: Any) -> MessageQueue:
-        """Return one of `mqs`, the writable queues of the topic.
+        """Return the queue for a message: one of `mqs`, the writable queues of its topic.
 
-        `arg` is the argument that was passed to `send` after the selector.
+        `msg` is the message that is sent. `arg` is the argument that was passed to `send` after the
+        selector.
         """
 
 
@@ -100,6 +101,7 @@ class SelectMessageQueueByHash(MessageQueueSelector):
         elif -(2**31) <= arg < 2**31:
             hash_code = int(arg)
         else:
+            # Long.hashCode of Java: both halves combined, as a signed 32-bit integer.
             hash_code = (arg ^ (arg >> 32)) & 0xFFFFFFFF
             hash_code -= (1 << 32) if hash_code & 0x80000000 else 0
         return mqs[abs(hash_code) % len(mqs)]
@@ -138,7 +140,11 @@ class AllocateMessageQueueStrategy(ABC):
         """
 
     def to_core_strategy(self, group: str) -> Strategy:
-        """Return a function with which the asyncio client calls this strategy for a group."""
+        """Return this strategy as a function of the asyncio client, for the group `group`.
+
+        The function gets the client id of this member, all queues of the topic and the client ids
+        of all members. It returns the queues of this member.
+        """
 
         def allocate(
             client_id: str, queues: Sequence[ModelQueue], members: Sequence[str]
@@ -248,7 +254,10 @@ class AllocateMachineRoomNearby(AllocateMessageQueueStrategy):
         allocate_message_queue_strategy: AllocateMessageQueueStrategy,
         machine_room_resolver: MachineRoomResolver,
     ) -> None:
-        """Distribute the queues of each room with the given strategy."""
+        """Distribute the queues of each room with `allocate_message_queue_strategy`.
+
+        `machine_room_resolver` says in which room each broker and each member is.
+        """
         self._inner = allocate_message_queue_strategy
         self._resolver = machine_room_resolver
 

@@ -191,7 +191,7 @@ class Client(CheckedAttributes, Generic[C]):
         return self._threaded is not None and not self._threaded.is_closed
 
     def start(self) -> None:
-        """Start the client; consumers join their group.
+        """Start the event loop thread and the client; consumers join their group.
 
         If this raises, everything is closed again. Raises ConfigurationError if the client is
         running, and for invalid settings.
@@ -213,7 +213,10 @@ class Client(CheckedAttributes, Generic[C]):
         self._threaded = ThreadedClient(make_sluice, self._make_client, f"sluicemq {self.group}")
 
     async def _make_client(self, sluice: Sluice) -> C:
-        """Make and start the asyncio client. Called on the event loop by `start`."""
+        """Return the asyncio client of this object, ready for use. Subclasses implement this.
+
+        `start` calls it on the event loop. `sluice` is the new `Sluice` to make the client with.
+        """
         raise NotImplementedError
 
     def _expect_running(self) -> ThreadedClient[C]:
@@ -275,10 +278,10 @@ class Client(CheckedAttributes, Generic[C]):
     def create_topic(self, key: str, new_topic: str, queue_num: int, /) -> None: ...
 
     def create_topic(self, key: str, *given: Any) -> None:
-        """Create a topic with `queue_num` queues on every master.
+        """Create a topic with `queue_num` queues (8 by default) on every master.
 
-        In Java, the first argument is the key TBW102, which also selects every master; it may be
-        left out here. Raises ConfigurationError for another key.
+        The arguments are `(topic, queue_num)`, or as in Java `(key, topic, queue_num)`. Java's key
+        must be TBW102, which selects every master too. Raises ConfigurationError for another key.
         """
         arguments = PositionalArguments(*given)
         topic = arguments.take(str) or key
@@ -291,7 +294,7 @@ class Client(CheckedAttributes, Generic[C]):
         self._call_admin(lambda admin: admin.create_topic(topic, queues=queue_num))
 
     def search_offset(self, mq: AnyMessageQueue, timestamp: int) -> int:
-        """Return the first offset of a queue that was stored at `timestamp` or later.
+        """Return the offset of a queue's first message that was stored at `timestamp` or later.
 
         `timestamp` is in milliseconds since 1970.
         """
@@ -306,9 +309,9 @@ class Client(CheckedAttributes, Generic[C]):
         return self._call_admin(lambda admin: admin.offset_max(to_model_queue(mq)))
 
     def earliest_msg_store_time(self, mq: AnyMessageQueue) -> int:
-        """Return when the oldest message of a queue was stored, -1 if the queue is empty.
+        """Return the time at which the oldest message of a queue was stored.
 
-        The time is in milliseconds since 1970.
+        The time is in milliseconds since 1970; it is -1 if the queue is empty.
         """
         return self._call_admin(lambda admin: admin.earliest_time(to_model_queue(mq)))
 
@@ -321,7 +324,8 @@ class Client(CheckedAttributes, Generic[C]):
     def view_message(self, first: str, msg_id: str | None = None) -> MessageExt:
         """Return a message by its `offset_msg_id`, or by its topic and its `msg_id`.
 
-        Raises MessageNotFoundError.
+        With one argument, `first` is the `offset_msg_id`. With two, `first` is the topic. Raises
+        MessageNotFoundError if there is no such message.
         """
         topic, message_id = (None, first) if msg_id is None else (first, msg_id)
         return MessageExt(
@@ -331,9 +335,10 @@ class Client(CheckedAttributes, Generic[C]):
     def query_message(
         self, topic: str, key: str, max_num: int, begin: int, end: int
     ) -> QueryResult:
-        """Return up to `max_num` messages of a topic that have a key, the newest first.
+        """Return up to `max_num` messages of a topic that have the key `key`, the newest first.
 
-        They were stored from `begin` to `end`, in milliseconds since 1970.
+        Only messages that were stored from `begin` to `end`, in milliseconds since 1970, are
+        returned. The result is empty if there are none.
         """
         records = self._call_admin(
             lambda admin: admin.messages_by_key(

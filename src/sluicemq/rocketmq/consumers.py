@@ -151,10 +151,11 @@ class ListenerHandler:
             self._takes_context = False
 
     def __call__(self, messages: list[ReceivedMessage]) -> None:
-        """Call the listener with messages of one queue.
+        """Call the listener with messages of one queue. Returning means that they are processed.
 
-        Raises RetryLaterError if the listener wants some of them to be delivered again, and what
-        the listener raises.
+        Raises RetryLaterError if the listener returns a status that asks for another delivery, or
+        if it sets `ack_index` to an index before the last message. The error says which messages
+        are delivered again, and after which delay. Raises what the listener raises.
         """
         context_type = ConsumeOrderlyContext if self.is_orderly else ConsumeConcurrentlyContext
         context = context_type(MessageQueue(*messages[0].queue))
@@ -163,20 +164,23 @@ class ListenerHandler:
         if status in _RETRY_STATUSES:
             raise _make_retry_error(context)
         if isinstance(context, ConsumeConcurrentlyContext):
-            processed = max(0, context.ack_index + 1)
-            if processed < len(messages):
-                raise _make_retry_error(context, processed)
+            processed_count = max(0, context.ack_index + 1)
+            if processed_count < len(messages):
+                raise _make_retry_error(context, processed_count)
 
 
 def _make_retry_error(
-    context: ConsumeConcurrentlyContext | ConsumeOrderlyContext, processed: int = 0
+    context: ConsumeConcurrentlyContext | ConsumeOrderlyContext, processed_count: int = 0
 ) -> RetryLaterError:
-    """Return the error that has messages delivered again as `context` says.
+    """Return the error that has messages delivered again, with the delay that is in `context`.
 
-    `processed` is the number of messages at the start of the list that are not delivered again.
+    The first `processed_count` messages of the list are not delivered again; an orderly listener
+    always gets all of them again.
     """
     if isinstance(context, ConsumeConcurrentlyContext):
-        return RetryLaterError(delay_level=context.delay_level_when_next_consume, done=processed)
+        return RetryLaterError(
+            delay_level=context.delay_level_when_next_consume, done=processed_count
+        )
     time_ms = context.suspend_current_queue_time_millis
     return RetryLaterError(suspend_s=None if time_ms == -1 else _suspend_s(time_ms))
 
@@ -258,14 +262,22 @@ class _GroupConsumer(_Consumer[G]):
         return {}
 
     def unsubscribe(self, topic: str) -> None:
-        """Stop reading a topic. Its queues go to the other members of the group."""
+        """Stop reading a topic. Its queues go to the other members of the group.
+
+        Before `start`, the topic is only removed from the topics to subscribe to. Raises
+        ClosedError after `shutdown`.
+        """
         self._topics.pop(topic, None)
         if self._threaded is not None:
             threaded = self._expect_running()
             threaded.portal.run(threaded.client.unsubscribe(topic))
 
     def _consume_options(self, sluice: Sluice) -> dict[str, Any]:
-        """Return the settings as options of `Sluice.consumer` and `Sluice.lite_pull`."""
+        """Return the settings as options of `Sluice.consumer` and `Sluice.lite_pull`, by name.
+
+        `start`, the point at which a new group begins, is "first", "last", or a time in
+        milliseconds since 1970. Raises ConfigurationError for an invalid `consume_timestamp`.
+        """
         topic_count = self.pull_threshold_for_topic
         topic_mib = self.pull_threshold_size_for_topic
         start: Start = "first"
@@ -490,10 +502,11 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
     def commit_sync(
         self, offsets: Mapping[AnyMessageQueue, int] | None = None, persist: bool = True
     ) -> None:
-        """Commit what was polled so far, or `offsets`, and return when the brokers have stored it.
+        """Commit offsets, and return when the brokers have stored them.
 
-        Raises SluiceError if a broker did not store an offset, and ConfigurationError if `persist`
-        is False, because a commit is always stored.
+        `offsets` has the offset to commit for each queue. None means the offsets behind all
+        messages that were polled so far. Raises SluiceError if a broker did not store an offset,
+        and ConfigurationError if `persist` is False, because a commit is always stored.
         """
         if not persist:
             raise ConfigurationError(
@@ -513,7 +526,7 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
         self._call(LitePullConsumer.resume, _to_model_queues(queues))
 
     def seek(self, queue: AnyMessageQueue, offset: int) -> None:
-        """Continue a queue at `offset`.
+        """Have the next polls return the messages of a queue from `offset` on.
 
         Raises ConfigurationError if this consumer does not read the queue, and if the queue does
         not have the offset.
@@ -521,11 +534,11 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
         self._call(LitePullConsumer.seek, to_model_queue(queue), offset)
 
     def seek_to_begin(self, queue: AnyMessageQueue) -> None:
-        """Continue a queue at its oldest stored message."""
+        """Have the next polls return the messages of a queue from its oldest stored message on."""
         self._call(LitePullConsumer.seek_to_begin, to_model_queue(queue))
 
     def seek_to_end(self, queue: AnyMessageQueue) -> None:
-        """Continue a queue at the next message that will be stored."""
+        """Have the next polls return only messages of a queue that are stored from now on."""
         self._call(LitePullConsumer.seek_to_end, to_model_queue(queue))
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
@@ -533,7 +546,7 @@ class DefaultLitePullConsumer(_GroupConsumer[LitePullConsumer]):
         return self.fetch_subscribe_message_queues(topic)
 
     def offset_for_timestamp(self, queue: AnyMessageQueue, timestamp_ms: int) -> int:
-        """Return the first offset of a queue that was stored at `timestamp_ms` or later.
+        """Return the offset of a queue's first message that was stored at `timestamp_ms` or later.
 
         `timestamp_ms` is in milliseconds since 1970.
         """

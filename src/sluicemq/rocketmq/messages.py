@@ -409,7 +409,10 @@ class Message(StrictAttributes):
         )
 
     def to_model(self) -> ModelMessage:
-        """Return the message as the immutable `Message` of the other clients."""
+        """Return the message as the immutable `Message` of the other clients.
+
+        Later changes of this message do not change the result.
+        """
         return ModelMessage(
             topic=self.topic,
             body=self.body,

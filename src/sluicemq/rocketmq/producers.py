@@ -119,7 +119,10 @@ class DefaultMQProducer(Client[Producer]):
         )
 
     def _apply_settings(self) -> ThreadedClient[Producer]:
-        """Give the asyncio producer the current settings, and return it with its event loop."""
+        """Copy the current settings to the asyncio producer, and return it with its event loop.
+
+        Raises ClosedError if the producer is not running.
+        """
         threaded = self._expect_running()
         sender = threaded.client.sender
         sender.timeout_ms = self.send_msg_timeout
@@ -137,8 +140,9 @@ class DefaultMQProducer(Client[Producer]):
     def recall_message(self, topic: str, recall_handle: str) -> str:
         """Cancel a timed message before it is delivered, and return its message id.
 
-        `recall_handle` is from the result of the send. Raises ConfigurationError, without
-        cancelling anything, if the handle belongs to a message of another topic.
+        `topic` is the topic of the message, and `recall_handle` is from the result of the send.
+        Raises ConfigurationError, without cancelling anything, if the handle belongs to a message
+        of another topic. Raises the errors of `Producer.recall`.
         """
         handle = parse_recall_handle(recall_handle)
         if handle is not None and handle.topic != topic:
@@ -247,10 +251,11 @@ class DefaultMQProducer(Client[Producer]):
         timeout_ms: int | None,
         callback: SendCallback | None,
     ) -> Coroutine[Any, Any, CoreSendResult]:
-        """Return the coroutine that sends one message.
+        """Return the coroutine that sends one message and returns the result; it is not started.
 
-        With a `callback`, the message is checked and its queue selected before this returns, so
-        that errors of the caller raise in the caller's thread.
+        Without a `callback`, the message is checked and its queue selected when the coroutine runs.
+        With a `callback`, this is done before the method returns, so that an invalid message or a
+        failing selector raises in the caller's thread. The callback itself is not called here.
         """
         threaded = self._apply_settings()
         producer = threaded.client
@@ -365,9 +370,11 @@ def _to_core_selector(selector: Selector, message: Message, arg: Any) -> core_se
 
 
 def _call_back(callback: SendCallback, future: Future[CoreSendResult]) -> None:
-    """Notify `callback` of the end of a send.
+    """Call `on_success` or `on_exception` of `callback`, because a send has ended.
 
-    This is called on the client's event loop, so errors of the callback are logged, not raised.
+    `future` has the result of the send or its error. A cancelled send becomes a ClosedError. An
+    error that is not a SluiceError is a bug: it is logged, and the callback gets a SendUnknownError
+    instead. This runs on the client's event loop, so errors of the callback are logged, not raised.
     """
     if future.cancelled():
         error: BaseException | None = ClosedError(
@@ -432,7 +439,7 @@ class _CoreListener(core_transactions.TransactionListener):
 
 
 def _to_core_state(state: LocalTransactionState | None) -> TransactionState:
-    """Return what the asyncio producer calls this state. None counts as UNKNOW."""
+    """Return a state of RocketMQ as that of the asyncio producer. None becomes UNKNOWN."""
     return TransactionState.UNKNOWN if state is None else _CORE_STATES[state]
 
 

@@ -825,8 +825,8 @@ PROXY: Final = (
         "the other messages are delivered again",
         "sluicemq.proxy.receiving",
         "batch_ack_request",
-        "            handle.offset\n",
-        "            handle.start_offset\n",
+        "append(handle.offset)\n",
+        "append(handle.start_offset)\n",
         "tests/unit/proxy/test_receiving.py",
     ),
     _proxy(

@@ -80,7 +80,10 @@ def expect_group(directory: Directory, name: str) -> Conversation[GroupConfig]:
 
 
 def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
-    """Return the error for a question about a group that no broker knows."""
+    """Return the error for a question about a group that no broker knows.
+
+    `known` are the names of the existing groups; the error suggests a similar one.
+    """
     return ConfigurationError(
         f"no broker knows the group {name!r}.",
         fix=suggest(name, known),
@@ -161,7 +164,10 @@ def change_contract(directory: Directory, group: str, contract: str) -> Conversa
 
 
 def members(directory: Directory, group: str) -> Conversation[list[str]]:
-    """Return the client ids of the members that are online at any master, sorted."""
+    """Return the client ids of the members that are online at any master, sorted.
+
+    The result is empty if no broker knows the group, or if it has no members.
+    """
     command = requests.consumer_list(group=group)
     found: set[str] = set()
     for _, _, answer in (yield from ask_masters(directory, command, absent={SYSTEM_ERROR})):

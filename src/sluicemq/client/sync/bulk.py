@@ -113,7 +113,11 @@ class BulkReader:
         return self._filtered_chunks() if self._filtered else self._striped_chunks()
 
     def _filtered_chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of a range with a filter, with one pull ahead."""
+        """Yield the chunks of a range with a filter, with one pull ahead.
+
+        The next pull is sent before a chunk is yielded. `position` advances after each chunk.
+        Raises the errors of the class.
+        """
         opaque = self._send(self.position, _COUNT_MAX)
         while True:
             response = self._receive(opaque)
@@ -129,7 +133,13 @@ class BulkReader:
                 return
 
     def _striped_chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of a range without a filter, with `depth` pulls in flight."""
+        """Yield the chunks of a range without a filter, with `depth` pulls in flight.
+
+        The first response decides the length of the stripes. If a response is shorter than its
+        stripe, another pull completes the stripe before later responses are used, and the
+        following stripes are shorter. `position` advances after each chunk. Raises the errors of
+        the class.
+        """
         start = self.position
         response = self._receive(self._send(start, min(_COUNT_MAX, self.end - start)))
         self._check_range(response)
@@ -160,7 +170,10 @@ class BulkReader:
             self._check_range(response)
 
     def _send(self, offset: int, count_max: int) -> int:
-        """Send a pull of up to `count_max` messages from `offset` on, and return its opaque."""
+        """Send a pull of up to `count_max` messages from `offset` on, and return its opaque.
+
+        The connection is opened if there is none. The pull is recorded as in flight.
+        """
         self._affinity.check_process()
         command = requests.pull(
             self._group,
@@ -178,11 +191,11 @@ class BulkReader:
         return command.opaque
 
     def _receive(self, opaque: int) -> PullResponse:
-        """Return the response to one pull.
+        """Wait for the response to the pull with this opaque, and return it.
 
         If the offset of the group was reset meanwhile, the broker says so instead of responding
-        with messages. The range of this reader is fixed, so the pull is sent again. The broker
-        takes that as the sign that the client knows of the reset.
+        with messages. The range of this reader is fixed, so the same pull is sent again, up to
+        RESET_ATTEMPTS times. The broker takes that as the sign that the client knows of the reset.
         """
         response = self._receive_once(opaque)
         for _ in range(RESET_ATTEMPTS):
@@ -194,9 +207,11 @@ class BulkReader:
         return response
 
     def _receive_once(self, opaque: int) -> PullResponse:
-        """Return the response to one pull, and keep responses to others that arrive before it.
+        """Return the response to one pull, which has either arrived already or is received now.
 
-        The latter are copied, because the channel reuses its buffer.
+        Responses to other pulls that arrive before it are stored in `_early_responses`. Their data
+        is copied, because the channel reuses its buffer. Every response is counted. Raises
+        ConnectionLostError if the reader is closed.
         """
         response = self._early_responses.pop(opaque, None)
         while response is None:
@@ -212,7 +227,11 @@ class BulkReader:
         return response
 
     def _check_range(self, response: PullResponse) -> None:
-        """Raise OffsetOutOfRangeError if the queue does not have the offset of a pull."""
+        """Raise OffsetOutOfRangeError if the queue does not have the offset of a pull.
+
+        This is so if the broker says that the offset is illegal, or that there is no message at
+        `position`, although the range does not end there.
+        """
         if response.status is PullStatus.OFFSET_ILLEGAL or (
             response.status is PullStatus.NO_NEW_MSG and response.next_offset <= self.position
         ):
@@ -239,7 +258,10 @@ class BulkReader:
 
 
 def _cut_at_offset(data: Chunk, end: int) -> Chunk:
-    """Return the records of a chunk whose queue offset is below `end`."""
+    """Return the records of a chunk whose queue offset is below `end`, without copying them.
+
+    The records are in the order of their offsets.
+    """
     view, position = memoryview(data), 0
     while position < len(view):
         size, offset = _SIZE_AND_OFFSET.unpack_from(view, position)
