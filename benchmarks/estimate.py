@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.orders import Question
 from sluicemq.client.core import requests
 from sluicemq.client.sync.admin import Admin
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import CONSUME_PASSIVELY, ConsumerData, Heartbeat
 
@@ -65,7 +65,7 @@ def estimated(
 
 
 def _announce(admin: Admin, broker: str, topic: str, group: str, question: Question) -> None:
-    wanted = subscribe(topic, question.expression, question.kind)
+    wanted = parse_subscription(topic, question.expression, question.kind)
     consumer = ConsumerData(group, CONSUME_PASSIVELY, subscriptions=(wanted,))
     admin.call(broker, requests.heartbeat(Heartbeat(f"{group}@bench", consumers=(consumer,))))
     for queue in admin.queues(topic):

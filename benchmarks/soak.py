@@ -42,7 +42,7 @@ from sluicemq.client.admin.topics import masters
 from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.requests import heartbeat
 from sluicemq.errors import SluiceError
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import StoredMessage
 from sluicemq.proxy.receiving import ack_request, decode_popped, pop_request
 from sluicemq.wire import bodies
@@ -250,7 +250,7 @@ async def consuming(mq: Sluice, traffic: Traffic) -> AsyncIterator[None]:
 
 async def popping(mq: Sluice, traffic: Traffic, is_over: asyncio.Event) -> None:
     """Pop from every master in turn, and acknowledge all but one of ten messages."""
-    wanted = subscribe(PLAIN)
+    wanted = parse_subscription(PLAIN)
     data = bodies.ConsumerData(POPS, subscriptions=(wanted,))
     beat = heartbeat(bodies.Heartbeat("soak-popper", (), (data,)))
 

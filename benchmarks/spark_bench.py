@@ -41,7 +41,7 @@ from spark_read import (
     sum_of_bodies,
 )
 
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.spark.references import load_where
 from sluicemq.spark.session import spark_session
@@ -204,10 +204,11 @@ class Bench:
                 assert sum_of_bodies(other, "value") == count * BODY_BYTES
                 works["kafka"] = lambda other=other: sum_of_bodies(other, "value")
             self.rates(title, {"kafka": 20.0}, works)
-        whole = socket_bytes(self.name_server, subscribe(TOPIC, "*"))
+        whole = socket_bytes(self.name_server, parse_subscription(TOPIC, "*"))
         for name, subscription in (
-            ("tag", subscribe(TOPIC, "hit")), ("SQL92", Subscription(TOPIC, SELECTOR, SQL92)),
-        ):  # fmt: skip
+            ("tag", parse_subscription(TOPIC, "hit")),
+            ("SQL92", Subscription(TOPIC, SELECTOR, SQL92)),
+        ):
             share = socket_bytes(self.name_server, subscription) / whole
             self.notes[f"socket share, {name}"] = share
             print(f"{'':24s}bytes on the socket, {name}: {share:.2%} (wanted <= 2 %)", flush=True)

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sluicemq.client.sync.admin import Admin  # noqa: E402
 from sluicemq.client.sync.bulk import BulkReader  # noqa: E402
 from sluicemq.client.sync.producer import Producer  # noqa: E402
-from sluicemq.filter.subscriptions import subscribe  # noqa: E402
+from sluicemq.filter.subscriptions import parse_subscription  # noqa: E402
 from sluicemq.model.message import Message  # noqa: E402
 from sluicemq.model.subscription import Subscription  # noqa: E402
 from sluicemq.spark.references import load_where  # noqa: E402
@@ -301,8 +301,8 @@ def compared(
     hits = -(-messages // HIT_EVERY)
     figures["tag 1 %"] = measure(filtered, repeat, directory, hits)
     show("ours, tag 1 %", messages, figures["tag 1 %"], {})
-    part = socket_bytes(cluster.name_server, subscribe(TOPIC, "hit")) / socket_bytes(
-        cluster.name_server, subscribe(TOPIC, "*")
+    part = socket_bytes(cluster.name_server, parse_subscription(TOPIC, "hit")) / socket_bytes(
+        cluster.name_server, parse_subscription(TOPIC, "*")
     )
     figures["socket share"] = part
     print(f"{'':16s}bytes on the socket: {part:.2%} of the topic's")

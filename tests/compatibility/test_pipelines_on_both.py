@@ -15,7 +15,7 @@ from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded import PushConsumer
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.pipelines.audit import audit
@@ -118,7 +118,7 @@ def given_up(busy: clusters.Cluster) -> Iterator[str]:
             wait_for(lambda: admin.messages_by_key(DEAD, key))  # noqa: B023 - called at once
             found = admin.messages_by_key(DEAD, key)[0]
             expect_success(admin.call(address, requests.send_back(name, found, DEAD, -1, 16)))
-        wanted = ConsumerData(name, subscriptions=(subscribe(DEAD, "A"),))
+        wanted = ConsumerData(name, subscriptions=(parse_subscription(DEAD, "A"),))
         admin.call(address, requests.heartbeat(Heartbeat("given-up@1", consumers=(wanted,))))
         yield name
 

@@ -23,7 +23,7 @@ import pytest
 from damage import CONFIG, MESSAGES, built, built_twice, damages, paths_below, topic_of
 from simulation.stepped import START_MS, ManualClock, SteppedBroker
 from sluicemq.errors import SluiceError
-from sluicemq.filter.subscriptions import TagFilter, subscribe
+from sluicemq.filter.subscriptions import TagFilter, parse_subscription
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.store.readonly import StoreReader, check_recovery
 from sluicemq.store.tools.layout import StoreLayout
@@ -55,7 +55,7 @@ def view(files: CrashableFiles, *, read_only: bool = False) -> View:
     clock = ManualClock(START_MS + 1_000_000)
     broker = SteppedBroker(store_config=CONFIG, files=files, clock=clock, read_only=read_only)
     store = broker.store
-    tags = [TagFilter(subscribe("T", tag)) for tag in "ab"]
+    tags = [TagFilter(parse_subscription("T", tag)) for tag in "ab"]
     kinds: list[tuple[int | None, list[Any]]] = [(None, [None]), (1 << 20, [None]), (None, tags)]
     pulls: list[dict[Place, bytes]] = []
     for bytes_max, filters in kinds:

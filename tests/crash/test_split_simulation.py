@@ -17,6 +17,7 @@ from sluicemq.broker.consume.clients import ConsumerGroup
 from sluicemq.broker.consume.filters import CompiledSubscription
 from sluicemq.broker.consume.pull_checks import PullChecks, PullContext
 from sluicemq.broker.lanes import group as lanes
+from sluicemq.broker.lanes import group_table
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lane import Lane
 from sluicemq.broker.lanes.lane_queue import LaneQueue, create_spans
@@ -60,7 +61,8 @@ def every_lane_gets_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> dict[str, Any]:
         return {key: compute_sole_rule(topic, key) for key in (*live, *idle)}
 
-    monkeypatch.setattr(lanes, "compute_rules", compute_rules)
+    for module in (lanes, group_table):
+        monkeypatch.setattr(module, "compute_rules", compute_rules)
 
 
 def what_a_lane_left_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from simulation.popping import Held, Popper
 from simulation.pops import POP, ack, handles, pop_fields
 from simulation.small_wheel import make_wheel_small
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
-from sluicemq.filter.subscriptions import TagFilter, compile_sql92, subscribe
+from sluicemq.filter.subscriptions import TagFilter, compile_sql92, parse_subscription
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.system_names import SCHEDULE_TOPIC, STAGING_TOPIC
@@ -398,7 +398,7 @@ class Workload:
         found = {message.body for message in messages_of(broker, "T")}
         _note(wrong, "plain", set(bodies.values()) - found)
         kinds: list[tuple[str, object, Callable[[str, int], bool]]] = [
-            ("by tag", TagFilter(subscribe("T", "a")), lambda tag, _: tag == "a"),
+            ("by tag", TagFilter(parse_subscription("T", "a")), lambda tag, _: tag == "a"),
             ("by SQL92", compile_sql92(EXPRESSION), lambda _, value: 3 <= value <= 5),
         ]
         for name, message_filter, is_wanted in kinds:

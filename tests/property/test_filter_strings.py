@@ -9,8 +9,8 @@ from sluicemq.filter.findings import caret_lines
 from sluicemq.filter.subscriptions import (
     TagFilter,
     compile_sql92,
+    parse_subscription,
     parse_tags,
-    subscribe,
     tag_matches,
 )
 from sluicemq.model.ids import tag_code
@@ -67,7 +67,7 @@ def test_check_has_an_error_exactly_when_it_does_not_compile(text: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(tags, min_size=1, max_size=5), tags)
 def test_a_filter_passes_its_tags_and_the_client_only_them(wanted: list[str], other: str) -> None:
-    subscription = subscribe("T", " || ".join(wanted))
+    subscription = parse_subscription("T", " || ".join(wanted))
     passes = TagFilter(subscription).by_consume_queue
     assert subscription.tags == set(wanted)
     assert all(passes(tag_code(tag)) and tag_matches(subscription, tag) for tag in wanted)

@@ -12,7 +12,7 @@ import pytest
 from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
 from sluicemq.broker.consume import matching
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
+from sluicemq.filter.subscriptions import compile_sql92, parse_subscription, tag_matches
 from sluicemq.model.ids import java_hash
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records
@@ -116,7 +116,7 @@ class World:
         first, end = self.broker.store.queue_offsets("T", queue_id)
         start = min(max(self.broker.core.offsets.committed("G", "T", queue_id), first), end)
         expression, kind = self.filter
-        said = subscribe("T", expression, kind)
+        said = parse_subscription("T", expression, kind)
         count = 0
         for offset in range(start, end):
             data = b"".join(self.broker.store.reader.read("T", queue_id, offset, 1).data)

@@ -20,7 +20,7 @@ from blocks import block_of
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
 from sluicemq.filter.nodes import And, Node, Or
-from sluicemq.filter.plan import NEEDS_RECORD, TRUE, boolean_join_tables, evaluate_verdict
+from sluicemq.filter.plan import NEEDS_RECORD, TRUE, evaluate_verdict, verdict_tables
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
@@ -200,7 +200,7 @@ def test_each_value_against_each_other(symbol: str) -> None:
 @pytest.mark.parametrize("kind", [And, Or])
 def test_joins_may_be_grouped_in_any_way(kind: type[And] | type[Or]) -> None:
     """Check (p q) r = p (q r) for all verdict sets, because `plan` groups neighbouring parts."""
-    look_up = boolean_join_tables()[kind]
+    look_up = verdict_tables()[kind]
     for p, q, r in product(range(1, 16), repeat=3):
         assert look_up[look_up[p << 4 | q] << 4 | r] == look_up[p << 4 | look_up[q << 4 | r]]
 

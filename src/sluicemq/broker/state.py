@@ -510,7 +510,7 @@ class BrokerState:
 
     def run_every_second(self) -> None:
         """Take samples for rates, and run the lanes. Called once a second."""
-        self.supervisor.run_unless_pausing("lanes", self.lanes.run)
+        self.supervisor.run_unless_pausing("lanes", self.lanes.run_periodic_work)
         self._check_wall_clock()
         counters = self.runtime.collect_counters()
         self.last_sample_s = self.clock.monotonic_s()

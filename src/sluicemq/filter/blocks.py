@@ -76,10 +76,10 @@ _COMMA: Final = ord(",")
 
 
 def _whole_numbers(joined: str, count: int, digits_max: int) -> NDArray[np.int64] | None:
-    """Return the numbers of `count` texts, if all of them consist of 1 to `digits_max` digits.
+    """Return `count` texts as numbers if each consists of 1 to `digits_max` digits, else None.
 
-    `joined` contains the texts, each followed by a comma. Return None for other texts. This is ten
-    times as fast as converting each text.
+    `joined` contains the texts, each followed by a comma. A text that contains a comma makes the
+    result None. This is ten times as fast as converting each text.
     """
     if not joined.isascii():
         return None
@@ -90,6 +90,7 @@ def _whole_numbers(joined: str, count: int, digits_max: int) -> NDArray[np.int64
     lengths = np.diff(commas, prepend=-1) - 1
     if lengths.min() < 1 or lengths.max() > digits_max:
         return None
+    # Characters below "0" wrap around to large numbers, so one comparison finds the digits.
     digits = np.count_nonzero(characters - np.uint8(ord("0")) < np.uint8(10))
     if digits + count != len(characters):
         return None
@@ -97,27 +98,35 @@ def _whole_numbers(joined: str, count: int, digits_max: int) -> NDArray[np.int64
 
 
 def parse_numbers(values: tuple[str, ...], number_class: JavaClass) -> ParsedNumbers:
-    """Return the values of a column as numbers of the class INTEGER, LONG or DOUBLE."""
+    """Return the values of a column as numbers of the class INTEGER, LONG or DOUBLE.
+
+    `values` must not be empty. There are three ways, from fast to slow, with the same result: all
+    values at once, each value by Python's int or float, and each value by the scalar engine.
+    """
     is_double = number_class is JavaClass.DOUBLE
-    kind: Any = np.float64 if is_double else np.int64
+    dtype: Any = np.float64 if is_double else np.int64
     joined = ",".join(values) + ","
-    digits = _whole_numbers(joined, len(values), _DIGITS_MAX[number_class])
-    if digits is not None:
-        return ParsedNumbers(digits.astype(kind, copy=False), None)
+    whole_numbers = _whole_numbers(joined, len(values), _DIGITS_MAX[number_class])
+    if whole_numbers is not None:
+        return ParsedNumbers(whole_numbers.astype(dtype, copy=False), None)
+
+    # Java and Python read plain values alike. A value with a dot is plain, but not a whole number.
     is_plain = joined.count(",") == len(values) and _PLAIN[number_class].fullmatch(joined)
     if is_plain and (is_double or "." not in joined):
-        plain = map(float, values) if is_double else map(int, values)
-        return ParsedNumbers(np.fromiter(plain, kind, len(values)), None)
+        plain_numbers = map(float, values) if is_double else map(int, values)
+        return ParsedNumbers(np.fromiter(plain_numbers, dtype, len(values)), None)
+    numbers: list[int | float | None]
     if is_plain:
-        found = [None if "." in text else int(text) for text in values]
+        numbers = [None if "." in text else int(text) for text in values]
     else:
-        found = list(map(TRY_PARSE_NUMBER[number_class], values))
-    errors = np.fromiter((number is None for number in found), np.bool_, len(found))
-    usable = (0 if number is None else number for number in found)
-    return ParsedNumbers(np.fromiter(usable, kind, len(found)), errors)
+        numbers = list(map(TRY_PARSE_NUMBER[number_class], values))
+    errors = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
+    numbers_or_zero = (0 if number is None else number for number in numbers)
+    return ParsedNumbers(np.fromiter(numbers_or_zero, dtype, len(numbers)), errors)
 
 
 # For each case of a comparison of two properties, an example of their values; None means absent.
+# The names below are the indices of the cases.
 _ORDER_CASES: Final = (("1", "2"), ("1", "1"), ("2", "1"), (None, None), ("x", "1"))
 _LESS, _SAME, _MORE, _NULL, _ERROR = range(5)
 _EQUAL_CASES: Final = (("x", "y"), ("x", "x"), ("x", None), (None, "x"), (None, None))
@@ -129,66 +138,84 @@ def compare_two_columns(
 ) -> NDArray[np.uint8] | None:
     """Return the outcome of each row for a comparison of two properties that are both columns.
 
-    Return None if the plan is another kind of comparison.
+    Return None if the comparison is not an Order or Equal of two properties. Each row is sorted
+    into one of five cases, such as "less", and the scalar engine decides the outcome of each case
+    by an example.
     """
     node = leaf.node
     if not isinstance(node, Order | Equal):
         return None
     if not isinstance(node.left, Property) or not isinstance(node.right, Property):
         return None
-    left, right = node.left.name, node.right.name
+    left_name, right_name = node.left.name, node.right.name
     examples = _ORDER_CASES if isinstance(node, Order) else _EQUAL_CASES
-    found = np.empty(len(examples), np.uint8)
-    for case, (first, second) in enumerate(examples):
-        given = {left: first, right: second}
-        properties = {name: value for name, value in given.items() if value is not None}
-        found[case] = 1 << evaluate_verdict(leaf.condition, properties)
-    left_column, right_column = columns[left], columns[right]
-    if isinstance(node, Order):
-        left_keys, left_fails = _sort_keys(left_column)
-        right_keys, right_fails = _sort_keys(right_column)
-        cases = np.where(
-            left_keys < right_keys, _LESS, np.where(left_keys == right_keys, _SAME, _MORE)
-        )
-        for fails in (left_fails, right_fails):
-            if fails is not None:
-                cases[fails] = _ERROR
-        # An absent property is null before any value is converted.
-        cases[(left_column.codes < 0) | (right_column.codes < 0)] = _NULL
-    else:
-        code_of = {value: code for code, value in enumerate(left_column.values)}
-        left_codes_of_right = np.fromiter(
-            (code_of.get(value, -2) for value in right_column.values), np.int64
-        )
-        left_codes = left_column.codes.astype(np.int64)
-        right_codes = _gather(left_codes_of_right, right_column.codes)
-        cases = np.where(left_codes == right_codes, _EQUAL, _DIFFERENT)
-        no_left, no_right = left_codes < 0, right_column.codes < 0
-        cases[no_right] = _LEFT_ONLY
-        cases[no_left] = _RIGHT_ONLY
-        cases[no_left & no_right] = _NEITHER
-    return found.take(cases)
+    outcome_by_case = np.empty(len(examples), np.uint8)
+    for case, (left_value, right_value) in enumerate(examples):
+        pair = {left_name: left_value, right_name: right_value}
+        properties = {name: value for name, value in pair.items() if value is not None}
+        outcome_by_case[case] = 1 << evaluate_verdict(leaf.condition, properties)
+    find_cases = _find_order_cases if isinstance(node, Order) else _find_equal_cases
+    return outcome_by_case.take(find_cases(columns[left_name], columns[right_name]))
+
+
+def _find_order_cases(left: Column, right: Column) -> NDArray[Any]:
+    """Return for each row how its two values compare as Doubles: an index of `_ORDER_CASES`."""
+    left_keys, left_fails = _sort_keys(left)
+    right_keys, right_fails = _sort_keys(right)
+    cases = np.where(left_keys < right_keys, _LESS, np.where(left_keys == right_keys, _SAME, _MORE))
+    for fails in (left_fails, right_fails):
+        if fails is not None:
+            cases[fails] = _ERROR
+    # The scalar engine does not convert a value if the other property is absent: null, no error.
+    cases[(left.codes < 0) | (right.codes < 0)] = _NULL
+    return cases
+
+
+def _find_equal_cases(left: Column, right: Column) -> NDArray[Any]:
+    """Return for each row whether its two strings are equal: an index of `_EQUAL_CASES`."""
+    # Compare codes of the left column. A value that only the right column has becomes -2, which is
+    # no code.
+    code_by_value = {value: code for code, value in enumerate(left.values)}
+    left_code_by_right_code = np.fromiter(
+        (code_by_value.get(value, -2) for value in right.values), np.int64
+    )
+    left_codes = left.codes.astype(np.int64)
+    right_codes = _gather(left_code_by_right_code, right.codes)
+    cases = np.where(left_codes == right_codes, _EQUAL, _DIFFERENT)
+    no_left, no_right = left_codes < 0, right.codes < 0
+    cases[no_right] = _LEFT_ONLY
+    cases[no_left] = _RIGHT_ONLY
+    cases[no_left & no_right] = _NEITHER
+    return cases
 
 
 def _sort_keys(column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """Return (keys, fails): for each row, an integer that sorts as its Double does.
+    """Return (keys, fails), both with one entry for each row.
 
-    `fails` says for each row whether its value is not a number; None means that all are. Entries of
-    rows without a value are arbitrary.
+    A key is an integer, and keys compare as Double.compareTo compares the values. `fails` says
+    whether a value is not a number; None means that all values are numbers. Both entries of a row
+    without a value are arbitrary.
     """
     numbers, errors = parse_numbers(column.values, JavaClass.DOUBLE)
+    # There are many bit patterns of NaN, but Double.compareTo treats all of them as equal.
     numbers[np.isnan(numbers)] = np.nan
+    # The bits of positive floats ascend with their value when read as an integer. Those of negative
+    # floats, whose sign bit makes the integer negative, descend. `bits >> 63` is 0 for a positive
+    # and -1 for a negative float, so the XOR inverts all bits but the sign of negative floats only.
     bits = numbers.view(np.int64)
-    ascending = bits ^ (bits >> 63 & np.int64(0x7FFFFFFFFFFFFFFF))
+    keys = bits ^ (bits >> 63 & np.int64(0x7FFFFFFFFFFFFFFF))
     fails = None if errors is None else _gather(errors, column.codes)
-    return _gather(ascending, column.codes), fails
+    return _gather(keys, column.codes), fails
 
 
-def _gather(of_values: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
-    """Return the entry of each row's value. Entries of rows without a value are arbitrary."""
-    if not len(of_values):
-        return np.zeros(len(codes), of_values.dtype)
-    return of_values.take(codes, mode="wrap")
+def _gather(by_code: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
+    """Return the entry of `by_code` for the code of each row.
+
+    The entry of a row without a value, whose code is -1, is arbitrary.
+    """
+    if not len(by_code):
+        return np.zeros(len(codes), by_code.dtype)
+    return by_code.take(codes, mode="wrap")
 
 
 Outcomes: TypeAlias = NDArray[np.uint8] | int
@@ -210,7 +237,11 @@ _VERDICT_OF: Final = VERDICT_OF_SET.ljust(256, b"\0")
 
 
 def evaluate_block(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
-    """Return a verdict for each row of a block. Rows that could not be decoded get NEEDS_RECORD."""
+    """Return a verdict for each row of a block: FALSE, TRUE, NULL, ERROR or NEEDS_RECORD.
+
+    NEEDS_RECORD means that the columns do not decide. Odd rows, which could not be decoded, always
+    have it.
+    """
     outcomes = _evaluate_plan(plan, _Rows(block, {}))
     if isinstance(outcomes, int):
         verdicts = np.full(block.rows, VERDICT_OF_SET[outcomes], np.uint8)
@@ -222,9 +253,10 @@ def evaluate_block(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
 
 
 def count_matches(plan: Plan, names: frozenset[str], block: ColumnBlock) -> int | None:
-    """Return the number of rows that are TRUE, None if the columns do not decide every row.
+    """Return the number of rows for which a plan is TRUE.
 
-    `names` are the properties that the plan reads.
+    `names` are the properties that the plan reads. Return None if one of them is not a column, or
+    if the block has odd rows, because the columns may then not decide every row.
     """
     if len(block.odd) or not block.excluded.isdisjoint(names):
         return None
@@ -240,14 +272,14 @@ def _translate(table: bytes, outcomes: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _look_up(table: bytes, operand: Outcomes) -> Outcomes:
-    """Return the outcomes of a join with one operand."""
+    """Return the outcomes of a join with one operand: `table[operand]`, for each of its entries."""
     if isinstance(operand, int):
         return table[operand]
     return _translate(table.ljust(256, b"\0"), operand)
 
 
 def _join(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
-    """Return the outcomes of a join with two operands."""
+    """Return the outcomes of a join with two operands: `table[left << 4 | right]` for each."""
     if isinstance(right, int):
         return _look_up(table[right::16], left)
     if isinstance(left, int):
@@ -259,7 +291,11 @@ def _join(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
 
 
 class _Rows(NamedTuple):
-    """Rows of a block, with the tables of its columns that were computed before, by leaf."""
+    """Some rows of a block, and the tables of its columns that were computed for earlier rows.
+
+    `tables` maps each leaf of the plan to its result of `table`. All selections of rows of one
+    block share it.
+    """
 
     block: ColumnBlock
     tables: dict[SinglePropertyPlan, Outcomes]
@@ -267,28 +303,29 @@ class _Rows(NamedTuple):
     def table(self, leaf: SinglePropertyPlan) -> Outcomes:
         """Return the outcome of each distinct value, followed by that of rows without a value.
 
-        Return an int if all rows have the same outcome.
+        Return an int if the property is not a column of the block, because all rows then have the
+        same outcome. The result is stored in `tables`.
         """
-        found = self.tables.get(leaf)
-        if found is not None:
-            return found
+        table = self.tables.get(leaf)
+        if table is not None:
+            return table
         column = self.block.columns.get(leaf.name)
         if leaf.name in self.block.excluded:
-            found = leaf.possible_set
+            table = leaf.possible_set
         elif column is None:
-            found = leaf.absent_set
+            table = leaf.absent_set
         else:
-            found = _evaluate_values(leaf, column.values)
-        self.tables[leaf] = found
-        return found
+            table = _evaluate_values(leaf, column.values)
+        self.tables[leaf] = table
+        return table
 
-    def some(self, rows: NDArray[np.intp]) -> "_Rows":
-        """Return the rows with these numbers, with the same tables."""
+    def take(self, rows: NDArray[np.intp]) -> "_Rows":
+        """Return the rows with these indices, with the same tables."""
         return _Rows(self.block.take_rows(rows), self.tables)
 
 
 def _evaluate_plan(plan: Plan, rows: _Rows) -> Outcomes:
-    """Return the outcomes of a plan for some rows of a block."""
+    """Return the outcomes of a plan for `rows`: a verdict set for each, or one int for all."""
     if isinstance(plan, ConstantPlan):
         return plan.verdict_set
     if isinstance(plan, SeveralPropertiesPlan):
@@ -306,88 +343,104 @@ def _evaluate_plan(plan: Plan, rows: _Rows) -> Outcomes:
 
 
 def _join_rest(table: bytes, outcomes: Outcomes, rest: list[Plan], rows: _Rows) -> Outcomes:
-    """Return the outcomes of a join whose first operands have the outcomes `outcomes`.
+    """Return the outcomes of a join, given the joined outcomes of its first operands.
 
-    `rest` contains the other operands.
+    `table` is the table of the join, `outcomes` the result of the first operands for `rows`, and
+    `rest` contains the other operands, in order. `outcomes` may be changed in place. Operands are
+    not evaluated for rows that are settled, which means that no further operand can change them.
     """
     for index, operand in enumerate(rest):
         if isinstance(outcomes, int):
             if outcomes in settled_sets(table):
                 break
         else:
-            open_rows = _open_rows(table, outcomes)
-            if len(open_rows) * NARROW_FACTOR <= len(outcomes):
+            open_rows = _find_open_rows(table, outcomes)
+            are_few_open = len(open_rows) * NARROW_FACTOR <= len(outcomes)
+            if are_few_open:  # evaluate all remaining operands for these rows only
                 if len(open_rows):
-                    narrow = rows.some(open_rows)
                     outcomes[open_rows] = _join_rest(
-                        table, outcomes[open_rows], rest[index:], narrow
+                        table, outcomes[open_rows], rest[index:], rows.take(open_rows)
                     )
                 break
         outcomes = _join(table, outcomes, _evaluate_plan(operand, rows))
     return outcomes
 
 
-def _open_rows(table: bytes, outcomes: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """Return the numbers of the rows whose outcome the following operands can change."""
+def _find_open_rows(table: bytes, outcomes: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Return the indices of the rows whose outcome the following operands can change."""
     if len(settled_sets(table)) > FEW:
-        return np.flatnonzero(_is_open(table).take(outcomes))
+        return np.flatnonzero(_open_sets(table).take(outcomes))
     is_open = np.ones(len(outcomes), np.bool_)
-    for number in settled_sets(table):
-        is_open &= outcomes != number
+    for settled_set in settled_sets(table):
+        is_open &= outcomes != settled_set
     return np.flatnonzero(is_open)
 
 
 @cache
-def _is_open(table: bytes) -> NDArray[np.bool_]:
-    """Return for each verdict set whether the following operands can change it."""
-    return np.array([number not in settled_sets(table) for number in range(16)])
+def _open_sets(table: bytes) -> NDArray[np.bool_]:
+    """Return for each of the 16 verdict sets whether the following operands can change it."""
+    return np.array([verdict_set not in settled_sets(table) for verdict_set in range(16)])
 
 
 def _in_best_order(join: JoinPlan, rows: _Rows) -> list[Plan]:
     """Return the operands of a join, those first that leave the fewest rows open.
 
-    Only operands at the beginning are exchanged, and only if their order makes no difference. The
-    share of open rows is estimated by the share of distinct values.
+    Only the first operands are sorted: those that read one property, up to the first one whose
+    order makes a difference for the outcomes that occur. The other operands follow in their order.
+    The share of rows that an operand leaves open is estimated from its outcomes for the distinct
+    values, as if all values were equally frequent.
     """
-    shares: list[float] = []
-    present: set[int] = set()
-    pairs = join.table
+    open_shares: list[float] = []  # of the operands that may be exchanged
+    occurring_sets: set[int] = set()
+    join_table = join.table
     for operand in join.operands:
         table = rows.table(operand) if isinstance(operand, SinglePropertyPlan) else None
         if table is None:
             break
         counts = np.bincount([table] if isinstance(table, int) else table, minlength=16)
-        occurs = np.flatnonzero(counts).tolist()
-        if any(pairs[a << 4 | b] != pairs[b << 4 | a] for a in occurs for b in present):
+        sets = np.flatnonzero(counts).tolist()
+        if any(
+            join_table[left << 4 | right] != join_table[right << 4 | left]
+            for left in sets
+            for right in occurring_sets
+        ):
             break
-        present.update(occurs)
-        shares.append(float((counts * _is_open(join.table)).sum() / counts.sum()))
-    order = sorted(range(len(shares)), key=shares.__getitem__)
-    return [*(join.operands[index] for index in order), *join.operands[len(shares) :]]
+        occurring_sets.update(sets)
+        open_shares.append(float((counts * _open_sets(join_table)).sum() / counts.sum()))
+    order = sorted(range(len(open_shares)), key=open_shares.__getitem__)
+    return [*(join.operands[index] for index in order), *join.operands[len(open_shares) :]]
 
 
 def _gather_outcomes(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
-    """Return `table[codes]`, or an int if it is the same for all rows."""
+    """Return `table[codes]`, or an int if that is the same for all rows.
+
+    The last entry of `table` is for the code -1.
+    """
+    # If at most FEW entries differ from the usual outcome, fill the rows with the usual outcome and
+    # add the difference where a row has one of these codes.
     usual = int(np.bincount(table[:-1], minlength=1).argmax()) if len(table) > 1 else int(table[0])
-    others = np.flatnonzero(table != usual).tolist()
-    if others == [len(table) - 1] and not (codes < 0).any():
-        others = []
-    if not others:
+    differing = np.flatnonzero(table != usual).tolist()
+    only_absent_differs = differing == [len(table) - 1]
+    if only_absent_differs and not (codes < 0).any():
+        differing = []
+    if not differing:
         return usual
-    if len(others) <= FEW:
-        found = np.full(len(codes), usual, np.uint8)
-        for index in others:
+    if len(differing) <= FEW:
+        outcomes = np.full(len(codes), usual, np.uint8)
+        for index in differing:
             code = index if index < len(table) - 1 else -1
-            found += (codes == code).view(np.uint8) * np.uint8((int(table[index]) - usual) & 0xFF)
-        return found
+            difference = np.uint8((int(table[index]) - usual) & 0xFF)  # modulo 256
+            outcomes += (codes == code).view(np.uint8) * difference
+        return outcomes
     return table.take(codes, mode="wrap")
 
 
 def _evaluate_combinations(leaf: SeveralPropertiesPlan, block: ColumnBlock) -> Outcomes:
-    """Return the outcomes of a comparison of several properties.
+    """Return the outcomes of a comparison of several properties for the rows of a block.
 
     The scalar engine evaluates every combination of values that occurs. Two columns with many
-    values are compared by `compare_two_columns`.
+    values are compared by `compare_two_columns`, if possible. If one of the properties is not a
+    column, all rows have all possible outcomes.
     """
     if not block.excluded.isdisjoint(leaf.names):
         return leaf.possible_set
@@ -399,42 +452,59 @@ def _evaluate_combinations(leaf: SeveralPropertiesPlan, block: ColumnBlock) -> O
         outcomes = compare_two_columns(leaf, block.columns)
         if outcomes is not None:
             return outcomes
-    examples, numbers = _combinations(columns)
-    found = np.empty(len(examples), np.uint8)
+    combinations = _find_combinations(columns)
+    examples = combinations.example_rows
+    outcome_by_combination = np.empty(len(examples), np.uint8)
     codes = zip(*(column.codes[examples].tolist() for column in columns), strict=True)
-    for index, combination in enumerate(codes):
+    for index, codes_of_example in enumerate(codes):
         properties = {
             name: column.values[code]
-            for name, column, code in zip(names, columns, combination, strict=True)
+            for name, column, code in zip(names, columns, codes_of_example, strict=True)
             if code >= 0
         }
-        found[index] = 1 << evaluate_verdict(leaf.condition, properties)
-    return found.take(numbers)
+        outcome_by_combination[index] = 1 << evaluate_verdict(leaf.condition, properties)
+    return outcome_by_combination.take(combinations.combination_of_row)
 
 
-def _combinations(columns: Sequence[Column]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return (rows, numbers) of the combinations of codes that occur.
+class _Combinations(NamedTuple):
+    """The different combinations of codes that the rows of several columns have.
 
-    `rows` contains one example row for each combination, and `numbers` the index into `rows` of
-    each row's combination.
+    `example_rows` contains one row for each combination. `combination_of_row` has, for each row,
+    the index in `example_rows` of its combination.
     """
-    keys, size = np.zeros(len(columns[0].codes), np.int64), 1
+
+    example_rows: NDArray[np.intp]
+    combination_of_row: NDArray[np.intp]
+
+
+def _find_combinations(columns: Sequence[Column]) -> _Combinations:
+    """Return the combinations of codes that occur in these columns."""
+    # The key of a row is a number in mixed radix. Each column is one digit: its code plus 1, so
+    # that 0 means "absent". Keys are below `key_count`.
+    keys, key_count = np.zeros(len(columns[0].codes), np.int64), 1
     for codes, values in columns:
-        count = len(values)
-        if size * (count + 1) >= 1 << 62:
-            distinct, keys = np.unique(keys, return_inverse=True)
-            size = len(distinct)
-        keys = keys * (count + 1) + (codes.astype(np.int64) + 1)
-        size *= count + 1
-    if size > COMBINATIONS_DENSE_MAX:
-        _, rows, numbers = np.unique(keys, return_index=True, return_inverse=True)
-        return rows, numbers
-    row_of = np.full(size, -1, np.int32)
-    row_of[keys] = np.arange(len(keys), dtype=np.int32)
-    present = np.flatnonzero(row_of >= 0)
-    rows = row_of[present].astype(np.intp)
-    row_of[present] = np.arange(len(present), dtype=np.int32)
-    return rows, row_of[keys].astype(np.intp)
+        radix = len(values) + 1
+        if key_count * radix >= 1 << 62:
+            # The next keys would not fit into 64 bits: replace the keys so far by smaller numbers.
+            distinct_keys, keys = np.unique(keys, return_inverse=True)
+            key_count = len(distinct_keys)
+        keys = keys * radix + (codes.astype(np.int64) + 1)
+        key_count *= radix
+
+    if key_count > COMBINATIONS_DENSE_MAX:
+        _, example_rows, combination_of_row = np.unique(
+            keys, return_index=True, return_inverse=True
+        )
+        return _Combinations(example_rows, combination_of_row)
+
+    # With few possible keys, an array with one entry for each is faster than sorting the keys. It
+    # first contains the last row with each key, then the index of the combination.
+    by_key = np.full(key_count, -1, np.int32)
+    by_key[keys] = np.arange(len(keys), dtype=np.int32)
+    present_keys = np.flatnonzero(by_key >= 0)
+    example_rows = by_key[present_keys].astype(np.intp)
+    by_key[present_keys] = np.arange(len(present_keys), dtype=np.int32)
+    return _Combinations(example_rows, by_key[keys].astype(np.intp))
 
 
 # --- Evaluation of one property for its distinct values
@@ -455,62 +525,79 @@ def _evaluate_values(leaf: SinglePropertyPlan, values: tuple[str, ...]) -> Outco
 def _evaluate_scalar(
     leaf: SinglePropertyPlan | AtomPlan, values: tuple[str, ...]
 ) -> NDArray[np.uint8]:
-    """Return the outcome of each value by the scalar engine, and an entry that the caller sets."""
-    found = bytearray(len(values) + 1)
+    """Return the outcome of each value by the scalar engine, and a last entry.
+
+    The last entry, for rows without a value, is 0. The caller must set it.
+    """
+    table = bytearray(len(values) + 1)
     properties: dict[str, str] = {}
     for index, value in enumerate(values):
         properties[leaf.name] = value
-        found[index] = 1 << evaluate_verdict(leaf.condition, properties)
-    return np.frombuffer(found, np.uint8)
+        table[index] = 1 << evaluate_verdict(leaf.condition, properties)
+    return np.frombuffer(table, np.uint8)
 
 
 def _evaluate_atom(values: tuple[str, ...], leaf: Leaf) -> NDArray[np.uint8]:
-    """Return the outcome of an atom for each value, and an entry that `_evaluate_values` sets."""
+    """Return the outcome of an atom for each value, and a last entry for rows without a value.
+
+    The last entry may be 0, because `_evaluate_values` sets it after joining the atoms. Comparisons
+    with strings and numbers are evaluated for all values at once, others by the scalar engine.
+    """
     assert isinstance(leaf, AtomPlan)  # the leaves of a SinglePropertyPlan.atom_plan are atoms
-    name, condition = leaf.name, leaf.condition
-    texts: tuple[str, ...] = ()  # the strings with which the atom compares
     match leaf.node:
-        case In(values=wanted_texts):
-            texts = wanted_texts
+        case In(values=texts) if texts:
+            return _evaluate_string_atom(values, leaf, texts)
         case Equal(left=Property(), right=Literal(value=str(text))):
-            texts = (text,)
+            return _evaluate_string_atom(values, leaf, (text,))
         case _:
             pass
-    if texts:
-        # The scalar engine evaluates each of these strings, and a different one that represents
-        # all other values.
-        other = "".join(texts) + "."  # longer than each of them
-        found = np.full(len(values) + 1, 1 << evaluate_verdict(condition, {name: other}), np.uint8)
-        code_of = _memoized(
-            values, "codes", lambda: {value: code for code, value in enumerate(values)}
-        )
-        for text in texts:
-            if (code := code_of.get(text)) is not None:
-                found[code] = 1 << evaluate_verdict(condition, {name: text})
-    elif (comparison := as_number_comparison(leaf.node)) is None:
+    comparison = as_number_comparison(leaf.node)
+    if comparison is None:
         return _evaluate_scalar(leaf, values)
-    else:
-        number_class, symbol, bound = comparison
-        numbers, errors = _memoized(
-            values, number_class, lambda: parse_numbers(values, number_class)
-        )
-        is_true = _TESTS[symbol](numbers, bound)
-        found = np.empty(len(values) + 1, np.uint8)
-        found[:-1] = np.where(is_true, np.uint8(1 << TRUE), np.uint8(1 << FALSE))
-        if errors is not None:
-            found[:-1][errors] = 1 << ERROR
-    found[-1] = leaf.absent_set
-    return found
+    number_class, symbol, bound = comparison
+    numbers, errors = _memoized(values, number_class, lambda: parse_numbers(values, number_class))
+    is_true = _TESTS[symbol](numbers, bound)
+    table = np.empty(len(values) + 1, np.uint8)
+    table[:-1] = np.where(is_true, np.uint8(1 << TRUE), np.uint8(1 << FALSE))
+    if errors is not None:
+        table[:-1][errors] = 1 << ERROR
+    table[-1] = leaf.absent_set
+    return table
+
+
+def _evaluate_string_atom(
+    values: tuple[str, ...], leaf: AtomPlan, texts: tuple[str, ...]
+) -> NDArray[np.uint8]:
+    """Return the table of `_evaluate_atom` for an atom that compares a property with `texts`.
+
+    The scalar engine evaluates only each of these strings, and one other string that represents
+    all other values.
+    """
+    name, condition = leaf.name, leaf.condition
+    other_text = "".join(texts) + "."  # longer than each of them
+    other_outcome = 1 << evaluate_verdict(condition, {name: other_text})
+    table = np.full(len(values) + 1, other_outcome, np.uint8)
+    code_by_value = _memoized(
+        values, "codes", lambda: {value: code for code, value in enumerate(values)}
+    )
+    for text in texts:
+        if (code := code_by_value.get(text)) is not None:
+            table[code] = 1 << evaluate_verdict(condition, {name: text})
+    table[-1] = leaf.absent_set
+    return table
 
 
 def _memoized(values: tuple[str, ...], key: object, make: Callable[[], _T]) -> _T:
-    """Return `make()`, which must depend only on the values, computed once for all filters."""
+    """Return `make()`, which must depend only on `values` and must not return None.
+
+    If `values` is a `Values`, its cache keeps the result under `key`, so all filters share it.
+    """
     if not isinstance(values, Values):
         return make()
-    found: _T | None = values.cache.get(key)
-    if found is None:
-        found = values.cache[key] = make()
-    return found
+    result: _T | None = values.cache.get(key)
+    if result is None:
+        result = values.cache[key] = make()
+    return result
 
 
 _Test: TypeAlias = Callable[[NDArray[Any], float], NDArray[np.bool_]]

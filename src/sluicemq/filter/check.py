@@ -173,13 +173,18 @@ def _uses_with(node: Node, subject: Node, other: Node) -> Iterator[PropertyUse]:
 
 
 def find_node_warnings(tree: Node) -> Iterator[Finding]:
-    """Yield the warnings that concern a single node of a tree."""
+    """Yield the warnings of `_RULES` about the nodes of a tree, each of which concerns one node.
+
+    The operand of a misplaced NOT has no warnings of its own, because the warning about the NOT
+    covers it.
+    """
     nodes = list(walk(tree))
-    # The warning about a misplaced NOT covers its operand.
-    covered = {id(found.operand) for node in nodes if (found := _misplaced_not(node))}
+    covered_ids = {id(misplaced.operand) for node in nodes if (misplaced := _misplaced_not(node))}
     for node in nodes:
+        if id(node) in covered_ids:
+            continue
         for rule in _RULES:
-            if id(node) in covered or not isinstance(node, rule.kind) or not rule.applies(node):
+            if not isinstance(node, rule.kind) or not rule.applies(node):
                 continue
             token = rule.token.format(n=node)
             what, fix = rule.what.format(n=node), rule.fix.format(n=node)
@@ -187,9 +192,9 @@ def find_node_warnings(tree: Node) -> Iterator[Finding]:
 
 
 def _first_operand(node: Any) -> Node:
-    """Return the left or the only operand of a comparison."""
-    found: Node = node.left if isinstance(node, Equal) else node.operand
-    return found
+    """Return the left operand of an Equal, or the only operand of another comparison."""
+    operand: Node = node.left if isinstance(node, Equal) else node.operand
+    return operand
 
 
 def _misplaced_not(node: Node) -> Not | None:
@@ -322,61 +327,87 @@ _WIDTH = [JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE]
 
 
 def find_mixed_type_warnings(tree: Node) -> Iterator[Finding]:
-    """Yield the warnings about properties that are compared in several ways in one expression."""
+    """Yield the warnings about properties that are compared in several ways in one expression.
+
+    There are three: a property is compared with numbers of different classes (mixed-numbers), or
+    with numbers and with a number in quotes (number-in-quotes), or a comparison with a string is
+    never reached (string-behind-number).
+    """
     by_name: dict[str, list[PropertyUse]] = {}
     for use in find_property_uses(tree):
         by_name.setdefault(use.name, []).append(use)
     for uses in by_name.values():
-        numbers = [use for use in uses if use.read_as in _WIDTH]
-        if not numbers:
-            continue
-        widest = max((use.read_as for use in numbers), key=_WIDTH.index)
-        other = next(use for use in numbers if use.read_as is widest)
-        failing_value = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
-        for use in uses:
-            text = use.text[1:-1]
-            is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
-            if use in numbers and use.read_as is not widest:
-                # `price > 30 AND price < 99.5`: 30.5 is an error for the first.
-                what = (
-                    f"{use.name} is read as {use.read_as.value} for {use.text} and as"
-                    f" {widest.value} for {other.text}: a value such as {failing_value} is an"
-                    " error in the first comparison, and the message does not match."
-                )
-                fix = f"{float_fix(use.text)} A float accepts whole numbers too."
-                yield _warning(use.position, use.length, "mixed-numbers", what, fix)
-            elif is_text and use.text[:1] == "'" and try_parse_double(text) is not None:
-                # `a = '5' OR a > 7`: the first compares characters.
-                what = (
-                    f"{use.text} is a string: {use.name} is compared with it character by character"
-                    " ('5' is not '5.0'), and elsewhere as a number."
-                )
-                fix = f"Write {text} without quotes."
-                yield _warning(use.position, use.length, "number-in-quotes", what, fix)
+        number_uses = [use for use in uses if use.read_as in _WIDTH]
+        if number_uses:
+            yield from _find_number_warnings(uses, number_uses)
     for node in walk(tree):
         if isinstance(node, Or):
-            yield from _unreachable_strings(node)
+            yield from _find_unreachable_strings(node)
 
 
-def _unreachable_strings(node: Or) -> Iterator[Finding]:
-    """Yield a warning for each string of an OR that an earlier number comparison cannot convert.
+def _find_number_warnings(
+    uses: list[PropertyUse], number_uses: list[PropertyUse]
+) -> Iterator[Finding]:
+    """Yield the warnings mixed-numbers and number-in-quotes about one property.
 
-    In `a > 5 OR a = 'n/a'`, the value 'n/a' ends the evaluation with an error in the first part.
+    `uses` are all comparisons of the property, and `number_uses` those with a number.
     """
-    numbers: dict[str, PropertyUse] = {}  # for each property, its first comparison with a number
+    widest = max((use.read_as for use in number_uses), key=_WIDTH.index)
+    widest_use = next(use for use in number_uses if use.read_as is widest)
+    failing_value = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
+    for use in uses:
+        unquoted = use.text[1:-1]
+        is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
+        if use in number_uses and use.read_as is not widest:
+            # `price > 30 AND price < 99.5`: 30.5 is an error for the first.
+            what = (
+                f"{use.name} is read as {use.read_as.value} for {use.text} and as"
+                f" {widest.value} for {widest_use.text}: a value such as {failing_value} is an"
+                " error in the first comparison, and the message does not match."
+            )
+            fix = f"{float_fix(use.text)} A float accepts whole numbers too."
+            yield _warning(use.position, use.length, "mixed-numbers", what, fix)
+        elif is_text and use.text[:1] == "'" and try_parse_double(unquoted) is not None:
+            # `a = '5' OR a > 7`: the first compares characters.
+            what = (
+                f"{use.text} is a string: {use.name} is compared with it character by character"
+                " ('5' is not '5.0'), and elsewhere as a number."
+            )
+            fix = f"Write {unquoted} without quotes."
+            yield _warning(use.position, use.length, "number-in-quotes", what, fix)
+
+
+class _AcceptedString(NamedTuple):
+    """A string for which a condition is TRUE if property `name` has it as its value."""
+
+    name: str
+    text: str
+    position: int
+
+
+def _accepted_strings(condition: Node) -> list[_AcceptedString]:
+    """Return the strings of a condition of the form `a = 'x'` or `a IN ('x', 'y')`, else []."""
+    match condition:
+        case Equal(
+            left=Property(name=name), right=Literal(value=str(text)) as right, negated=False
+        ):
+            return [_AcceptedString(name, text, right.position)]
+        case In(operand=operand, values=values, negated=False):
+            return [_AcceptedString(operand.name, text, condition.position) for text in values]
+        case _:
+            return []
+
+
+def _find_unreachable_strings(node: Or) -> Iterator[Finding]:
+    """Yield a warning for each string of an OR that an earlier part of the OR cannot convert.
+
+    In `a > 5 OR a = 'n/a'`, the value 'n/a' cannot be converted to a number in the first part. It
+    ends the evaluation with an error there, so the second part never accepts it.
+    """
+    first_number_use: dict[str, PropertyUse] = {}  # by property, in the parts so far
     for part in node.parts:
-        wanted: list[
-            tuple[str, str, int]
-        ] = []  # (property, string that the part accepts, position)
-        match part:
-            case Equal(left=Property(name=name), right=Literal(value=str(text)) as right):
-                wanted += [] if part.negated else [(name, text, right.position)]
-            case In(operand=operand, values=values, negated=False):
-                wanted += [(operand.name, text, part.position) for text in values]
-            case _:
-                pass
-        for name, text, position in wanted:
-            use = numbers.get(name)
+        for name, text, position in _accepted_strings(part):
+            use = first_number_use.get(name)
             if use is not None and TRY_PARSE_NUMBER[use.read_as](text) is None:
                 what = (
                     f"{name} = '{text}' is never reached: the comparison of {name} with "
@@ -386,48 +417,62 @@ def _unreachable_strings(node: Or) -> Iterator[Finding]:
                 yield _warning(position, len(text) + 2, "string-behind-number", what, fix)
         for use in find_property_uses(part):
             if use.read_as in _WIDTH:
-                numbers.setdefault(use.name, use)
+                first_number_use.setdefault(use.name, use)
 
 
 FINDINGS_MAX = 50
-"""The maximum number of findings about look-alikes that one check reports."""
+"""The maximum number of errors about look-alikes that one check reports, and of its parses."""
 
 
 def check_sql92(text: str) -> list[Finding]:
     """Return all findings about a SQL92 expression, in the order of their positions.
 
-    The list is empty if the expression has no errors and nothing to warn of.
+    The list is empty if the expression has no errors and no warnings. It contains at most one
+    error, except that each character that looks like another one (`LOOK_ALIKES`) is an error of its
+    own. Such a character is corrected and the text parsed again, so that the faults behind it are
+    found too. This ends after FINDINGS_MAX errors.
     """
     findings: list[Finding] = []
     while len(findings) < FINDINGS_MAX:
         try:
             tree, ignored_start = _parse(text)
         except Rejected as rejected:
-            found = rejected.finding
-            findings.append(found)
-            if found.code != LOOK_ALIKE_CODE:
+            findings.append(rejected.finding)
+            if rejected.finding.code != LOOK_ALIKE_CODE:
                 break
-            # Replace only the first and the last marked character: they are the quotes of a string,
-            # whose content stays as it is.
-            characters = list(text)
-            for index in (found.position, found.position + found.length - 1):
-                characters[index] = characters[index].translate(LOOK_ALIKES)
-            text = "".join(characters)
+            text = _replace_look_alikes(text, rejected.finding)
             continue
-        findings += find_node_warnings(tree)
-        findings += find_mixed_type_warnings(tree)
-        if ignored_start is not None:
-            # A bare property at the end is what remains of a condition that RocketMQ did not read
-            # completely. The warning about the ignored text covers it.
-            read_end = len(text[:ignored_start].rstrip())
-            findings = [
-                finding
-                for finding in findings
-                if finding.code != "bare-property" or finding.position + finding.length < read_end
-            ]
-            findings.append(ignored_text_warning(text, ignored_start))
+        findings += _find_warnings(text, tree, ignored_start)
         break
     return sorted(findings, key=lambda finding: finding.position)
+
+
+def _replace_look_alikes(text: str, finding: Finding) -> str:
+    """Return the text with the first and the last character that `finding` marks replaced.
+
+    They are one character that looks like another one, or the quotes of a string, whose content
+    stays as it is.
+    """
+    characters = list(text)
+    for index in (finding.position, finding.position + finding.length - 1):
+        characters[index] = characters[index].translate(LOOK_ALIKES)
+    return "".join(characters)
+
+
+def _find_warnings(text: str, tree: Node, ignored_start: int | None) -> list[Finding]:
+    """Return the warnings about an expression that compiles, given the result of its parse."""
+    warnings = [*find_node_warnings(tree), *find_mixed_type_warnings(tree)]
+    if ignored_start is None:
+        return warnings
+    # A bare property at the end is what remains of a condition that RocketMQ did not read
+    # completely. The warning about the ignored text covers it.
+    read_end = len(text[:ignored_start].rstrip())
+    warnings = [
+        warning
+        for warning in warnings
+        if warning.code != "bare-property" or warning.position + warning.length < read_end
+    ]
+    return [*warnings, ignored_text_warning(text, ignored_start)]
 
 
 def describe_types(text: str) -> tuple[TypeNote, ...]:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import singledispatch
 from math import copysign, inf, nan
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.nodes import (
@@ -49,7 +49,7 @@ from sluicemq.numbers import LONG_MAX
 
 
 def has_surrogate(text: str) -> bool:
-    """Return whether a text contains a surrogate, which is half of a character.
+    """Return whether a text contains a surrogate: one half of a character above U+FFFF.
 
     Java strings and JSON can contain a single surrogate, UTF-8 cannot.
     """
@@ -177,14 +177,21 @@ def compare_doubles(left: float, right: float) -> int:
 
 
 def _rank(value: float) -> int:
-    """Return 0 for -0.0, 1 for other numbers, 2 for NaN: `<` and `>` do not order these."""
+    """Return 0 for -0.0, 1 for other numbers, 2 for NaN.
+
+    This is the order of Double.compareTo among numbers that Python's `<` and `>` do not order.
+    """
     if value != value:  # noqa: PLR0124 - NaN is the one number that differs from itself
         return 2
     return 0 if value == 0 and copysign(1, value) < 0 else 1
 
 
 def _whole_number(text: str) -> int | None:
-    """Return a text as a whole number of up to 20 significant digits, None if it is not one."""
+    """Return the whole number that a text contains, as Java's valueOf reads it.
+
+    Return None if the text is not a whole number, or if the number has more than 20 digits without
+    leading zeros, because it then does not fit into 64 bits.
+    """
     digits = text[1:] if text[:1] in ("+", "-") else text
     # isdecimal() accepts what Character.digit of Java accepts. But Java examines UTF-16 units, so
     # it accepts no digit above U+FFFF.
@@ -239,9 +246,9 @@ MIRRORED_OPERATORS = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>"
 
 @singledispatch
 def compile_node(node: Node) -> ValueFunction:
-    """Compile a node to a function from the properties of a message to the node's value.
+    """Return a function that takes the properties of a message and returns the value of a node.
 
-    The function of a condition is a `ConditionFunction`. It raises FilterEvaluationError if it
+    For a condition it is a `ConditionFunction`. The function raises FilterEvaluationError if it
     reaches a value that cannot be converted.
     """
     raise TypeError(node)
@@ -279,10 +286,10 @@ def _(node: Negate) -> ValueFunction:
         return lambda properties: constant
     operand = compile_node(node.operand)
 
-    def null(properties: Properties) -> None:
+    def evaluate_to_null(properties: Properties) -> None:
         operand(properties)  # an error of the operand is an error of the node
 
-    return null
+    return evaluate_to_null
 
 
 @compile_node.register
@@ -297,7 +304,7 @@ def _(node: Not) -> ConditionFunction:
 
 
 def _negate(condition: ConditionFunction) -> ConditionFunction:
-    """Return the NOT of a condition."""
+    """Return the function of NOT `condition`. The NOT of null is null."""
 
     def negated(properties: Properties) -> bool | None:
         result = condition(properties)
@@ -388,8 +395,8 @@ def _number_test(
 def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     """Return the condition `left = right` for operands of any classes.
 
-    If the left operand is null, the result is TRUE if the right one is null too, else null. If only
-    the right operand is null, the result is FALSE.
+    As in RocketMQ, the condition is TRUE if both operands are null, null if only the left one is
+    null, and FALSE if only the right one is null.
     """
     left, right = compile_node(left_node), compile_node(right_node)
     are_equal = _equality_test(left_node, right_node)
@@ -404,10 +411,11 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
 
 
 def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
-    """Return a function that says whether two values of these operands are equal.
+    """Return a function that says whether a value of `left` equals a value of `right`.
 
-    The values must not be null. The function raises FilterEvaluationError if a value cannot be
-    converted.
+    The values must not be null. Which function depends on the Java classes of the operands. The
+    function raises FilterEvaluationError if a value cannot be converted, or if a Boolean is
+    compared with a string on its right.
     """
     classes = java_class(left), java_class(right)
     if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
@@ -422,8 +430,12 @@ def _equality_test(left: Node, right: Node) -> Callable[[Any, Any], bool]:
     return lambda one, other: compare(one, other) == 0
 
 
-def _raise_class_cast(flag: bool, text: str) -> bool:
-    """Raise FilterEvaluationError for a Boolean on the left of a string: RocketMQ fails there."""
+def _raise_class_cast(_flag: bool, text: str) -> NoReturn:
+    """Raise FilterEvaluationError, because a Boolean is on the left of the string `text`.
+
+    RocketMQ fails with a ClassCastException there. `_flag` is the value of the Boolean, which does
+    not matter.
+    """
     raise FilterEvaluationError(
         f"a condition on the left cannot be compared with the string {text!r}.",
         fix="Put the property on the left: a = TRUE.",
@@ -463,23 +475,30 @@ def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> Condit
 
 
 def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
-    """Return a function that compares two values, with the sign of Java's compareTo.
+    """Return a function that compares a value of `left` with a value of `right`.
 
-    The function converts the values first, as RocketMQ does. They must not be null or Boolean.
+    The function converts both values as RocketMQ does, and returns a number below, equal to or
+    above 0, as Java's compareTo. The values must not be null or Boolean.
     """
-    first, second = java_class(left), java_class(right)
+    left_class, right_class = java_class(left), java_class(right)
     # A string is converted to the class of the number, two strings to Double, and two numbers to
     # the wider class.
-    classes = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
-    target = next((one for one in classes if one in (first, second)), JavaClass.DOUBLE)
-    from_left = _conversion(left, first, target)
-    from_right = _conversion(right, second, target)
-    sign = compare_doubles if target is JavaClass.DOUBLE else compare_whole_numbers
-    return lambda one, other: sign(from_left(one), from_right(other))
+    widest_first = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
+    target = next(
+        (wanted for wanted in widest_first if wanted in (left_class, right_class)),
+        JavaClass.DOUBLE,
+    )
+    convert_left = _conversion(left, left_class, target)
+    convert_right = _conversion(right, right_class, target)
+    compare = compare_doubles if target is JavaClass.DOUBLE else compare_whole_numbers
+    return lambda left, right: compare(convert_left(left), convert_right(right))
 
 
 def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[Any], Any]:
-    """Return the function that converts a value of `node` from class `source` to class `target`."""
+    """Return the function that converts a value of `node` from class `source` to class `target`.
+
+    It raises FilterEvaluationError for a string that is not a number of this class.
+    """
     if source is JavaClass.STRING:
         parse_number, name = _PARSE_NUMBER[target], node.name if isinstance(node, Property) else ""
         return lambda text: parse_number(text, name)

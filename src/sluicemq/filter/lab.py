@@ -47,21 +47,20 @@ from sluicemq.record.columns import Column, ColumnBlock, Values
 def build_block(rows: Sequence[Mapping[str, str]], first_offset: int = 0) -> ColumnBlock:
     """Return a block of columns with the properties of some messages.
 
-    The first message gets the queue offset `first_offset`.
+    Each property gets a column, and no row is odd. The first message gets the queue offset
+    `first_offset`.
     """
-    numbers: dict[str, dict[str, int]] = {}
-    codes: dict[str, list[int]] = {}
+    codes_by_value: dict[str, dict[str, int]] = {}  # property -> value -> code
+    codes_by_row: dict[str, list[int]] = {}  # property -> code of each row
     for index, row in enumerate(rows):
         for name, value in row.items():
-            known = numbers.setdefault(name, {})
-            column = codes.setdefault(name, [-1] * len(rows))
-            column[index] = known.setdefault(value, len(known))
-    columns = {
-        name: Column(
-            np.array(column, np.min_scalar_type(-len(numbers[name]))), Values(numbers[name])
-        )
-        for name, column in codes.items()
-    }
+            codes = codes_by_value.setdefault(name, {})
+            row_codes = codes_by_row.setdefault(name, [-1] * len(rows))
+            row_codes[index] = codes.setdefault(value, len(codes))
+    columns = {}
+    for name, row_codes in codes_by_row.items():
+        codes = codes_by_value[name]
+        columns[name] = Column(np.array(row_codes, np.min_scalar_type(-len(codes))), Values(codes))
     return ColumnBlock(first_offset, len(rows), columns, frozenset(), np.empty(0, np.int64))
 
 
@@ -99,17 +98,17 @@ def estimate_cost(
 ) -> Cost:
     """Return the cost of an expression that was tried on `rows` messages.
 
-    `records_asked` of the messages needed their record. `excluded` contains the properties that
-    have too many values to be columns.
+    `records_asked` is the number of these messages whose record had to be read to decide.
+    `excluded` contains the properties that have too many values to be columns.
     """
     names = property_names(tree)
     if not names:
         return Cost(CostClass.CONSTANT, "It reads no property: all messages or none.")
-    unique = sorted(names & excluded)
+    names_without_column = sorted(names & excluded)
     share = records_asked / rows if rows else 0.0
-    if unique:
+    if names_without_column:
         why = (
-            f"{', '.join(unique)} has too many values for a column: the records of "
+            f"{', '.join(names_without_column)} has too many values for a column: the records of "
             f"{share:.1%} of the messages are read."
         )
         fix = "Add conditions on other properties with AND: they reduce the records to read."
@@ -123,17 +122,21 @@ def estimate_cost(
 
 
 def equivalent_tags(tree: Node) -> tuple[str, ...] | None:
-    """Return the tags of the tag subscription that selects the same messages, None if none does."""
+    """Return the tags of the tag subscription that selects the same messages as an expression.
+
+    Return None if the expression is not a comparison of TAGS with strings by `=` or IN, or such
+    comparisons joined by OR.
+    """
     match tree:
         case Equal(left=Property(name="TAGS"), right=Literal(value=str(tag)), negated=False):
             return (tag,)
         case In(operand=Property(name="TAGS"), values=values, negated=False):
             return values
         case Or(parts=parts):
-            found = [equivalent_tags(part) for part in parts]
-            if None in found:
+            tags_of_parts = [equivalent_tags(part) for part in parts]
+            if None in tags_of_parts:
                 return None
-            return tuple(tag for tags in found if tags for tag in tags)
+            return tuple(tag for tags in tags_of_parts if tags for tag in tags)
         case _:
             return None
 
@@ -173,7 +176,10 @@ class PropertyReport:
 
 
 class _ConversionFailures:
-    """Counts the values of a property that cannot be converted for one of its comparisons."""
+    """Counts the values of a property that cannot be converted for one of its comparisons.
+
+    `use` is the comparison, which converts the property to a number.
+    """
 
     def __init__(self, use: PropertyUse) -> None:
         self.use = use
@@ -184,7 +190,7 @@ class _ConversionFailures:
         self.examples: list[str] = []
 
     def add(self, value: str, count: int) -> None:
-        """Count a value that `count` messages have."""
+        """Count a value that `count` messages have, unless it can be converted."""
         if TRY_PARSE_NUMBER[self.use.read_as](value) is not None:
             return
         self.failing += count
@@ -192,8 +198,14 @@ class _ConversionFailures:
         if len(self.examples) < EXAMPLES_MAX and value not in self.examples:
             self.examples.append(value)
 
-    def finding(self, present: int) -> ValueFinding:
-        """Return the finding about these values; `present` messages have the property."""
+    def make_finding(self, present: int) -> ValueFinding:
+        """Return the finding about the values that cannot be converted, at least one.
+
+        `present` is the number of messages that have the property. The code of the finding is
+        whole-against-fraction if all of these values are numbers of another class, such as '30.5'
+        for a comparison with 30. Otherwise it is text-against-number, because some are no numbers
+        at all.
+        """
         use = self.use
         what = (
             f"{self.failing} of {present} values of {use.name} cannot be read as"
@@ -209,16 +221,23 @@ class _ConversionFailures:
 
 
 class _PropertyStatistics:
-    """Collects the values of one property of the expression."""
+    """Collects the values of one property of the expression.
+
+    `tree` is the whole expression, and `name` the property.
+    """
 
     def __init__(self, tree: Node, name: str) -> None:
         self.name = name
         self.present = 0
+        """The number of messages that have the property as a column."""
         self.is_excluded = False
+        """Whether the property has too many values to be a column in one of the blocks."""
         self.values: Counter[str] = Counter()
+        """The number of messages with each value, for at least VALUES_COUNTED_MAX values."""
         uses = [use for use in find_property_uses(tree) if use.name == name]
-        first = {use.read_as: use for use in reversed(uses) if use.read_as in TRY_PARSE_NUMBER}
-        self._failures = list(map(_ConversionFailures, first.values()))
+        # Of several comparisons with the same class of numbers, count only for the first.
+        first_uses = {use.read_as: use for use in reversed(uses) if use.read_as in TRY_PARSE_NUMBER}
+        self._failures = list(map(_ConversionFailures, first_uses.values()))
         self._compared_strings: list[str] = []
         """The strings with which the expression compares the property."""
         for node in walk(tree):
@@ -231,7 +250,7 @@ class _PropertyStatistics:
                     pass
 
     def add(self, column: Column) -> None:
-        """Count the values of the property in one block."""
+        """Count the values of the property in one block, and those that cannot be converted."""
         counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:].tolist()
         self.present += sum(counts)
         if len(self.values) < VALUES_COUNTED_MAX:
@@ -244,32 +263,53 @@ class _PropertyStatistics:
     def report(self, rows: int, names: set[str]) -> PropertyReport:
         """Return the report on the property after `rows` messages.
 
-        `names` contains the names of the properties that the messages have.
+        `names` contains the names of the properties that the messages have. The findings are: none
+        of the messages has the property (only this one), values cannot be converted, and strings
+        with another spelling occur. The last is not searched if there are too many values.
         """
-        findings = [one.finding(self.present) for one in self._failures if one.failing]
-        if not self.present and not self.is_excluded and rows:
-            near = nearest_name(self.name, sorted(names))
-            what = f"None of the {rows} messages has a property {self.name}."
-            fix = "Let the producer set it."
-            if near is not None:
-                fix = f"Did you mean {near!r}? Names are case-sensitive."
-            findings = [ValueFinding("never-there", what, fix)]
-        elif not self.is_excluded and len(self.values) < VALUES_COUNTED_MAX:
-            findings += filter(None, map(self._other_spelling, self._compared_strings))
+        is_never_present = not self.present and not self.is_excluded and rows > 0
+        has_all_values = not self.is_excluded and len(self.values) < VALUES_COUNTED_MAX
+        if is_never_present:
+            findings = [self._make_never_there_finding(rows, names)]
+        else:
+            findings = [
+                failures.make_finding(self.present)
+                for failures in self._failures
+                if failures.failing
+            ]
+            if has_all_values:
+                findings += filter(None, map(self._find_other_spelling, self._compared_strings))
         examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))
         absent = rows - self.present
         return PropertyReport(
             self.name, self.present, absent, self.is_excluded, examples, tuple(findings)
         )
 
-    def _other_spelling(self, text: str) -> ValueFinding | None:
-        """Return a finding if `text` does not occur, but a value that only differs in spelling."""
+    def _make_never_there_finding(self, rows: int, names: set[str]) -> ValueFinding:
+        """Return the finding that none of `rows` messages has the property.
+
+        It suggests the most similar of `names`, if one is similar.
+        """
+        similar_name = nearest_name(self.name, sorted(names))
+        fix = "Let the producer set it."
+        if similar_name is not None:
+            fix = f"Did you mean {similar_name!r}? Names are case-sensitive."
+        what = f"None of the {rows} messages has a property {self.name}."
+        return ValueFinding("never-there", what, fix)
+
+    def _find_other_spelling(self, text: str) -> ValueFinding | None:
+        """Return a finding if no message has the value `text`, but one has a similar value.
+
+        A value is similar if only case or surrounding spaces differ, or if it is the same number:
+        '5.0' for '5'. Return None if there is none, or if a message has the value `text`.
+        """
         if text in self.values:
             return None
         name, number = self.name, try_parse_double(text)
         for value in self.values:
-            same = value.strip().casefold() == text.strip().casefold()
-            if same or (number is not None and try_parse_double(value) == number):
+            has_same_letters = value.strip().casefold() == text.strip().casefold()
+            is_same_number = number is not None and try_parse_double(value) == number
+            if has_same_letters or is_same_number:
                 what = (
                     f"No {name} is '{text}', but there is '{value}': strings are compared exactly."
                 )
@@ -378,29 +418,34 @@ class Report:
 class Trial:
     """A trial of an expression on messages, optionally in comparison with another filter.
 
-    Add the messages with `add_block` or `add_rows`, then call `report`. Both filters can be
-    expressions in any form, including tag subscriptions. Raises FilterSyntaxError if one of them
-    does not compile.
+    Add the messages with `add_block` or `add_rows`, then call `report`. `expression` is the tried
+    filter, and `against` the other filter with which it is compared; None means no comparison. Both
+    can be expressions in any form, including tag subscriptions. Raises FilterSyntaxError if one of
+    them does not compile.
     """
 
     def __init__(self, expression: Expression, against: "Expression | None" = None) -> None:
         self.tree = to_tree(expression)
-        self._whole = Selector("", self.tree)
-        self._other = None if against is None else Selector("", to_tree(against))
+        self._selector = Selector("", self.tree)
+        self._comparison = None if against is None else _Comparison(to_tree(against))
+        self._verdict_counts: Counter[int] = Counter()
+        """The number of messages with each verdict of the whole expression."""
         self._atoms = [
             (Selector(render(node), node), Counter[int]()) for node in iter_atoms(self.tree)
         ]
+        """Each atom with the number of messages with each of its verdicts."""
         self._properties = [
             _PropertyStatistics(self.tree, name) for name in sorted(property_names(self.tree))
         ]
         self._names: set[str] = set()
+        """The names of the properties of the messages, about NAMES_MAX at most."""
         self._excluded: frozenset[str] = frozenset()
-        self._counts: Counter[int] = Counter()
-        self._causes: dict[str, tuple[int, str, Sample]] = {}
-        self._samples = _Samples()
-        self._both: Counter[tuple[bool, bool]] = Counter()
-        self._here, self._there = _Samples(), _Samples()
-        self._asked_records = 0
+        """The names of the properties that are not columns in one of the blocks."""
+        self._causes: dict[str, _Cause] = {}
+        """The causes of failed evaluations by their reason."""
+        self._matched_samples = _Samples()
+        self._records_asked = 0
+        """The number of messages whose record had to be read to decide."""
 
     def add_rows(
         self, rows: Sequence[Properties], *, first_offset: int = 0, source: Hashable = None
@@ -416,24 +461,32 @@ class Trial:
         source: Hashable = None,
         properties_of: RecordReader | None = None,
     ) -> None:
-        """Add a block of columns. Samples from it carry `source`.
+        """Evaluate the filters for all rows of a block of columns, and count the results.
 
-        Rows that need a property that is not a column are evaluated with `properties_of(row)`.
-        Without that function, they are counted as unknown.
+        Samples from the block carry `source`. If the columns do not decide a row,
+        `properties_of(row)` is called, which returns the properties in its record. Without that
+        function, the row is counted as unknown.
         """
-        records = None if properties_of is None else cache(properties_of)  # read each record once
-        verdicts = self._whole.vectorised.verdicts(block)
-        self._asked_records += int((verdicts == NEEDS_RECORD).sum())
-        atoms = [atom.vectorised.verdicts(block) for atom, _ in self._atoms]
-        for (_, found), verdicts_of_atom in zip(self._atoms, atoms, strict=True):
-            found.update(_counts(verdicts_of_atom))
-        for row, properties, count in self._failing(block, verdicts, atoms):
+        # Both filters may need the same record: read each one once.
+        read_record = None if properties_of is None else cache(properties_of)
+        verdicts = self._selector.vectorised.verdicts(block)
+        self._records_asked += int((verdicts == NEEDS_RECORD).sum())
+        atom_verdicts = [atom.vectorised.verdicts(block) for atom, _ in self._atoms]
+        for (_, atom_counts), one_atom_verdicts in zip(self._atoms, atom_verdicts, strict=True):
+            atom_counts.update(_count_verdicts(one_atom_verdicts))
+        for row, properties, count in self._iter_failures(block, verdicts, atom_verdicts):
             self._add_cause(properties, Sample(source, block.first_offset + row), count)
-        if records is not None:
-            for row in _decide(self._whole, verdicts, records):
-                self._add_cause(records(row), Sample(source, block.first_offset + row))
-        self._counts.update(_counts(verdicts))
-        self._samples.add(source, block.first_offset, verdicts == TRUE)
+        if read_record is not None:
+            for row in _decide_by_records(self._selector, verdicts, read_record):
+                self._add_cause(read_record(row), Sample(source, block.first_offset + row))
+        self._verdict_counts.update(_count_verdicts(verdicts))
+        self._matched_samples.add(source, block.first_offset, verdicts == TRUE)
+        self._add_statistics(block)
+        if self._comparison is not None:
+            self._comparison.add(block, verdicts == TRUE, source, read_record)
+
+    def _add_statistics(self, block: ColumnBlock) -> None:
+        """Add the names and values of the properties of a block to the statistics."""
         self._excluded |= block.excluded
         if len(self._names) < NAMES_MAX:
             self._names |= block.columns.keys() | block.excluded
@@ -441,24 +494,11 @@ class Trial:
             statistics.is_excluded |= statistics.name in block.excluded
             if column := block.columns.get(statistics.name):
                 statistics.add(column)
-        if self._other is not None:
-            others = self._other.vectorised.verdicts(block)
-            if records is not None:
-                _decide(self._other, others, records)
-            here, there = verdicts == TRUE, others == TRUE
-            self._both.update(
-                {
-                    (True, True): int((here & there).sum()),
-                    (True, False): int((here & ~there).sum()),
-                    (False, True): int((there & ~here).sum()),
-                }
-            )
-            self._here.add(source, block.first_offset, here & ~there)
-            self._there.add(source, block.first_offset, there & ~here)
 
     def report(self) -> Report:
         """Return the result for the messages that were added so far."""
-        counts = self._counts
+        counts = self._verdict_counts
+        causes = sorted(self._causes.items(), key=lambda item: -item[1].count)
         return Report(
             expression=render(self.tree),
             rows=counts.total(),
@@ -467,59 +507,56 @@ class Trial:
             null=counts[NULL],
             errors=counts[ERROR],
             unknown=counts[NEEDS_RECORD],
-            samples=self._samples.selection(),
+            samples=self._matched_samples.select(),
             atoms=tuple(
                 AtomReport(
-                    atom.text, *(found[one] for one in (TRUE, FALSE, NULL, ERROR, NEEDS_RECORD))
+                    text=atom.text,
+                    true=atom_counts[TRUE],
+                    false=atom_counts[FALSE],
+                    null=atom_counts[NULL],
+                    error=atom_counts[ERROR],
+                    unknown=atom_counts[NEEDS_RECORD],
                 )
-                for atom, found in self._atoms
+                for atom, atom_counts in self._atoms
             ),
             causes=tuple(
-                ErrorReport(reason, count, example, sample)
-                for reason, (count, example, sample) in sorted(
-                    self._causes.items(), key=lambda item: -item[1][0]
-                )
+                ErrorReport(reason, cause.count, cause.example, cause.sample)
+                for reason, cause in causes
             ),
             properties=tuple(
                 statistics.report(counts.total(), self._names) for statistics in self._properties
             ),
-            cost=estimate_cost(self.tree, counts.total(), self._asked_records, self._excluded),
-            difference=self._difference(),
+            cost=estimate_cost(self.tree, counts.total(), self._records_asked, self._excluded),
+            difference=None
+            if self._comparison is None
+            else self._comparison.report(counts.total()),
         )
 
-    def _difference(self) -> Difference | None:
-        if self._other is None:
-            return None
-        found = self._both
-        return Difference(
-            other=render(self._other.tree),
-            both=found[True, True],
-            only_here=found[True, False],
-            only_there=found[False, True],
-            neither=self._counts.total() - found.total(),
-            samples_here=self._here.selection(),
-            samples_there=self._there.selection(),
-        )
-
-    def _failing(
-        self, block: ColumnBlock, verdicts: NDArray[np.uint8], atoms: list[NDArray[np.uint8]]
+    def _iter_failures(
+        self,
+        block: ColumnBlock,
+        verdicts: NDArray[np.uint8],
+        atom_verdicts: list[NDArray[np.uint8]],
     ) -> Iterator[tuple[int, Properties, int]]:
         """Yield (row, properties, count) for an example of each group of failed evaluations.
 
-        Rows for which all atoms have the same verdicts fail for the same reason, so they form a
-        group of `count` rows. If an atom reads several properties, rows are grouped by their values
-        instead, because its verdict does not say which property failed.
+        `verdicts` are those of the whole expression for the rows of the block, and `atom_verdicts`
+        those of each atom. Rows for which all atoms have the same verdicts fail for the same
+        reason, so they form a group of `count` rows. If an atom reads several properties, rows are
+        grouped by their values instead, because its verdict does not say which property failed.
         """
         rows = np.flatnonzero(verdicts == ERROR)
         if not len(rows):
             return
         if any(len(atom.property_names) > 1 for atom, _ in self._atoms):
-            names = sorted(self._whole.property_names & block.columns.keys())
+            names = sorted(self._selector.property_names & block.columns.keys())
             keys: list[NDArray[Any]] = [block.columns[name].codes[rows] for name in names]
         else:
-            keys = [found[rows] for found in atoms]
-        _, first, counts = np.unique(np.stack(keys), axis=1, return_index=True, return_counts=True)
-        for row, count in zip(rows[first].tolist(), counts.tolist(), strict=True):
+            keys = [one_atom_verdicts[rows] for one_atom_verdicts in atom_verdicts]
+        _, examples, counts = np.unique(
+            np.stack(keys), axis=1, return_index=True, return_counts=True
+        )
+        for row, count in zip(rows[examples].tolist(), counts.tolist(), strict=True):
             properties = {
                 name: column.values[column.codes[row]]
                 for name, column in block.columns.items()
@@ -528,12 +565,75 @@ class Trial:
             yield row, properties, count
 
     def _add_cause(self, properties: Properties, sample: Sample, count: int = 1) -> None:
-        """Count the reason why the evaluation of these properties fails."""
+        """Add `count` messages to the cause for which the evaluation of `properties` fails.
+
+        `sample` is one of them. Do nothing if the evaluation does not fail.
+        """
         try:
-            self._whole.evaluate(properties)
+            self._selector.evaluate(properties)
         except FilterEvaluationError as error:
-            known, example, first = self._causes.get(error.reason, (0, str(error), sample))
-            self._causes[error.reason] = (known + count, example, first)
+            cause = self._causes.setdefault(error.reason, _Cause(str(error), sample))
+            cause.count += count
+
+
+@dataclass(slots=True)
+class _Cause:
+    """A cause of failed evaluations: its first error and message, and its number of messages."""
+
+    example: str
+    sample: Sample
+    count: int = 0
+
+
+class _Comparison:
+    """Counts the messages that the tried filter, another filter, both or neither accepts.
+
+    `tree` is the other filter.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self._other = Selector("", tree)
+        self._matched_by_both = 0
+        self._matched_only_by_this = 0
+        self._matched_only_by_other = 0
+        self._samples_of_this, self._samples_of_other = _Samples(), _Samples()
+
+    def add(
+        self,
+        block: ColumnBlock,
+        matched_by_this: NDArray[np.bool_],
+        source: Hashable,
+        read_record: RecordReader | None,
+    ) -> None:
+        """Evaluate the other filter for all rows of a block, and count the results.
+
+        `matched_by_this` says which rows the tried filter accepts. `read_record` is as for
+        `Trial.add_block`.
+        """
+        other_verdicts = self._other.vectorised.verdicts(block)
+        if read_record is not None:
+            _decide_by_records(self._other, other_verdicts, read_record)
+        matched_by_other = other_verdicts == TRUE
+        only_by_this = matched_by_this & ~matched_by_other
+        only_by_other = matched_by_other & ~matched_by_this
+        self._matched_by_both += int((matched_by_this & matched_by_other).sum())
+        self._matched_only_by_this += int(only_by_this.sum())
+        self._matched_only_by_other += int(only_by_other.sum())
+        self._samples_of_this.add(source, block.first_offset, only_by_this)
+        self._samples_of_other.add(source, block.first_offset, only_by_other)
+
+    def report(self, rows: int) -> Difference:
+        """Return the result of the comparison for all `rows` messages that were added."""
+        matched = self._matched_by_both + self._matched_only_by_this + self._matched_only_by_other
+        return Difference(
+            other=render(self._other.tree),
+            both=self._matched_by_both,
+            only_here=self._matched_only_by_this,
+            only_there=self._matched_only_by_other,
+            neither=rows - matched,
+            samples_here=self._samples_of_this.select(),
+            samples_there=self._samples_of_other.select(),
+        )
 
 
 def iter_atoms(tree: Node) -> Iterator[Node]:
@@ -549,38 +649,43 @@ class _Samples:
     """Collects a bounded number of samples, spread evenly over the messages that were added."""
 
     def __init__(self) -> None:
-        self._found: list[Sample] = []
+        self._samples: list[Sample] = []
 
-    def add(self, source: Hashable, first_offset: int, chosen: NDArray[np.bool_]) -> None:
-        """Add samples of the chosen rows of a block."""
-        rows = _spread(np.flatnonzero(chosen).tolist(), SAMPLES_MAX)
-        self._found += [Sample(source, first_offset + row) for row in rows]
-        if len(self._found) > 64 * SAMPLES_MAX:
-            self._found = _spread(self._found, 32 * SAMPLES_MAX)
+    def add(self, source: Hashable, first_offset: int, is_selected: NDArray[np.bool_]) -> None:
+        """Add up to SAMPLES_MAX samples of a block, from the rows for which `is_selected` is true.
 
-    def selection(self) -> tuple[Sample, ...]:
+        `source` and `first_offset` are those of the block.
+        """
+        rows = _spread(np.flatnonzero(is_selected).tolist(), SAMPLES_MAX)
+        self._samples += [Sample(source, first_offset + row) for row in rows]
+        if len(self._samples) > 64 * SAMPLES_MAX:
+            self._samples = _spread(self._samples, 32 * SAMPLES_MAX)
+
+    def select(self) -> tuple[Sample, ...]:
         """Return at most SAMPLES_MAX of the samples."""
-        return tuple(_spread(self._found, SAMPLES_MAX))
+        return tuple(_spread(self._samples, SAMPLES_MAX))
 
 
-def _spread(found: list[Any], count: int) -> list[Any]:
-    """Return at most `count` elements of a list at even distances."""
-    if len(found) <= count:
-        return found
-    return [found[index * len(found) // count] for index in range(count)]
+def _spread(elements: list[Any], count: int) -> list[Any]:
+    """Return at most `count` elements of a list, at even distances."""
+    if len(elements) <= count:
+        return elements
+    return [elements[index * len(elements) // count] for index in range(count)]
 
 
-def _counts(verdicts: NDArray[np.uint8]) -> dict[int, int]:
-    """Return the number of rows of each verdict."""
+def _count_verdicts(verdicts: NDArray[np.uint8]) -> dict[int, int]:
+    """Return the number of rows with each verdict, from FALSE to NEEDS_RECORD."""
     return dict(enumerate(np.bincount(verdicts, minlength=NEEDS_RECORD + 1).tolist()))
 
 
-def _decide(selector: Selector, verdicts: NDArray[np.uint8], records: RecordReader) -> list[int]:
-    """Replace each NEEDS_RECORD in `verdicts` by the verdict on the row's record.
+def _decide_by_records(
+    selector: Selector, verdicts: NDArray[np.uint8], read_record: RecordReader
+) -> list[int]:
+    """Replace each NEEDS_RECORD in `verdicts` by the verdict for the properties in the record.
 
-    Return the rows for which that is ERROR.
+    `verdicts` is changed in place. Return the rows for which the new verdict is ERROR.
     """
     rows: list[int] = np.flatnonzero(verdicts == NEEDS_RECORD).tolist()
     for row in rows:
-        verdicts[row] = evaluate_verdict(selector.evaluate, records(row))
+        verdicts[row] = evaluate_verdict(selector.evaluate, read_record(row))
     return [row for row in rows if verdicts[row] == ERROR]

@@ -94,40 +94,50 @@ def evaluate_verdict(condition: ConditionFunction, properties: Mapping[str, str]
 
 
 def stub_condition(number: int) -> Node:
-    """Return a condition that can have each of the four verdicts, on a property of its own."""
+    """Return the condition `stub<number> = 1`, a comparison that can have any verdict."""
     return Equal(Property(f"stub{number}"), Literal(1))
 
 
 def build_join_table(node: Node, operands: int) -> bytes:
-    """Return the table of a join: for each verdict set of its operands, the set of its verdicts.
+    """Return the verdict table of a join with one or two operands.
 
-    The operands of `node` must be `stub_condition(0)` and, if there are two operands,
-    `stub_condition(1)`. The index into the table is the verdict set of the operand, or
-    `left << 4 | right`.
+    The table contains the verdict set of the join for each verdict set of its operands. With one
+    operand it has 16 bytes, and the index is the verdict set of the operand. With two operands it
+    has 256 bytes, and the index is `left << 4 | right`.
+
+    `operands` is the number of operands. Those of `node` must be `stub_condition(0)` and, if there
+    are two, `stub_condition(1)`.
     """
+    # First the verdict of the join for each combination of single verdicts, by the scalar engine.
     condition = compile_node(node)
-    set_of_verdicts = {}
+    result_sets: dict[tuple[int, ...], int] = {}
     for verdicts in product(range(4), repeat=operands):
         properties = {
             f"stub{number}": _STUB_VALUES[verdict]
             for number, verdict in enumerate(verdicts)
             if verdict != NULL
         }
-        set_of_verdicts[verdicts] = 1 << evaluate_verdict(condition, properties)
+        result_sets[verdicts] = 1 << evaluate_verdict(condition, properties)
+
+    # Then, for each combination of verdict sets, the union of the verdicts that are possible.
     table = bytearray()
-    for sets in product(range(16), repeat=operands):
-        united = 0
-        for verdicts, result in set_of_verdicts.items():
-            pairs = zip(sets, verdicts, strict=True)
-            if all(members >> verdict & 1 for members, verdict in pairs):
-                united |= result
-        table.append(united)
+    for operand_sets in product(range(16), repeat=operands):
+        union = 0
+        for verdicts, result_set in result_sets.items():
+            pairs = zip(operand_sets, verdicts, strict=True)
+            is_possible = all(verdict_set >> verdict & 1 for verdict_set, verdict in pairs)
+            if is_possible:
+                union |= result_set
+        table.append(union)
     return bytes(table)
 
 
 @cache
-def boolean_join_tables() -> dict[type[Node], bytes]:
-    """Return the tables of AND, OR and NOT, by the type of their nodes."""
+def verdict_tables() -> dict[type[Node], bytes]:
+    """Return the verdict tables of AND, OR and NOT, by the type of their nodes.
+
+    Each is the result of `build_join_table`, which describes what a table contains.
+    """
     stubs = (stub_condition(0), stub_condition(1))
     return {
         And: build_join_table(And(stubs), 2),
@@ -138,9 +148,11 @@ def boolean_join_tables() -> dict[type[Node], bytes]:
 
 @cache
 def settled_sets(table: bytes) -> frozenset[int]:
-    """Return the verdict sets of a left operand that decide the join, whatever the right one is.
+    """Return the verdict sets that no further operand of a join can change.
 
-    They result from short circuits and errors.
+    `table` is the table of a join with two operands. A verdict set of the left operand is settled
+    if the result is this set whatever the right operand is. With AND these are
+    the sets that contain nothing but FALSE and ERROR.
     """
     return frozenset(
         left for left in range(1, 16) if set(table[left << 4 | 1 : left + 1 << 4]) == {left}
@@ -148,13 +160,13 @@ def settled_sets(table: bytes) -> frozenset[int]:
 
 
 def union_of_sets(verdict_set_of: Callable[[str], int], values: tuple[str, ...]) -> int:
-    """Return the union of the verdict sets of some values."""
-    united = 0
+    """Return the union of `verdict_set_of(value)` for all values; 0 if there are none."""
+    union = 0
     for value in values:
-        united |= verdict_set_of(value)
-        if united == ANY_VERDICT:
+        union |= verdict_set_of(value)
+        if union == ANY_VERDICT:
             break
-    return united
+    return union
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -243,17 +255,21 @@ def as_number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | Non
 
 
 def make_plan(node: Node) -> Plan:
-    """Return the plan of a condition."""
+    """Return the plan of a condition.
+
+    It is a SinglePropertyPlan if the condition reads exactly one property. Otherwise the condition
+    is divided into its operands, whose plans are made in the same way.
+    """
     names = property_names(node)
     if len(names) != 1:
-        return _split(node, names, make_plan)
-    inner = _atom_plan(node)
-    absent = combine_leaves(
-        inner, lambda leaf: leaf.absent_set if isinstance(leaf, AtomPlan) else ANY_VERDICT
+        return _plan_by_operands(node, names, make_plan)
+    atom_plan = _make_atom_plan(node)
+    absent_set = combine_leaves(
+        atom_plan, lambda leaf: leaf.absent_set if isinstance(leaf, AtomPlan) else ANY_VERDICT
     )
-    unknown = combine_leaves(inner, lambda leaf: leaf.possible_set)
+    possible_set = combine_leaves(atom_plan, lambda leaf: leaf.possible_set)
     (name,) = names
-    return SinglePropertyPlan(name, compile_node(node), inner, absent, unknown)
+    return SinglePropertyPlan(name, compile_node(node), atom_plan, absent_set, possible_set)
 
 
 def combine_leaves(
@@ -264,9 +280,10 @@ def combine_leaves(
 ) -> Any:
     """Return the verdict set of a plan, computed from the verdict sets of its leaves.
 
-    `leaf_sets` returns the set of a leaf. It may instead return an array of sets, one for each
-    row or value. Then `look_up(table, sets)` and `join(table, left_sets, right_sets)` must accept
-    arrays, and the result is an array, or an int if it is the same for all.
+    `leaf_sets(leaf)` returns the set of a leaf. It may instead return an array of sets, one for
+    each row or value. Then `look_up(table, sets)`, for joins with one operand, and `join(table,
+    left_sets, right_sets)` must accept arrays, and the result is an array, or an int if it is the
+    same for all. Operands behind a settled set are not computed.
     """
     if isinstance(plan, ConstantPlan):
         return plan.verdict_set
@@ -283,21 +300,28 @@ def combine_leaves(
     return sets
 
 
-def _atom_plan(node: Node) -> Plan:
-    """Return the plan down to the atoms of a node that reads one property or none."""
+def _make_atom_plan(node: Node) -> Plan:
+    """Return the plan of a condition that reads one property or none, divided down to its atoms.
+
+    Its leaves are AtomPlans and ConstantPlans.
+    """
     names = property_names(node)
-    plan = _split(node, names, _atom_plan)
+    plan = _plan_by_operands(node, names, _make_atom_plan)
     if not isinstance(plan, SeveralPropertiesPlan):
         return plan
-    absent = 1 << evaluate_verdict(plan.condition, {})
-    return AtomPlan(plan.names[0], node, plan.condition, absent, plan.possible_set)
+    absent_set = 1 << evaluate_verdict(plan.condition, {})
+    return AtomPlan(plan.names[0], node, plan.condition, absent_set, plan.possible_set)
 
 
-def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -> Plan:
-    """Return the plan of a node, with `plan_of` for its operands.
+def _plan_by_operands(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -> Plan:
+    """Return the plan of a condition that joins the plans of its operands.
 
-    Return a SeveralPropertiesPlan for a comparison that cannot be split, even if it reads only one
-    property. `names` are the properties that the node reads.
+    `names` are the properties that the condition reads, and `plan_of(operand)` returns the plan of
+    one of its operands.
+
+    A condition without properties becomes a ConstantPlan. A comparison whose operands are values,
+    such as `a > 5` or `a = b`, has no operands with plans. It becomes a SeveralPropertiesPlan, even
+    if it reads only one property.
     """
     if not names:
         return ConstantPlan(1 << evaluate_verdict(compile_node(node), {}))
@@ -307,42 +331,49 @@ def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -
         case Or(parts=parts):
             return _chain(Or, parts, plan_of)
         case Not(operand=operand):
-            return JoinPlan((plan_of(operand),), boolean_join_tables()[Not])
+            return JoinPlan((plan_of(operand),), verdict_tables()[Not])
         case Between():
             return plan_of(expand_between(node))
         case _:
-            read = [child for child in children(node) if property_names(child)]
-            if not all(map(is_boolean, read)):
-                names_read = tuple(sorted(names))
-                return SeveralPropertiesPlan(names_read, node, compile_node(node), _possible(node))
+            reading_operands = [child for child in children(node) if property_names(child)]
+            if not all(map(is_boolean, reading_operands)):
+                return SeveralPropertiesPlan(
+                    names=tuple(sorted(names)),
+                    node=node,
+                    condition=compile_node(node),
+                    possible_set=_possible_verdicts(node),
+                )
             # A comparison such as `(a = 1) = (b = 2)` or `(a = 1 AND b = 2) IS NULL`, which reads
-            # properties only in the conditions that it compares.
-            replaced: dict[str, Any] = {}
+            # properties only in the conditions that it compares. The table is built for the same
+            # comparison of stubs.
+            stubs: dict[str, Any] = {}
             for side in ("left", "right", "operand"):
-                if (child := getattr(node, side, None)) in read and child is not None:
-                    replaced[side] = stub_condition(len(replaced))
-            table = build_join_table(replace(node, **replaced), len(replaced))
-            return JoinPlan(tuple(map(plan_of, read)), table)
+                child = getattr(node, side, None)
+                if child is not None and child in reading_operands:
+                    stubs[side] = stub_condition(len(stubs))
+            table = build_join_table(replace(node, **stubs), len(stubs))
+            return JoinPlan(tuple(map(plan_of, reading_operands)), table)
 
 
 def _chain(
     kind: type[And] | type[Or], parts: tuple[Node, ...], plan_of: Callable[[Node], Plan]
 ) -> Plan:
-    """Return the plan of an AND or OR.
+    """Return the plan of an AND or OR (`kind`) of `parts`.
 
-    Neighbouring parts that read the same properties become one operand.
+    Neighbouring parts that read the same properties become one operand. If all parts read the same
+    properties, each becomes an operand of its own. `plan_of` returns the plan of an operand.
     """
     groups = [tuple(group) for _, group in groupby(parts, key=property_names)]
-    if len(groups) == 1:  # all parts read the same properties, so they are split one by one
+    if len(groups) == 1:
         groups = [(part,) for part in parts]
     plans = [plan_of(group[0] if len(group) == 1 else kind(group)) for group in groups]
-    return JoinPlan(tuple(plans), boolean_join_tables()[kind])
+    return JoinPlan(tuple(plans), verdict_tables()[kind])
 
 
-def _possible(node: Node) -> int:
-    """Return a verdict set that contains all verdicts that a comparison can have.
+def _possible_verdicts(node: Node) -> int:
+    """Return the set of the verdicts that a comparison can have for any message.
 
-    It may contain verdicts that cannot occur.
+    The set may also contain verdicts that cannot occur, but it lacks none.
     """
     match node:
         case In():
@@ -362,7 +393,10 @@ def _possible(node: Node) -> int:
 
 
 def can_match(plan: Plan, stats: BlockStats) -> bool:
-    """Return False only if no row of a block with these statistics can be TRUE."""
+    """Return whether a plan can be TRUE for a row of a block with these statistics.
+
+    False is certain, True is not: the block may still have no such row.
+    """
 
     def possible_verdicts(leaf: Leaf) -> int:
         if isinstance(leaf, SeveralPropertiesPlan) or leaf.name in stats.excluded:
@@ -376,17 +410,21 @@ def can_match(plan: Plan, stats: BlockStats) -> bool:
 
 
 def _value_verdicts(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) -> int:
-    """Return the set of verdicts that the values of a column can have, without null."""
+    """Return the set of the verdicts that a leaf can have for the values of a column.
+
+    Rows without a value are not considered. The set may contain verdicts that do not occur: those
+    of a leaf are known exactly only if the statistics list the distinct values.
+    """
     if column.values is not None:
         name, condition = leaf.name, leaf.condition
         return union_of_sets(
             lambda value: 1 << evaluate_verdict(condition, {name: value}), column.values
         )
     if isinstance(leaf, SinglePropertyPlan):
-        whole: int = combine_leaves(
+        union: int = combine_leaves(
             leaf.atom_plan, lambda atom: _value_verdicts(cast("AtomPlan", atom), column)
         )
-        return whole
+        return union
     node, low, high = leaf.node, column.low, column.high
     if isinstance(node, IsNull | BareProperty) and isinstance(node.operand, Property):
         # Every value has the same verdict.
@@ -397,15 +435,21 @@ def _value_verdicts(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) ->
     number_class, symbol, bound = comparison
     if number_class is JavaClass.DOUBLE:
         low, high = float(low), float(high)
-    inside, single = low <= bound <= high, low == high
-    always, sometimes = {
-        "=": (inside and single, inside),
-        "<>": (not inside, not (inside and single)),
+    is_inside, is_single = low <= bound <= high, low == high
+    # Whether all numbers of the range fulfil the comparison, and whether one of them may.
+    is_always_true, is_sometimes_true = {
+        "=": (is_inside and is_single, is_inside),
+        "<>": (not is_inside, not (is_inside and is_single)),
         ">": (low > bound, high > bound),
         ">=": (low >= bound, high >= bound),
         "<": (high < bound, low < bound),
         "<=": (high <= bound, low <= bound),
     }[symbol]
-    # Values with a fraction are errors for a whole number, and so are large values for an Integer.
-    # The range describes only values that can be converted.
-    return (0 if always else 1 << FALSE) | (1 << TRUE if sometimes else 0) | 1 << ERROR
+    # ERROR is always possible: values with a fraction are errors for a whole number, and large
+    # values are errors for an Integer. The range describes only values that can be converted.
+    possible_set = 1 << ERROR
+    if not is_always_true:
+        possible_set |= 1 << FALSE
+    if is_sometimes_true:
+        possible_set |= 1 << TRUE
+    return possible_set

@@ -159,8 +159,9 @@ def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[i
     """Parse a tag expression. Return (expression to send to a broker, tags, codes of the tags).
 
     None, "" and "*" mean all messages: the result is ("*", empty, empty). An expression of spaces
-    and separators has no tags either, but it matches no message, as in RocketMQ. Raises
-    FilterSyntaxError for an expression of separators only, or one above TAGS_LENGTH_MAX.
+    and separators has no tags either, but it matches no message, as in RocketMQ: the expression is
+    returned unchanged. Raises FilterSyntaxError if the expression consists only of separators, or
+    has more than TAGS_LENGTH_MAX characters.
     """
     if not expression or expression == ALL:
         return ALL, frozenset(), frozenset()
@@ -169,25 +170,31 @@ def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[i
 
 
 def _parse_tags_and_codes(expression: str) -> tuple[frozenset[str], frozenset[int]]:
+    """Return the tags of an expression and their codes. Raises as `split_tags`."""
     tags = split_tags(expression)
     return tags, frozenset(map(tag_code, tags))
 
 
 def _cache_tags(expression: str) -> None:
-    """Parse a long tag expression and cache the result. An error is ignored here."""
+    """Parse a long tag expression and store the result in `_PARSED_TAGS`.
+
+    If the cache is full, the oldest result is removed. An invalid expression is ignored, because
+    the caller's `parse_tags` raises its error later.
+    """
     with suppress(FilterError):
-        found = _parse_tags_and_codes(expression)
+        tags_and_codes = _parse_tags_and_codes(expression)
         while len(_PARSED_TAGS) >= PARSED_TAGS_MAX:
             with suppress(StopIteration, KeyError):  # another thread removed it
                 del _PARSED_TAGS[next(iter(_PARSED_TAGS))]
-        _PARSED_TAGS[expression] = found
+        _PARSED_TAGS[expression] = tags_and_codes
 
 
 def split_tags(expression: str) -> frozenset[str]:
     """Return the tags of an expression, without the spaces around them.
 
-    Raises FilterSyntaxError if the expression consists only of separators or is longer than
-    TAGS_LENGTH_MAX.
+    Empty tags are left out, so the set is empty if there are only spaces between the separators.
+    Raises FilterSyntaxError if the expression is empty, consists only of separators, or is longer
+    than TAGS_LENGTH_MAX.
     """
     if len(expression) > TAGS_LENGTH_MAX:
         raise FilterSyntaxError(
@@ -204,17 +211,21 @@ def split_tags(expression: str) -> frozenset[str]:
 
 
 def is_tag_kind(kind: str | None) -> bool:
-    """Return whether a subscription of this kind is by tags. That is also so without a kind."""
+    """Return whether a subscription of this kind is by tags: TAG, None and "" are."""
     return not kind or kind == TAG
 
 
-def subscribe(
+def parse_subscription(
     topic: str, expression: str | None = ALL, kind: str | None = TAG, version: int = 0
 ) -> Subscription:
-    """Return a subscription to a topic.
+    """Return the value that describes a subscription to a topic. Nothing is sent to a broker.
 
-    `version` is the time at which the client subscribed, in milliseconds since 1970. Raises
-    FilterSyntaxError if the expression cannot be parsed or the kind is unknown.
+    - `expression` is a tag expression or SQL92, according to `kind`. None and "*" mean all messages
+      for tags.
+    - `kind` is TAG or SQL92; None and "" mean TAG.
+    - `version` is the time at which the client subscribed, in milliseconds since 1970.
+
+    Raises FilterSyntaxError if the expression cannot be parsed or the kind is unknown.
     """
     if is_tag_kind(kind):
         text, tags, codes = parse_tags(expression)
@@ -272,10 +283,13 @@ SQL92_DISABLED = (
 
 
 def preparation_jobs(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
-    """Yield a function that does the slow part of compiling an expression in advance, if any.
+    """Yield one function that compiles an expression in advance, or nothing if it is not slow.
 
-    Yield nothing if the compilation is quick or its result is cached. The function may run in any
-    thread. It fills the cache and ignores errors, which the later compilation raises.
+    Nothing is yielded if compiling or parsing the expression is quick, if its result is cached, or
+    if the kind is unknown. Otherwise the caller runs the yielded function in another thread, and
+    compiles the expression afterwards, which is then quick. The function fills the cache and
+    ignores errors, which the later compilation raises. For a long SQL92 expression it also makes
+    the plan of the block engine.
     """
 
     def prepare() -> None:
@@ -307,17 +321,18 @@ def make_filter(subscription: Subscription) -> MessageFilter | None:
 
 
 Expression: TypeAlias = "Node | Selector | Subscription | str"
-"""A filter expression in any form; a str is SQL92."""
+"""A filter expression in any form: its tree, compiled, as a subscription, or as SQL92 text."""
 
 TAGS = "TAGS"
 """The property that contains the tag of a message."""
 
 
 def to_tree(expression: Expression) -> Node:
-    """Return the tree of an expression. A tag subscription becomes a comparison of property TAGS.
+    """Return the tree of an expression.
 
-    A string is parsed as SQL92. Raises FilterSyntaxError if the expression does not compile, its
-    kind is unknown, or a string contains text behind a complete expression.
+    A string is parsed as SQL92. A tag subscription becomes `TAGS IN (...)`, TRUE if it matches all
+    messages, and FALSE if it has no tags. Raises FilterSyntaxError if the expression does not
+    compile, its kind is unknown, or a string contains text behind a complete expression.
     """
     if isinstance(expression, str):
         return compile_complete(expression).tree

@@ -207,18 +207,19 @@ def show_consumer_progress(session: Session, values: FlagValues) -> None:
 def _fetch_consume_stats(session: Session, group: str, topic: str | None) -> bodies.ConsumeStats:
     """Return the offsets of a group, of one topic or of all if `topic` is None.
 
-    Without any offset, raises RequestError with the code 206 if the group broadcasts or has no
-    member online.
+    Without any offset, raises RequestError as RocketMQ's tool does: with the code 2002 if the group
+    broadcasts, because its members keep their offsets themselves, or 206 if it has no member.
     """
     stats = session.admin.consume_stats(group, topic)
     if not stats.queues:
         text = "Not found the consumer group consume stats, because return offset table is empty, "
-        with contextlib.suppress(SluiceError):
+        try:
             connections = session.admin.group_connections(group)
-            if connections.message_model == bodies.BROADCASTING:
-                raise RequestError(2002, f"{text}the consumer is under the broadcast mode")
-            return stats
-        raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, f"{text}maybe the consumer not online")
+        except SluiceError as error:
+            remark = f"{text}maybe the consumer not online"
+            raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, remark) from error
+        if connections.message_model == bodies.BROADCASTING:
+            raise RequestError(2002, f"{text}the consumer is under the broadcast mode")
     return stats
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError, TopicNotFoundError
-from sluicemq.filter.subscriptions import subscribe, tag_matches
+from sluicemq.filter.subscriptions import parse_subscription, tag_matches
 from sluicemq.model.message import KEYS, StoredMessage
 from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.topic import MessageQueue
@@ -240,7 +240,7 @@ def _matching_messages(
     session: Session, values: FlagValues, queue: MessageQueue, low: int, high: int
 ) -> Iterator[StoredMessage]:
     """Yield the messages [low, high) of a queue that match the tags in flag `subExpression`."""
-    subscription = subscribe(queue.topic, values.get("subExpression", "*"))
+    subscription = parse_subscription(queue.topic, values.get("subExpression", "*"))
     for message in _read_range(session, queue, low, high):
         if subscription.is_everything or tag_matches(subscription, message.tag):
             yield message

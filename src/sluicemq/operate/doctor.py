@@ -45,7 +45,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
     SluiceError,
 )
-from sluicemq.filter.subscriptions import is_tag_kind, subscribe
+from sluicemq.filter.subscriptions import is_tag_kind, parse_subscription
 from sluicemq.model.ids import unique_id_time_ms
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -373,7 +373,7 @@ class Walk:
                 what = f"the groups of {broker.name}"
                 table = self.ask_admin(what, self.admin.group_table, broker.address)
                 if table is not None and group in table.groups:
-                    everything = subscribe(topic, None)
+                    everything = parse_subscription(topic, None)
                     commands.append(requests.pull(group, queue, 0, subscription=everything))
             for command in commands:
                 answer = self.ask_admin("rights", self.admin.call, broker.address, command)

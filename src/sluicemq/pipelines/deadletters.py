@@ -46,7 +46,7 @@ from sluicemq.client.admin.dead_letters import (
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import (
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
@@ -483,7 +483,7 @@ def _assumed_subscriptions(
     for option, kind in (("filter_sql", SQL92), ("filter_tags", TAG)):
         if options[option]:
             check_subscription(Subscription("", options[option], kind))
-            return {topic: (subscribe(topic, options[option], kind),) for topic in topics}
+            return {topic: (parse_subscription(topic, options[option], kind),) for topic in topics}
     return None
 
 

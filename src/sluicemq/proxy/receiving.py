@@ -21,7 +21,7 @@ from sluicemq.client.core.conversations import Conversation
 from sluicemq.client.core.requests import expect_success, header_fields, request_error
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.errors import FilterSyntaxError, ProtocolError, RequestError, SluiceError
-from sluicemq.filter.subscriptions import subscribe, tag_matches
+from sluicemq.filter.subscriptions import parse_subscription, tag_matches
 from sluicemq.model.ids import CACHED_LENGTH_MAX
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
@@ -478,7 +478,7 @@ def _tag_subscription(topic: str, text: str) -> Subscription:
 def _cached_tag_subscription(topic: str, text: str) -> Subscription:
     """Return a subscription to tags from the cache, or create it. Raises StatusError."""
     try:
-        return subscribe(topic, text, TAG)
+        return parse_subscription(topic, text, TAG)
     except FilterSyntaxError as error:
         raise StatusError(Refusal.FILTER, str(error)) from error
 

@@ -32,7 +32,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.grpc import Call
@@ -210,7 +210,7 @@ def _subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
     if entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
     try:
-        return subscribe(topic, expression, version=now_ms)
+        return parse_subscription(topic, expression, version=now_ms)
     except FilterError as error:
         raise StatusError(Refusal.FILTER_OF_SETTINGS, str(error)) from error
 

@@ -110,10 +110,12 @@ _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
 
 
 class _Rows(Records):
-    """Valid records, with their properties, which are read when they are first needed."""
+    """Valid records, with their properties, which are read when they are first needed.
+
+    Creating it raises ProtocolError if a record is not valid.
+    """
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
-        """Read the heads of the records. Raises ProtocolError if a record is not valid."""
         super().__init__(raw, starts, base)
         self.require_valid()
 
@@ -126,17 +128,19 @@ class _Rows(Records):
 class RecordDecoder:
     """Decodes records into Arrow batches with one schema.
 
-    - `columns` are names in COLUMNS or EXTRA_COLUMNS, or BODY_ERROR.
-    - `promoted` maps the names of further columns to property names. Each of them is a nullable
-      string column.
-    - `tags` selects rows by their tag; None keeps all rows. This is necessary because a broker
-      selects by the hash of a tag (spec/filter.md §1).
+    - `columns` are the names of the columns: names in COLUMNS or EXTRA_COLUMNS, or BODY_ERROR.
+    - `promoted` maps the names of further columns to property names. Each of these columns contains
+      the values of one property: strings, null if a message lacks it.
+    - `broker` is the value of the column `broker`.
+    - `tags` keeps only rows with one of these tags; None keeps all rows. This is necessary because
+      a broker selects by the hash of a tag (spec/filter.md §1).
     - `hidden` are property names that are left out of the column `properties`.
-    - `keeps_raw` puts the stored bytes in `body` if the body cannot be decoded. Otherwise it is
+    - `body_bytes_max` is the largest size of a decompressed body. A body that grows beyond it
+      counts as undecodable.
+    - `keeps_raw` says what `body` contains if a body is undecodable: the stored bytes if true, else
       null.
 
-    Bodies are decompressed only for `body` and BODY_ERROR. A body that cannot be decoded, or grows
-    beyond `body_bytes_max` bytes, counts as undecodable.
+    Bodies are decompressed only for the columns `body` and BODY_ERROR.
     """
 
     def __init__(
@@ -165,31 +169,37 @@ class RecordDecoder:
         keep_freed_memory(_KEPT_BYTES)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
-        """Yield batches of the records in `data`.
+        """Yield `pyarrow.RecordBatch` objects with the records in `data`, in order.
 
-        Each has between 1 and BLOCK_ROWS_MAX rows. The batches do not refer to `data`. Raises
-        ProtocolError if the bytes are not whole records.
+        Each has between 1 and BLOCK_ROWS_MAX rows. Nothing is yielded for records that `tags`
+        excludes. The batches do not refer to `data`. Raises ProtocolError if the bytes are not
+        whole records.
         """
         raw = np.frombuffer(data, np.uint8)
         starts = find_record_starts(raw)
-        begin = 0
-        while begin < len(starts):
-            limit = starts[begin] + BLOCK_BYTES_MAX
-            end = min(begin + BLOCK_ROWS_MAX, int(np.searchsorted(starts, limit)))
-            end = max(end, begin + 1)
-            yield from self._batches(_Rows(raw, starts[begin:end]))
-            begin = end
+        first = 0
+        while first < len(starts):
+            # A block has at least one record, even if that is larger than BLOCK_BYTES_MAX.
+            end_by_bytes = int(np.searchsorted(starts, starts[first] + BLOCK_BYTES_MAX))
+            end = max(min(first + BLOCK_ROWS_MAX, end_by_bytes), first + 1)
+            yield from self._decode_block(_Rows(raw, starts[first:end]))
+            first = end
 
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
         """Yield batches of the records that begin at `starts` in `data`, in ascending order.
 
-        There may be at most BLOCK_ROWS_MAX records with BLOCK_BYTES_MAX bytes together. Each must
-        be whole, according to its size. Raises ProtocolError if a record is not valid.
+        The batches are those of `decode`. There may be at most BLOCK_ROWS_MAX records with
+        BLOCK_BYTES_MAX bytes together. Each must be whole, according to its size. Raises
+        ProtocolError if a record is not valid.
         """
-        yield from self._batches(_Rows(np.frombuffer(data, np.uint8), starts))
+        yield from self._decode_block(_Rows(np.frombuffer(data, np.uint8), starts))
 
-    def _batches(self, block: _Rows) -> Iterator[Any]:
-        """Yield the batches of a block: one, or several if decompressed bodies are large."""
+    def _decode_block(self, block: _Rows) -> Iterator[Any]:
+        """Yield the batches of a block.
+
+        There is no batch if `tags` excludes all rows, and several if the decompressed bodies have
+        more than BATCH_BODY_BYTES_MAX bytes together.
+        """
         if self._tags is not None:
             wanted = np.asarray(
                 pc.is_in(text_column(block.properties, TAGS), self._tags).fill_null(False)
@@ -204,90 +214,109 @@ class RecordDecoder:
             for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
                 start = block.body_starts[row]
                 raw = block.raw[start : start + block.body_lengths[row]]
-                found = decode_body(raw.data, int(block.sys_flag[row]), self._body_bytes_max)
-                size += 0 if isinstance(found, Undecodable) else len(found)
+                body = decode_body(raw.data, int(block.sys_flag[row]), self._body_bytes_max)
+                size += 0 if isinstance(body, Undecodable) else len(body)
                 if size > BATCH_BODY_BYTES_MAX and row:
-                    yield self._batch(block.take_rows(slice(0, row)), decoded)
-                    yield from self._batches(block.take_rows(slice(row, None)))
+                    yield self._make_batch(block.take_rows(slice(0, row)), decoded)
+                    yield from self._decode_block(block.take_rows(slice(row, None)))
                     return
-                decoded[row] = found
-        yield self._batch(block, decoded)
+                decoded[row] = body
+        yield self._make_batch(block, decoded)
 
-    def _batch(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
-        """Return one batch. `decoded` has the bodies of the rows that are compressed."""
-        arrays = [self._column(name, block, decoded) for name in self.columns]
+    def _make_batch(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
+        """Return all rows of `block` as one batch.
+
+        `decoded` maps the index of each compressed row to its decoded body. It may be empty if
+        neither `body` nor BODY_ERROR is requested.
+        """
+        arrays = [self._make_column(name, block, decoded) for name in self.columns]
         arrays += [text_column(block.properties, name) for name in self.promoted.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, name: str, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
+    def _make_column(self, name: str, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
+        """Return the Arrow array of the column `name`. `decoded` is that of `_make_batch`."""
         if name == "properties":
-            return self._properties(block)
+            return self._make_properties_column(block)
         if name == "broker":
             return self._repeated.array((self._broker,), len(block))
         if name == "topic":
-            if block.topic is not None:
-                return self._repeated.array((_utf8(block.topic),), len(block))
-            places = zip(block.topic_starts.tolist(), block.topic_lengths.tolist(), strict=True)
-            topics = [_utf8(block.raw[at : at + size].tobytes()).decode() for at, size in places]
-            return pa.array(topics, pa.string())
+            return self._make_topic_column(block)
         if name == BODY_ERROR:
             reasons: list[str | None] = [None] * len(block)
-            for row, found in decoded.items():
-                reasons[row] = found.reason if isinstance(found, Undecodable) else None
+            for row, body in decoded.items():
+                reasons[row] = body.reason if isinstance(body, Undecodable) else None
             return pa.array(reasons, pa.string())
         if name == "body":
-            return self._bodies(block, decoded)
-        return _SIMPLE[name](block)
+            return self._make_body_column(block, decoded)
+        return _COLUMN_BUILDERS[name](block)
 
-    def _bodies(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
+    def _make_topic_column(self, block: _Rows) -> Any:
+        """Return the topics of the records. Bytes that are not UTF-8 are replaced."""
+        if block.topic is not None:
+            return self._repeated.array((_replace_invalid_utf8(block.topic),), len(block))
+        bounds = zip(block.topic_starts.tolist(), block.topic_lengths.tolist(), strict=True)
+        encoded = [block.raw[start : start + size].tobytes() for start, size in bounds]
+        return pa.array([topic.decode(errors="replace") for topic in encoded], pa.string())
+
+    def _make_body_column(self, block: _Rows, decoded: dict[int, bytes | Undecodable]) -> Any:
+        """Return the bodies of the records.
+
+        A row in `decoded` has its decoded body. If that is undecodable, the row has the stored
+        bytes if `keeps_raw` was set, else null. Other rows have their stored bytes.
+        """
         starts, lengths = block.body_starts, block.body_lengths
         if not decoded:
             return make_value_array(block.raw, starts, lengths, pa.binary())
         raw_rows = {
             row
-            for row, found in decoded.items()
-            if self._keeps_raw and isinstance(found, Undecodable)
+            for row, body in decoded.items()
+            if self._keeps_raw and isinstance(body, Undecodable)
         }
-        others = [row for row in decoded if row not in raw_rows]
-        plain = np.delete(np.arange(len(block)), others)
-        bodies = make_value_array(block.raw, starts[plain], lengths[plain], pa.binary())
-        found_bodies = [
-            None if isinstance(decoded[row], Undecodable) else decoded[row] for row in others
+        decoded_rows = [row for row in decoded if row not in raw_rows]
+        stored_rows = np.delete(np.arange(len(block)), decoded_rows)
+        stored_bodies = make_value_array(
+            block.raw, starts[stored_rows], lengths[stored_rows], pa.binary()
+        )
+        decoded_bodies = [
+            None if isinstance(decoded[row], Undecodable) else decoded[row] for row in decoded_rows
         ]
-        rows = [plain, np.array(others, np.int64)]
-        return in_row_order([bodies, pa.array(found_bodies, pa.binary())], rows, len(block))
+        parts = [stored_bodies, pa.array(decoded_bodies, pa.binary())]
+        rows = [stored_rows, np.array(decoded_rows, np.int64)]
+        return in_row_order(parts, rows, len(block))
 
-    def _properties(self, block: _Rows) -> Any:
-        def of_shape(shape: Shape) -> Any:
-            shown = [
-                pair
-                for pair in zip(shape.names, shape.values, strict=True)
-                if pair[0].decode() not in self._hidden
+    def _make_properties_column(self, block: _Rows) -> Any:
+        """Return the properties of the records as an Arrow map array, without the hidden names."""
+
+        def make_map_array(shape: Shape) -> Any:
+            visible = [
+                (name, values)
+                for name, values in zip(shape.names, shape.values, strict=True)
+                if name.decode() not in self._hidden
             ]
-            rows, width = len(shape.starts), len(shown)
-            values = make_text_array([places for _, places in shown], rows)
+            rows, width = len(shape.starts), len(visible)
+            values = make_text_array([values for _, values in visible], rows)
             offsets = pa.Array.from_buffers(
                 pa.int32(), rows + 1, [None, make_even_offsets(rows, width)]
             )
-            names = self._repeated.array(tuple(name for name, _ in shown), rows)
+            names = self._repeated.array(tuple(name for name, _ in visible), rows)
             return pa.MapArray.from_arrays(offsets, names, values)
 
-        def of_odd(rows: list[dict[str, str]]) -> Any:
-            shown = [
+        def make_odd_map_array(rows: list[dict[str, str]]) -> Any:
+            visible = [
                 [(name, value) for name, value in row.items() if name not in self._hidden]
                 for row in rows
             ]
-            return pa.array(shown, PROPERTIES)
+            return pa.array(visible, PROPERTIES)
 
-        return shape_arrays(block.properties, of_shape, of_odd)
+        return shape_arrays(block.properties, make_map_array, make_odd_map_array)
 
 
-def _utf8(data: bytes) -> bytes:
-    """Return text with bytes that are not UTF-8 replaced."""
+def _replace_invalid_utf8(data: bytes) -> bytes:
+    """Return encoded text in which bytes that are not UTF-8 are replaced by U+FFFD."""
     return data.decode(errors="replace").encode()
 
 
-def _message_ids(block: _Rows) -> Any:
+def _make_message_id_column(block: _Rows) -> Any:
     """Return the message ids: UNIQ_KEY, or the offset message id if a message has none.
 
     The offset message id consists of store host and position in hexadecimal digits.
@@ -296,69 +325,76 @@ def _message_ids(block: _Rows) -> Any:
     if not ids.null_count:
         return ids
     missing = np.flatnonzero(np.asarray(ids.is_null()))
-    host_places = block.body_starts[missing] - 16
-    wide = (block.sys_flag[missing] & STORE_HOST_IPV6) != 0
+    # 16 bytes follow the store host in the head: number of retries 4, prepared offset 8, body
+    # length 4. The host has 8 or 20 bytes, with its port.
+    host_ends = block.body_starts[missing] - 16
+    is_ipv6 = (block.sys_flag[missing] & STORE_HOST_IPV6) != 0
     parts, rows = [ids], [np.arange(len(block))]
-    for width, some in ((8, ~wide), (20, wide)):
-        if some.any():
-            hosts = gather(block.raw, host_places[some] - width, f"V{width}")
-            offsets = gather(block.raw, block.starts[missing[some]] + _POSITION_AT, "V8")
-            parts.append(make_hex_array(np.concatenate((_bytes(hosts), _bytes(offsets)), axis=1)))
-            rows.append(missing[some])
+    for host_bytes, selected in ((8, ~is_ipv6), (20, is_ipv6)):
+        if selected.any():
+            hosts = gather(block.raw, host_ends[selected] - host_bytes, f"V{host_bytes}")
+            positions = gather(block.raw, block.starts[missing[selected]] + _POSITION_AT, "V8")
+            id_bytes = np.concatenate((_byte_matrix(hosts), _byte_matrix(positions)), axis=1)
+            parts.append(make_hex_array(id_bytes))
+            rows.append(missing[selected])
     return in_row_order(parts, rows, len(block))
 
 
-def _bytes(values: NDArray[Any]) -> Bytes:
-    """Return the values as a matrix of bytes."""
+def _byte_matrix(values: NDArray[Any]) -> Bytes:
+    """Return a matrix whose row i contains the bytes of `values[i]`."""
     return values.view(np.uint8).reshape(len(values), -1)
 
 
-def _time(name: str, block: _Rows) -> Any:
-    """Return a time in ms as a timestamp; null if its microseconds do not fit into 64 bits."""
+def _make_time_column(name: str, block: _Rows) -> Any:
+    """Return the times of field `name` as a timestamp column in microseconds.
+
+    The field contains ms. A time is null if its microseconds do not fit into 64 bits.
+    """
     times = block.field(name)
-    far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
-    if far.any():
-        return pa.array(np.where(far, 0, times) * 1000, pa.int64(), mask=far).cast(TIMESTAMP)
+    too_far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
+    if too_far.any():
+        microseconds = np.where(too_far, 0, times) * 1000
+        return pa.array(microseconds, pa.int64(), mask=too_far).cast(TIMESTAMP)
     return pa.Array.from_buffers(TIMESTAMP, len(times), [None, pa.py_buffer(times * 1000)])
 
 
-def _host(name: str, block: _Rows) -> Any:
-    """Return a host of each record as text."""
-    places = np.empty(len(block), np.int64)
+def _make_host_column(name: str, block: _Rows) -> Any:
+    """Return the hosts of field `name` as a string column. Each different host is decoded once."""
+    indices = np.empty(len(block), np.int64)
     texts: list[str] = []
     for rows, hosts in block.hosts(name):
         if not len(rows):
             continue
         words = np.ascontiguousarray(hosts).view(np.uint32).reshape(len(rows), -1)
-        different, turns = np.unique(words, axis=0, return_inverse=True)
-        places[rows] = len(texts) + turns.reshape(-1)
-        texts += [str(decode_host(row.tobytes())) for row in different]
-    return pa.array(texts, pa.string()).take(pa.array(places))
+        distinct, codes = np.unique(words, axis=0, return_inverse=True)
+        indices[rows] = len(texts) + codes.reshape(-1)
+        texts += [str(decode_host(row.tobytes())) for row in distinct]
+    return pa.array(texts, pa.string()).take(pa.array(indices))
 
 
-def _number(name: str, kind: Any, block: _Rows) -> Any:
-    """Return an integer field of the head of each record."""
+def _make_number_column(name: str, kind: Any, block: _Rows) -> Any:
+    """Return an integer field of the heads as a column of the Arrow type `kind`."""
     return pa.array(block.field(name, np.dtype(f"i{kind.bit_width // 8}")))
 
 
-def _property(name: str, block: _Rows) -> Any:
-    """Return a property of each record as text."""
+def _make_property_column(name: str, block: _Rows) -> Any:
+    """Return the values of a property as a string column, null if a message lacks it."""
     return text_column(block.properties, name)
 
 
-_SIMPLE: Final[dict[str, Callable[[_Rows], Any]]] = {
+_COLUMN_BUILDERS: Final[dict[str, Callable[[_Rows], Any]]] = {
     **{
-        name: partial(_number, {"size_bytes": "size"}.get(name, name), kind)
+        name: partial(_make_number_column, {"size_bytes": "size"}.get(name, name), kind)
         for name, kind in _TYPES.items()
         if pa.types.is_integer(kind)
     },
-    **{name: partial(_time, name) for name in ("born_time", "store_time")},
-    **{name: partial(_host, name) for name in ("born_host", "store_host")},
-    "keys": partial(_property, KEYS),
-    "tags": partial(_property, TAGS),
-    "msg_id": _message_ids,
+    **{name: partial(_make_time_column, name) for name in ("born_time", "store_time")},
+    **{name: partial(_make_host_column, name) for name in ("born_host", "store_host")},
+    "keys": partial(_make_property_column, KEYS),
+    "tags": partial(_make_property_column, TAGS),
+    "msg_id": _make_message_id_column,
 }
-"""Functions that build columns from a block alone."""
+"""The functions that build a column from a block alone, by the name of the column."""
 
 
 # --- blocks of property columns
@@ -369,13 +405,17 @@ values in the log."""
 COLUMNS_MAX: Final = 64
 """The most columns of a block by default."""
 UNIQUE_VALUE_BYTES: Final = 16
-"""A property with longer values than this, on average, gets no column if most occur once."""
+"""A property whose values are longer than this on average gets no column if most of its values
+occur once."""
 _UNIQUE_ROWS_MIN: Final = 256
-"""A property with fewer values than this is not excluded because they occur once."""
+"""A property that fewer rows have than this is never excluded for its unique values."""
 
 
 class ArrowColumns(LazyColumns):
-    """Columns that are stored as Arrow dictionary arrays, in `arrays`."""
+    """Columns that are stored as Arrow dictionary arrays.
+
+    `arrays` contains them by name. Each is converted to a `Column` when it is first read.
+    """
 
     __slots__ = ("arrays",)
 
@@ -395,7 +435,7 @@ def _codes(array: Any) -> NDArray[Any]:
 
 
 def _code_type(count: int) -> Any:
-    """Return the smallest integer type for `count` codes."""
+    """Return the smallest signed integer type for the codes -1 to `count` - 1."""
     return np.int8 if count <= 0x80 else np.int16 if count <= 0x8000 else np.int32
 
 
@@ -404,6 +444,18 @@ class LogPiece(NamedTuple):
 
     base: int
     data: Bytes
+
+
+class _PropertyRows(NamedTuple):
+    """Where the encoded properties of some rows of a block are.
+
+    Those of row `rows[i]` have `lengths[i]` bytes and begin at `starts[i]` in `raw`.
+    """
+
+    raw: Bytes
+    starts: Positions
+    lengths: Positions
+    rows: Positions
 
 
 def build_block(
@@ -417,24 +469,17 @@ def build_block(
     """Return the block of the records with these positions in the log and these sizes.
 
     `first_offset` is the queue offset of the first row. A row is odd if its record is in none of
-    `pieces`, or if its lengths do not agree. With `names`, the block has the columns of these
-    names, whatever their values are, and no others. Otherwise it has at most `columns_max` columns.
+    `pieces`, if the record has another size or position than the caller says, or if its lengths do
+    not agree. With `names`, the block has the columns of these names, whatever their values are,
+    and no others. Otherwise it has at most `columns_max` columns: those of the properties that most
+    rows have, without those that `_make_column_arrays` excludes.
     """
-    rows = len(positions)
-    found: list[tuple[Bytes, Positions, Positions, Positions]] = []
-    for base, raw in pieces:
-        members_here = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
-        at, wanted = positions[members_here] - base, sizes[members_here]
-        good = (wanted >= RECORD_BYTES_MIN) & (at + wanted <= len(raw))
-        if not good.any():
-            continue
-        records = Records(raw, at if good.all() else np.where(good, at, 0), base)
-        good &= records.valid & (records.sizes == wanted)
-        good &= records.field("physical_offset") == positions[members_here]
-        starts, lengths = records.property_starts, records.property_lengths
-        found.append((raw, starts[good], lengths[good], members_here[good]))
-    raw, starts, lengths, members = _merge_pieces(found)
-    properties = read_properties(raw, starts, lengths) if len(members) else None
+    row_count = len(positions)
+    parts = [_locate_properties(piece, positions, sizes) for piece in pieces]
+    merged = _merge_pieces(parts)
+    properties = None
+    if len(merged.rows):
+        properties = read_properties(merged.raw, merged.starts, merged.lengths)
     arrays: dict[str, Any] = {}
     excluded = frozenset[str]()
     if properties is not None and names is None:
@@ -442,49 +487,80 @@ def build_block(
     elif properties is not None and names is not None:
         arrays = {name: text_column(properties, name).dictionary_encode() for name in names}
     odd = np.empty(0, np.int64)
-    if len(members) != rows:
-        odd = np.setdiff1d(np.arange(rows), members)
+    if len(merged.rows) != row_count:
+        # The arrays contain only the rows that are not odd. Insert the code -1 for odd rows.
+        odd = np.setdiff1d(np.arange(row_count), merged.rows)
         for name, array in arrays.items():
-            codes = np.full(rows, -1, np.int32)
-            codes[members] = _codes(array)
+            codes = np.full(row_count, -1, np.int32)
+            codes[merged.rows] = _codes(array)
             arrays[name] = make_dictionary_array(codes, array.dictionary)
-    return ColumnBlock(first_offset, rows, ArrowColumns(arrays), excluded, odd)
+    return ColumnBlock(first_offset, row_count, ArrowColumns(arrays), excluded, odd)
 
 
-def _merge_pieces(
-    found: list[tuple[Bytes, Positions, Positions, Positions]],
-) -> tuple[Bytes, Positions, Positions, Positions]:
-    """Merge the property bytes of several pieces into one buffer.
+def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) -> _PropertyRows:
+    """Return where the properties of those records are that are valid and in `piece`.
 
-    Return (buffer, starts, lengths, rows), sorted by row.
+    `positions` and `sizes` are those of all rows of the block. A record is valid if it is whole,
+    its lengths agree, and its head has the same position and size.
     """
-    found = [part for part in found if len(part[3])]
-    if not found:
+    base, raw = piece
+    rows = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
+    starts, record_sizes = positions[rows] - base, sizes[rows]
+    is_valid = (record_sizes >= RECORD_BYTES_MIN) & (starts + record_sizes <= len(raw))
+    if not is_valid.any():
         nothing = np.empty(0, np.int64)
-        return np.empty(0, np.uint8), nothing, nothing, nothing
-    if len(found) == 1:
-        return found[0]
-    runs, starts, filled = [], [], 0
-    for raw, places, lengths, _ in found:
-        _, offsets, data = make_value_array(raw, places, lengths, pa.binary()).buffers()
-        bounds = np.frombuffer(offsets, np.int32, len(places) + 1).astype(np.int64)
+        return _PropertyRows(raw, nothing, nothing, nothing)
+    # `Records` reads a whole head at each start. The starts of invalid rows are replaced by 0, as
+    # there are enough bytes at 0. The rows stay invalid whatever these bytes are.
+    records = Records(raw, starts if is_valid.all() else np.where(is_valid, starts, 0), base)
+    is_valid &= records.valid & (records.sizes == record_sizes)
+    is_valid &= records.field("physical_offset") == positions[rows]
+    return _PropertyRows(
+        raw,
+        records.property_starts[is_valid],
+        records.property_lengths[is_valid],
+        rows[is_valid],
+    )
+
+
+def _merge_pieces(parts: list[_PropertyRows]) -> _PropertyRows:
+    """Merge the property bytes of several pieces into one buffer, sorted by row.
+
+    If only one part has rows, return it as it is.
+    """
+    parts = [part for part in parts if len(part.rows)]
+    if not parts:
+        nothing = np.empty(0, np.int64)
+        return _PropertyRows(np.empty(0, np.uint8), nothing, nothing, nothing)
+    if len(parts) == 1:
+        return parts[0]
+    buffers, starts, buffered_bytes = [], [], 0
+    for part in parts:
+        # The data buffer of a binary array contains the values without gaps.
+        array = make_value_array(part.raw, part.starts, part.lengths, pa.binary())
+        _, offsets, data = array.buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(part.rows) + 1).astype(np.int64)
         size = int(bounds[-1])
-        runs.append(np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8))
-        starts.append(bounds[:-1] + filled)
-        filled += size
-    rows = np.concatenate([part[3] for part in found])
+        buffers.append(np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8))
+        starts.append(bounds[:-1] + buffered_bytes)
+        buffered_bytes += size
+    rows = np.concatenate([part.rows for part in parts])
     order = np.argsort(rows, kind="stable")
-    all_lengths = np.concatenate([part[2] for part in found])
+    lengths = np.concatenate([part.lengths for part in parts])
     # `read_properties` reads one byte behind the last value, whatever it is.
-    joined = np.concatenate([*runs, np.zeros(1, np.uint8)])
-    return joined, np.concatenate(starts)[order], all_lengths[order], rows[order]
+    joined = np.concatenate([*buffers, np.zeros(1, np.uint8)])
+    return _PropertyRows(joined, np.concatenate(starts)[order], lengths[order], rows[order])
 
 
 def _make_column_arrays(
     found: Properties, columns_max: int
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return an array for each name that gets a column, and the names that occur and get none."""
-    counts: Counter[str] = Counter()
+    """Return the column arrays by name, and the names that occur but get no column.
+
+    A name gets no column if it is in NEVER_COLUMNS, if most of its values are long and occur once
+    (`_is_unique`), or if `columns_max` names that more rows have get one.
+    """
+    counts: Counter[str] = Counter()  # the number of rows that have each name
     for shape in found.shapes:
         for raw_name in shape.names:
             counts[raw_name.decode()] += len(shape.starts)
@@ -515,7 +591,10 @@ def _is_unique(array: Any) -> bool:
 
 
 def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
-    """Return an Arrow dictionary array of the smallest code type. A code of -1 is null."""
+    """Return an Arrow dictionary array of these codes, which are indices in `values`.
+
+    A code of -1 becomes null. The codes are stored in the smallest integer type for `values`.
+    """
     codes = np.ascontiguousarray(codes, _code_type(len(values)))
     present = codes >= 0
     bitmap = None
@@ -530,30 +609,39 @@ def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
 def merge_block_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozenset[str]]:
     """Return the columns of consecutive blocks as arrays by name, and the excluded names.
 
-    A name that one of the blocks excludes is excluded. All blocks must come from `build_block`.
+    Each array has the rows of all blocks. A name is excluded if one of the blocks excludes it, or
+    if most values of the merged column are long and occur once. All blocks must come from
+    `build_block`.
     """
     excluded = frozenset[str]().union(*(block.excluded for block in blocks))
     names = dict.fromkeys(name for block in blocks for name in block.columns)
-    merged: dict[str, Any] = {}
-    for name in (one for one in names if one not in excluded):
-        found = [
-            block.columns.arrays.get(name) if isinstance(block.columns, ArrowColumns) else None
-            for block in blocks
-        ]
-        # The values of all dictionaries get new, common numbers.
-        joined = pa.concat_arrays([array.dictionary for array in found if array is not None])
-        numbered = joined.dictionary_encode()
-        numbers = np.asarray(numbered.indices)
-        parts, at = [], 0
-        for block, array in zip(blocks, found, strict=True):
-            if array is None:
-                parts.append(np.full(block.rows, -1, np.int32))
-                continue
-            # The last entry is for the code -1.
-            members_here = np.append(numbers[at : at + len(array.dictionary)], -1)
-            at += len(array.dictionary)
-            parts.append(members_here[_codes(array)])
-        merged[name] = make_dictionary_array(np.concatenate(parts), numbered.dictionary)
+    merged = {name: _merge_column(name, blocks) for name in names if name not in excluded}
     unique = {name for name, array in merged.items() if _is_unique(array)}
-    kept = {name: array for name, array in merged.items() if name not in unique}
-    return kept, excluded | unique
+    arrays = {name: array for name, array in merged.items() if name not in unique}
+    return arrays, excluded | unique
+
+
+def _merge_column(name: str, blocks: Sequence[ColumnBlock]) -> Any:
+    """Return one dictionary array of a column that at least one of the blocks has.
+
+    Rows of blocks without this column are null.
+    """
+    arrays = [
+        block.columns.arrays.get(name) if isinstance(block.columns, ArrowColumns) else None
+        for block in blocks
+    ]
+    # All dictionaries, one behind the other, are encoded as one new dictionary without repetitions.
+    joined = pa.concat_arrays([array.dictionary for array in arrays if array is not None])
+    encoded = joined.dictionary_encode()
+    new_codes = np.asarray(encoded.indices)  # of the entries of `joined`
+    parts, first_entry = [], 0
+    for block, array in zip(blocks, arrays, strict=True):
+        if array is None:
+            parts.append(np.full(block.rows, -1, np.int32))
+            continue
+        end_entry = first_entry + len(array.dictionary)
+        # The last entry is for the code -1.
+        new_code_by_code = np.append(new_codes[first_entry:end_entry], -1)
+        parts.append(new_code_by_code[_codes(array)])
+        first_entry = end_entry
+    return make_dictionary_array(np.concatenate(parts), encoded.dictionary)

@@ -4,12 +4,12 @@ What is between the bodies and properties of a batch has a fixed size, and the s
 log:
 
     batch      head 20 | body | length 2 | properties | head 20 | body | …
-    log        head 88 | body | topic, length | before, properties, behind | head 88 | body | …
+    log        head 88 | body | topic, length | prefix, properties, suffix | head 88 | body | …
 
 Numbers are therefore columns, which NumPy reads and writes for thousands of messages at once.
-Bodies and properties are `Spans` of one buffer. Spans of nearly equal sizes are copied as if all
-had the size of the longest one, in order: the surplus bytes behind a shorter one are overwritten by
-the next write. Other spans become slices, which one join puts between the numbers.
+Bodies and properties are `Spans` of one buffer. Spans of nearly equal sizes are copied in order, as
+if all had the size of the longest one. The surplus bytes behind a shorter one are overwritten by a
+later write. Other spans become slices, which one join puts between the numbers.
 
 Everything else that a batch must fulfil is checked for all of it: lengths agree, properties end
 with 0x02, and no property has a name that needs special care. Most senders give all messages the
@@ -60,7 +60,10 @@ _SPARE_BYTES: Final = 64
 
 
 class Spans:
-    """Pieces of the buffer `data`, in ascending order."""
+    """Pieces of the buffer `data`. Piece i has `sizes[i]` bytes and begins at `starts[i]`.
+
+    `starts` is in ascending order. Most methods need at least one piece.
+    """
 
     __slots__ = ("data", "sizes", "starts")
 
@@ -77,14 +80,18 @@ class Spans:
         return self.data[start : start + int(self.sizes[index])]
 
     def slices(self) -> list[Any]:
-        """Return each piece as bytes, or as a view if copying would be expensive."""
+        """Return a list of all pieces.
+
+        They are memoryviews of `data` if `data` has more than `_COPIED_BYTES_MAX` bytes for each
+        piece, else copies (bytes).
+        """
         data: Any = self.data
         width = int(self.sizes[0])
         if len(data) > len(self.starts) * _COPIED_BYTES_MAX:
             data = memoryview(data)
         elif width and (self.sizes == width).all():
-            found: list[Any] = gather(_raw(data), self.starts, f"V{width}").tolist()
-            return found
+            pieces: list[Any] = gather(_as_array(data), self.starts, f"V{width}").tolist()
+            return pieces
         return slices(data, self.starts, self.starts + self.sizes)
 
     def all_begin_with(self, text: bytes) -> bool:
@@ -95,24 +102,29 @@ class Spans:
         return bool((self.read_rows(size) == np.frombuffer(text, np.uint8)).all())
 
     def join(self) -> Any:
-        """Return all pieces, one behind the other, as bytes or as another buffer."""
+        """Return one buffer with the bytes of all pieces, without gaps.
+
+        It is a memoryview if all pieces have the same size, else bytes.
+        """
         width = int(self.sizes[0])
         if (self.sizes == width).all():
             return self.read_rows(width).data
         return b"".join(self.slices())
 
     def read_rows(self, width: int) -> Bytes:
-        """Return `width` bytes from the start of each piece, as the rows of a matrix.
+        """Return a matrix whose row i has the `width` bytes of `data` from `starts[i]` on.
 
-        Bytes behind the end of `data` are zeros.
+        The sizes of the pieces do not matter: a row behind a shorter piece continues with what
+        follows it in `data`. Bytes behind the end of `data` are zeros.
         """
-        return rows_at(_raw(self.data), self.starts, width)
+        return rows_at(_as_array(self.data), self.starts, width)
 
     def is_nearly_even(self, slack_bytes: int | None = None) -> bool:
-        """Return whether the sizes differ so little that `copy_to` copies few surplus bytes.
+        """Return whether the sizes are similar enough to copy all pieces with the longest size.
 
-        `slack_bytes` is the largest allowed difference between the longest and the shortest piece;
-        None means no limit.
+        They are if that would copy at most twice the bytes of the pieces, plus `_SPARE_BYTES` for
+        each piece. `slack_bytes` is a further limit: the largest allowed difference between the
+        longest and the shortest piece. None means that there is no such limit.
         """
         longest = int(self.sizes.max())
         if slack_bytes is not None and longest - int(self.sizes.min()) > slack_bytes:
@@ -120,31 +132,37 @@ class Spans:
         return (longest - _SPARE_BYTES) * len(self.sizes) <= 2 * int(self.sizes.sum())
 
     def copy_to(self, target: Bytes, target_starts: Positions) -> None:
-        """Copy each piece to its place in `target`.
+        """Copy piece i to `target[target_starts[i]:]`, for all pieces, in order.
 
-        Other bytes may be written behind a shorter piece.
+        Pieces are copied with the size of the longest one, so surplus bytes are written behind a
+        shorter piece. `target` must have room for them behind the last piece.
         """
         width = int(self.sizes.max())
         if not width:
             return
-        raw = _raw(self.data)
-        # The starts ascend: this many rows of this width are inside of the data.
-        count = int(np.searchsorted(self.starts, len(raw) - width, "right"))
+        raw = _as_array(self.data)
         kind = f"V{width}"
-        unaligned_view(target, kind)[target_starts[:count]] = gather(raw, self.starts[:count], kind)
+
+        # As the starts ascend, `width` bytes can be read from each of the first `wide_count` starts
+        # without reading beyond the end of the data. The few pieces after them are copied with
+        # their real sizes.
+        wide_count = int(np.searchsorted(self.starts, len(raw) - width, "right"))
+        wide_rows = gather(raw, self.starts[:wide_count], kind)
+        unaligned_view(target, kind)[target_starts[:wide_count]] = wide_rows
         for start, size, target_start in zip(
-            *(column[count:].tolist() for column in (self.starts, self.sizes, target_starts)),
+            *(column[wide_count:].tolist() for column in (self.starts, self.sizes, target_starts)),
             strict=True,
         ):
             target[target_start : target_start + size] = raw[start : start + size]
 
 
 def slices(data: Any, starts: Positions, ends: Positions) -> list[Any]:
-    """Return the bytes from each start to its end."""
+    """Return the list of `data[starts[i]:ends[i]]` for all i."""
     return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def _raw(data: bytes) -> Bytes:
+def _as_array(data: bytes) -> Bytes:
+    """Return a NumPy view of `data`, one byte for each element."""
     return np.frombuffer(data, np.uint8)
 
 
@@ -152,16 +170,19 @@ WIDTH_MAX: Final = 1024
 """Longer properties, in bytes, would make the table too large."""
 _WORD_BYTES: Final = 8
 _DISTINCT_MAX: Final = 8
-"""Up to this many different values are searched for column by column."""
+"""Up to this many different values are found by comparing the words of all rows at once."""
 _MASKS: Final = np.array([(1 << 8 * size) - 1 for size in range(_WORD_BYTES + 1)], np.uint64)
-"""The masks of words by the number of bytes that count."""
+"""`_MASKS[n]` keeps the first n bytes of a little-endian word."""
 
 
 class PropertyTable:
     """Properties of messages that all have the same names in the same order.
 
-    `names` are the names of each row; another name may be inserted. `flat` contains the rows, of
-    `width` bytes each, followed by zeros, so that a word can be read at every offset.
+    - `names` are the names that every row has. `broker.epochs.columns` replaces the first one.
+    - `flat` contains the encoded properties of the rows, filled up with zeros to `width` bytes
+      each. More zeros follow, so that a word of 8 bytes can be read at every offset of a row.
+    - `starts[index, row]` is the offset in `flat` of the name of property `index`.
+    - `ends[index, row]` is the offset of the 0x02 behind its value.
     """
 
     def __init__(
@@ -170,8 +191,8 @@ class PropertyTable:
         self.names = names
         self.flat = flat
         self.width = width
-        self._starts = starts  # [index, row]: where the property begins in flat
-        self._ends = ends  # [index, row]: where the 0x02 behind its value is
+        self._starts = starts
+        self._ends = ends
         self._name_sizes = [len(name) for name in names]
 
     def __len__(self) -> int:
@@ -179,90 +200,115 @@ class PropertyTable:
         return int(self._ends.shape[1])
 
     def index_of(self, name: bytes) -> int | None:
-        """Return the index of a property in each row; None if there is no property with this name.
+        """Return the index of `name` in `names`; None if no property has this name.
 
-        Of several properties with one name the last one counts, as in a dict that is filled in
-        order.
+        If several properties have this name, the index is that of the last one, because a decoder
+        that fills a dict in order would keep its value.
         """
-        indices = [index for index, one in enumerate(self.names) if one == name]
+        indices = [index for index, other_name in enumerate(self.names) if other_name == name]
         return indices[-1] if indices else None
 
     def value_bounds(self, index: int) -> tuple[Positions, Positions]:
-        """Return where the values of a property begin and end in `flat`, for each row."""
+        """Return the offsets in `flat` where the values of property `index` begin and end.
+
+        The result is two arrays with one entry for each row.
+        """
         return self._starts[index] + (self._name_sizes[index] + 1), self._ends[index]
 
     def map_values(self, index: int, code_of: Callable[[bytes], int]) -> Positions:
-        """Return `code_of(value)` for each row. It is called once for each different value."""
+        """Return an array with `code_of(value)` for the value of property `index` in each row.
+
+        `code_of` must return the same code for equal values. It is called for each row if a value
+        is longer than 8 bytes, else at most twice for each different value.
+        """
         starts, ends = self.value_bounds(index)
         sizes = ends - starts
         if int(sizes.max()) > _WORD_BYTES:
             return np.array(list(map(code_of, slices(self.flat.tobytes(), starts, ends))), np.int64)
+
+        # Values of up to 8 bytes are compared as words, which are filled up with zeros.
         words = gather(self.flat, starts, "<u8") & _MASKS[sizes]
         codes = np.empty(len(words), np.int64)
-        left = np.ones(len(words), np.bool_)
+        has_no_code = np.ones(len(words), np.bool_)
         for _ in range(_DISTINCT_MAX):
-            word = words[left.argmax()]
-            same = words == word
-            codes[same] = code_of(_text(word))
-            left &= ~same
-            if not left.any():
+            word = words[has_no_code.argmax()]  # that of the first row without a code
+            is_equal = words == word
+            codes[is_equal] = code_of(_word_text(word))
+            has_no_code &= ~is_equal
+            if not has_no_code.any():
                 return codes
-        known = {word: code_of(_text(word)) for word in set(words.tolist())}
-        return np.array([known[word] for word in words.tolist()], np.int64)
+
+        code_by_word = {word: code_of(_word_text(word)) for word in set(words.tolist())}
+        return np.array([code_by_word[word] for word in words.tolist()], np.int64)
 
 
-def _text(word: int) -> bytes:
-    """Return the bytes of a word without trailing zeros."""
+def _word_text(word: int) -> bytes:
+    """Return the bytes of a little-endian word without trailing zeros."""
     return int(word).to_bytes(_WORD_BYTES, "little").rstrip(b"\0")
 
 
 def make_property_table(properties: Spans) -> PropertyTable | None:
-    """Return the table of these properties, or None if their names differ or they are malformed."""
+    """Return the table of the encoded properties of several messages.
+
+    Return None if
+
+    - the messages do not all have the same names in the same order,
+    - a message has no properties, or they are malformed, contain a zero byte, or do not end with
+      0x02,
+    - a message has more than `WIDTH_MAX` bytes of properties, or their sizes differ too much.
+    """
     sizes, count = properties.sizes, len(properties)
-    width, least = int(sizes.max()), int(sizes.min())
-    if width > WIDTH_MAX or least <= 0 or not properties.is_nearly_even():
+    width, shortest = int(sizes.max()), int(sizes.min())
+    if width > WIDTH_MAX or shortest <= 0 or not properties.is_nearly_even():
         return None
+
     flat = np.zeros((count + 1) * width + _WORD_BYTES, np.uint8)
     matrix = flat[: count * width].reshape(count, width)
     matrix[...] = properties.read_rows(width)
-    if least < width:
-        matrix[:, least:] *= np.arange(least, width) < sizes[:, np.newaxis]
-    found = np.flatnonzero(flat == VALUE_END)
-    count_per_row = len(found) // count
-    if not count_per_row or len(found) != count_per_row * count:
+    if shortest < width:  # clear what follows shorter properties in the batch
+        matrix[:, shortest:] *= np.arange(shortest, width) < sizes[:, np.newaxis]
+
+    all_ends = np.flatnonzero(flat == VALUE_END)
+    ends_per_row = len(all_ends) // count
+    if not ends_per_row or len(all_ends) != ends_per_row * count:
         return None
-    ends = np.ascontiguousarray(found.reshape(count, count_per_row).T)
-    rows = np.arange(0, count * width, width)
-    # The ends ascend, so those between the first and last of a row belong to this row.
-    if (ends[0] < rows).any() or (ends[-1] != rows + sizes - 1).any():
+    ends = np.ascontiguousarray(all_ends.reshape(count, ends_per_row).T)
+    row_starts = np.arange(0, count * width, width)
+    # The ends ascend. If the first and last end of a row are in this row, all of them are.
+    if (ends[0] < row_starts).any() or (ends[-1] != row_starts + sizes - 1).any():
         return None
-    if np.count_nonzero(flat) != int(sizes.sum()):
+    has_zero_byte = np.count_nonzero(flat) != int(sizes.sum())
+    if has_zero_byte or np.count_nonzero(flat == NAME_END) != len(all_ends):
         return None
-    if np.count_nonzero(flat == NAME_END) != len(found):
-        return None
-    starts = np.concatenate((rows[np.newaxis], ends[:-1] + 1))
-    names = _names(flat, starts, int(ends[-1, 0]))
+
+    starts = np.concatenate((row_starts[np.newaxis], ends[:-1] + 1))
+    names = _read_common_names(flat, starts, int(ends[-1, 0]))
     return None if names is None else PropertyTable(names, flat, width, starts, ends)
 
 
-def _names(flat: Bytes, starts: Positions, end: int) -> tuple[bytes, ...] | None:
-    """Return the names of the first row, or None if not all rows have these names.
+def _read_common_names(
+    flat: Bytes, starts: Positions, first_row_end: int
+) -> tuple[bytes, ...] | None:
+    """Return the names of the first row, or None if another row has other names.
 
-    Each name ends with 0x01. There are as many 0x01 as names, so there is none elsewhere.
+    `starts[index, row]` is the offset of a name in `flat`, and `first_row_end` that of the last
+    0x02 in the first row. The caller has checked that `flat` contains as many 0x01 as names. If
+    each name of each row is followed by 0x01, as checked here, no value contains 0x01.
     """
-    properties = flat[:end].tobytes().split(b"\2")
-    if any(one.count(b"\1") != 1 or one.startswith(b"\1") for one in properties):
+    properties = flat[:first_row_end].tobytes().split(b"\2")
+    if any(encoded.count(b"\1") != 1 or encoded.startswith(b"\1") for encoded in properties):
         return None
-    names = [one.partition(b"\1")[0] for one in properties]
-    # Compare names with the 0x01 behind them, as far as a word reaches. Longer names follow.
+    names = [encoded.partition(b"\1")[0] for encoded in properties]
+
+    # Compare the first 8 bytes of each name, or all of a shorter name and the 0x01 behind it.
     sizes = np.array([min(len(name) + 1, _WORD_BYTES) for name in names])
     words = gather(flat, starts, "<u8") & _MASKS[sizes][:, np.newaxis]
     if (words != words[:, :1]).any():
         return None
     for index, name in enumerate(names):
         if len(name) >= _WORD_BYTES:
-            same = rows_at(flat, starts[index], len(name) + 1)
-            if (same != same[0]).any():
+            name_rows = rows_at(flat, starts[index], len(name) + 1)
+            if (name_rows != name_rows[0]).any():
                 return None
     return tuple(names)
 
@@ -277,6 +323,8 @@ STEP_MESSAGES: Final = 500
 _FLAG_AT: Final = BATCH_HEAD.at("flag")
 _LENGTH_AT: Final = BATCH_HEAD.at("body_length")
 _ZEROS: Final = bytes(16)
+"""After a crash, properties with these bytes could not be told from bytes that were not written
+(`store.writer` checks properties that contain them)."""
 _unpack_size: Final = struct.Struct(">i").unpack_from
 
 _KEPT_BYTES: Final = 8 * 1024 * 1024
@@ -284,12 +332,15 @@ keep_freed_memory(_KEPT_BYTES)  # of one batch for the next
 
 
 class BatchColumns(NamedTuple):
-    """Messages to be stored, as columns.
+    """Messages to be stored, as columns with one entry for each message.
 
     `heads` are the heads of the records, as far as they do not depend on queue and position: CRC,
-    flags, birth time, hosts and body length. Other fields are zero. The stored properties of a
-    message are `before` + its entry of `properties` + `behind`. `property_sizes` are the sizes of
-    all three.
+    flags, birth time, hosts and body length. Other fields are zero until `encode_records` sets
+    them.
+
+    The stored properties of message i are `properties_prefix + properties[i] + properties_suffix`,
+    and `property_sizes[i]` is the size of all three in bytes. Prefix and suffix are encoded
+    properties that all messages get, such as those that the broker adds.
     """
 
     heads: NDArray[Any]
@@ -297,22 +348,23 @@ class BatchColumns(NamedTuple):
     properties: Spans
     property_sizes: Positions
     tag_codes: Positions
-    before: bytes = b""
-    behind: bytes = b""
+    """The code of each message's tag; 0 if it has no tag."""
+    properties_prefix: bytes = b""
+    properties_suffix: bytes = b""
     table: PropertyTable | None = None
-    """The table of `properties` if all messages have the same names."""
+    """The table of `properties` if all messages have the same names, else None."""
 
     def count_body_sizes(self) -> dict[int, int]:
-        """Return the number of bodies by size in bytes."""
+        """Return how many bodies have each size: size in bytes -> number of bodies."""
         sizes, counts = np.unique(self.heads["body_length"], return_counts=True)
         return dict(zip(sizes.tolist(), counts.tolist(), strict=True))
 
 
 class EncodedRecords(NamedTuple):
-    """Records and units as they are written.
+    """Records, and their units of the consume queue, as they are written.
 
-    `pieces` are buffers that make up the records when joined, `positions` are those of the records
-    in the log, and `end` is the position behind the last one.
+    `pieces` are buffers that make up the records when joined. `units` are the encoded units.
+    `positions` are those of the records in the log, and `end` is the position behind the last one.
     """
 
     pieces: list[Any]
@@ -322,9 +374,10 @@ class EncodedRecords(NamedTuple):
 
 
 def find_message_starts(data: bytes) -> list[int] | None:
-    """Return where the messages of a batch begin; None if their sizes do not add up.
+    """Return the offsets in `data` where the messages of a batch begin.
 
-    Called for every batch: keep it cheap.
+    Return None if the sizes of the messages do not add up to the size of `data`, or if one is
+    smaller than an empty message. Nothing else is checked. Called for every batch: keep it cheap.
     """
     starts: list[int] = []
     add, at, last = starts.append, 0, len(data) - BATCH_FIXED_BYTES
@@ -337,19 +390,26 @@ def find_message_starts(data: bytes) -> list[int] | None:
     return starts if at == len(data) else None
 
 
-def split_batch(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> BatchColumns | None:
+def split_batch(data: bytes, suffix: bytes, code_of: Callable[[bytes], int]) -> BatchColumns | None:
     """Return the messages of a batch as columns, or None if it must be decoded message by message.
 
-    `behind` are properties that are added to each message. `code_of` returns the code of a tag.
-    Fields that the request gives for all messages are not set.
+    `suffix` contains encoded properties that are added to each message. `code_of` returns the code
+    of an encoded tag. In the heads, flag, body length and CRC are set. The caller sets the fields
+    that the request contains once for all messages: birth time, hosts and system flag.
+
+    None is returned if there are fewer than `COUNT_MIN` or more than `BATCH_MESSAGES_MAX` messages,
+    if lengths do not agree, if a message has no properties or too long ones, or if its properties
+    need special care: see `_read_tag_codes`. The caller learns the error from `decode_in_steps` or
+    `codec.decode_batch`.
     """
-    (first,) = _unpack_size(data, 0)
-    if first * COUNT_MIN > 2 * len(data):  # too few messages, unless the first is very large
+    (first_size,) = _unpack_size(data, 0)
+    if first_size * COUNT_MIN > 2 * len(data):
+        # If the others have about this size, there are fewer than COUNT_MIN messages.
         return None
-    listed = find_message_starts(data)
-    if listed is None or not COUNT_MIN <= len(listed) <= BATCH_MESSAGES_MAX:
+    message_starts = find_message_starts(data)
+    if message_starts is None or not COUNT_MIN <= len(message_starts) <= BATCH_MESSAGES_MAX:
         return None
-    starts = np.array(listed, np.int64)
+    starts = np.array(message_starts, np.int64)
     raw = np.frombuffer(data, np.uint8)
     integers = unaligned_view(raw, ">i4")
     sizes = integers[starts]
@@ -361,33 +421,55 @@ def split_batch(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> 
     encoded_sizes = unaligned_view(raw, ">i2")[body_ends].astype(np.int64)
     if (body_ends + 2 + encoded_sizes != ends).any() or encoded_sizes.min() <= 0:
         return None
-    if int(encoded_sizes.max()) + len(behind) > PROPERTIES_BYTES_MAX:
+    if int(encoded_sizes.max()) + len(suffix) > PROPERTIES_BYTES_MAX:
         return None
+
     properties = Spans(data, body_ends + 2, encoded_sizes)
     table = make_property_table(properties)
-    if table is None:
-        codes = _codes_of_names(properties, code_of)
-    elif not _NEEDS_CARE.isdisjoint(table.names):
-        codes = None
-    else:
-        index = table.index_of(b"TAGS")
-        codes = (
-            np.zeros(len(table), np.int64) if index is None else table.map_values(index, code_of)
-        )
+    codes = _read_tag_codes(properties, table, code_of)
     if codes is None:
         return None
+
     bodies = Spans(data, starts + BATCH_HEAD.size, body_sizes)
-    heads = np.zeros(len(listed), HEAD)
+    heads = np.zeros(len(message_starts), HEAD)
     heads["flag"] = integers[starts + _FLAG_AT]
     heads["body_length"] = body_sizes
     heads["body_crc"] = np.array(list(map(zlib.crc32, bodies.slices())), np.int64) & CRC_MASK
     return BatchColumns(
-        heads, bodies, properties, encoded_sizes + len(behind), codes, b"", behind, table
+        heads=heads,
+        bodies=bodies,
+        properties=properties,
+        property_sizes=encoded_sizes + len(suffix),
+        tag_codes=codes,
+        properties_suffix=suffix,
+        table=table,
     )
 
 
+def _read_tag_codes(
+    properties: Spans, table: PropertyTable | None, code_of: Callable[[bytes], int]
+) -> Positions | None:
+    """Return the tag code of each message, 0 for a message without a tag.
+
+    `table` is the table of `properties`, or None if they have none. `code_of` returns the code of
+    an encoded tag. Return None if a message has, or may have, a property that changes how the
+    message is stored (`_NEEDS_CARE`), or properties that cannot be examined in columns.
+    """
+    if table is None:
+        return _search_tag_codes(properties, code_of)
+    if not _NEEDS_CARE.isdisjoint(table.names):
+        return None
+    index = table.index_of(b"TAGS")
+    if index is None:
+        return np.zeros(len(table), np.int64)
+    return table.map_values(index, code_of)
+
+
 def has_more_messages(data: bytes, count: int) -> bool:
-    """Return whether a batch has more than `count` messages, according to their sizes."""
+    """Return whether a batch has more than `count` messages, according to their sizes.
+
+    Return False if one of the first `count` messages is smaller than an empty message.
+    """
     at, last = 0, len(data) - BATCH_FIXED_BYTES
     for _ in range(count):
         if at > last:
@@ -404,11 +486,12 @@ def decode_in_steps(
 ) -> Generator[None, None, BatchColumns]:
     """Decode any batch message by message, in steps, and return its columns.
 
-    It yields after each STEP_MESSAGES messages.
+    The generator yields None after each STEP_MESSAGES messages and before each of the last two
+    steps, so that the caller can do other work.
 
-    `stored_of` returns the properties to store for those that a message was sent with. `code_of`
-    returns the tag code of such properties. Raises ProtocolError as `codec.iter_batch` does, and
-    what `stored_of` raises.
+    Both functions take the encoded properties that a message was sent with: `stored_of(sent)`
+    returns the properties to store, `code_of(sent)` the tag code of the sent ones. Raises
+    ProtocolError as `codec.iter_batch` does, and what `stored_of` raises.
     """
     flags: list[int] = []
     starts: list[int] = []
@@ -441,33 +524,48 @@ def decode_in_steps(
     return BatchColumns(heads, bodies, properties, sizes, tag_codes)
 
 
-def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Positions | None:
-    """Return the tag codes of properties whose names differ, or None if they are not plain.
+def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Positions | None:
+    """Return the tag codes of properties whose names differ from message to message.
 
-    The eight bytes before each 0x01 may be a name. The properties are not plain if one of them does
-    not end with 0x02, has many zeros, or may have a name that needs special care. Nor are they if
-    only some messages have a tag, or if a message has it as its first property.
+    `code_of` returns the code of an encoded tag. All codes are 0 if no message has a tag. Return
+    None, so that the batch is decoded message by message, if
+
+    - the properties of a message do not end with 0x02, or contain 16 zero bytes in a row,
+    - a message may have a property that changes how it is stored (`_NEEDS_CARE`),
+    - only some messages have a tag, or a message has it as its first property.
+
+    The bytes before any 0x01 in the batch, even in a body, count as a name that a message may have.
     """
     data, starts = properties.data, properties.starts
     ends = starts + properties.sizes
-    raw = _raw(data)
-    found = np.flatnonzero(raw == NAME_END)
-    name_ends = found[int(np.searchsorted(found, 8)) :]
-    last = unaligned_view(raw, ">u8")[name_ends - 8]
-    if np.isin(last, _CARE).any() or any((last & mask == name).any() for mask, name in _CARE_SHORT):
-        return None
-    if (raw[ends - 1] != VALUE_END).any():
+    raw = _as_array(data)
+
+    # Each word has the 8 bytes before a 0x01, as a big-endian number: its lowest byte is the last
+    # byte of the name. Masks of the lowest bytes therefore compare the end of a name.
+    separators = np.flatnonzero(raw == NAME_END)
+    name_ends = separators[int(np.searchsorted(separators, 8)) :]
+    words = unaligned_view(raw, ">u8")[name_ends - 8]
+
+    may_need_care = np.isin(words, _CARE).any() or any(
+        (words & mask == name).any() for mask, name in _CARE_SHORT
+    )
+    if may_need_care or (raw[ends - 1] != VALUE_END).any():
         return None
     if _ZEROS in data and any(_ZEROS in encoded for encoded in properties.slices()):
         return None
-    at = name_ends[last & _FIVE == _TAGS] + 1
-    if len(at) not in (0, len(starts)) or len(at) != (last & _FOUR == _TAGS_FIRST).sum():
+
+    tag_starts = name_ends[words & _FIVE == _TAGS] + 1
+    has_each_message_a_tag = len(tag_starts) == len(starts)
+    # Names that end with TAGS, but do not follow a 0x02: the first property, or a longer name.
+    has_other_tag_names = len(tag_starts) != (words & _FOUR == _TAGS_FIRST).sum()
+    if has_other_tag_names or (len(tag_starts) and not has_each_message_a_tag):
         return None
-    if not len(at):
+    if not len(tag_starts):
         return np.zeros(len(starts), np.int64)
-    if (at < starts).any() or (at >= ends).any():
-        return None
-    tags = [data[start : data.find(b"\x02", start)] for start in at.tolist()]
+    if (tag_starts < starts).any() or (tag_starts >= ends).any():
+        return None  # one message has two tags, and another has none
+
+    tags = [data[start : data.find(b"\x02", start)] for start in tag_starts.tolist()]
     return np.array(list(map(code_of, tags)), np.int64)
 
 
@@ -482,7 +580,7 @@ _CARE_SHORT: Final = [
     for name in sorted(_NEEDS_CARE)
     if len(name) < _WORD_BYTES
 ]
-"""The other names in _NEEDS_CARE, each with a mask of its size."""
+"""The other names in _NEEDS_CARE as pairs: a mask of the name's size, and the name as a number."""
 _TAGS: Final = np.uint64(int.from_bytes(b"\x02TAGS", "big"))
 _TAGS_FIRST: Final = np.uint64(int.from_bytes(b"TAGS", "big"))
 _FIVE: Final = np.uint64((1 << 40) - 1)
@@ -500,11 +598,17 @@ def encode_records(
     position: int,
     stored_ms: int,
 ) -> EncodedRecords:
-    """Return the records of messages, which begin at `position` in the log, and their units.
+    """Return the records of the messages in `columns`, and their units of the consume queue.
 
-    This sets the remaining fields of `columns.heads`. `fixed_bytes` is the size of a record without
-    body and properties, `topic_part` are its bytes from behind the body up to the length of the
-    properties, and `stored_ms` is the store time.
+    This sets the fields of `columns.heads` that depend on queue, position and time. The records are
+    consecutive: the first one has `queue_offset` and begins at `position` in the log. A unit
+    consists of the position and size of a record, and of the code of its tag.
+
+    - `fixed_bytes` is the size of a record of this queue without body and properties.
+    - `topic_part` contains the bytes between the body and the length of the properties, which are
+      the same in each record: length of the topic, and topic.
+    - `magic` is the magic number of the records, V1 or V2.
+    - `stored_ms` is the store time.
     """
     heads, count = columns.heads, len(columns.heads)
     sizes = fixed_bytes + heads["body_length"] + columns.property_sizes
@@ -519,63 +623,84 @@ def encode_records(
     units = np.empty(count, UNIT_COLUMNS)
     units["position"], units["size"], units["code"] = positions, sizes, columns.tag_codes
     starts = positions - position
+    parts = _build_fixed_parts(columns, topic_part)
+    # All bodies may be copied with the longest size: what is copied too much is overwritten by the
+    # next body, and by the parts that are copied after the bodies. Properties are copied after the
+    # bodies, so their surplus must not reach the next body: it must end within the next head.
     pieces: list[Any]
-    gaps, middles = _between(columns, topic_part)
-    # Bodies and properties can be copied as if each had one size if the surplus of shorter
-    # properties ends before the next body, because bodies are written first.
     if columns.bodies.is_nearly_even() and columns.properties.is_nearly_even(HEAD_BYTES):
-        pieces = [_spread(columns, starts, gaps, middles)]
+        pieces = [_copy_into_one_buffer(columns, starts, parts)]
     else:
         pieces = [b""] * (4 * count + 1)
-        pieces[0:-1:4] = _rows(gaps)
-        pieces[0] = pieces[0][len(columns.behind) :]
+        pieces[0:-1:4] = _matrix_rows(parts.before_bodies)
+        # No message precedes the first one, so its row begins with a suffix too many.
+        pieces[0] = pieces[0][len(columns.properties_suffix) :]
         pieces[1::4] = columns.bodies.slices()
-        pieces[2::4] = _rows(middles)
+        pieces[2::4] = _matrix_rows(parts.before_properties)
         pieces[3::4] = columns.properties.slices()
-        pieces[-1] = columns.behind
+        pieces[-1] = columns.properties_suffix
     return EncodedRecords(pieces, units.tobytes(), positions, int(ends[-1]))
 
 
-def _between(columns: BatchColumns, topic_part: bytes) -> tuple[Bytes, Bytes]:
-    """Return the bytes before each body and those between body and properties, as two matrices.
+class _FixedParts(NamedTuple):
+    """The bytes of records that are neither bodies nor properties, as two matrices.
 
-    The bytes before a body begin with `behind` of the message before.
+    Both have one row for each message, and all rows of a matrix have one size:
+
+        before_bodies      properties_suffix of the message before | head
+        before_properties  topic part | length of the properties 2 | properties_prefix
+
+    The suffix of a message is in the row of the next one, so that both are copied in one step.
     """
-    heads, before, behind, size = columns.heads, columns.before, columns.behind, len(topic_part)
-    gaps = np.empty((len(heads), len(behind) + HEAD_BYTES), np.uint8)
-    gaps[:, : len(behind)] = np.frombuffer(behind, np.uint8)
-    gaps[:, len(behind) :] = heads.view(np.uint8).reshape(-1, HEAD_BYTES)
-    middles = np.empty((len(heads), size + 2 + len(before)), np.uint8)
-    middles[:, :size] = np.frombuffer(topic_part, np.uint8)
+
+    before_bodies: Bytes
+    before_properties: Bytes
+
+
+def _build_fixed_parts(columns: BatchColumns, topic_part: bytes) -> _FixedParts:
+    """Return the fixed parts of the records. The heads must be complete."""
+    heads, prefix, suffix = columns.heads, columns.properties_prefix, columns.properties_suffix
+    before_bodies = np.empty((len(heads), len(suffix) + HEAD_BYTES), np.uint8)
+    before_bodies[:, : len(suffix)] = np.frombuffer(suffix, np.uint8)
+    before_bodies[:, len(suffix) :] = heads.view(np.uint8).reshape(-1, HEAD_BYTES)
+
+    length_at = len(topic_part)
+    prefix_at = length_at + 2
     lengths = columns.property_sizes.astype(">i2")
-    middles[:, size : size + 2] = lengths.view(np.uint8).reshape(-1, 2)
-    middles[:, size + 2 :] = np.frombuffer(before, np.uint8)
-    return gaps, middles
+    before_properties = np.empty((len(heads), prefix_at + len(prefix)), np.uint8)
+    before_properties[:, :length_at] = np.frombuffer(topic_part, np.uint8)
+    before_properties[:, length_at:prefix_at] = lengths.view(np.uint8).reshape(-1, 2)
+    before_properties[:, prefix_at:] = np.frombuffer(prefix, np.uint8)
+    return _FixedParts(before_bodies, before_properties)
 
 
-def _spread(columns: BatchColumns, starts: Positions, gaps: Bytes, middles: Bytes) -> memoryview:
-    """Return the records in one buffer.
+def _copy_into_one_buffer(
+    columns: BatchColumns, starts: Positions, parts: _FixedParts
+) -> memoryview:
+    """Return all records in one buffer. `starts` are the offsets of the records in it.
 
-    Bodies are copied first, then properties, then what is between them. Each copy overwrites the
-    surplus of the one before it.
+    Bodies are copied first, then properties, then the fixed parts. Each copy overwrites the surplus
+    of the copies before it.
     """
-    heads, behind = columns.heads, columns.behind
-    gap = len(behind)
-    total = int(starts[-1]) + int(heads["size"][-1])
-    slack = int(columns.bodies.sizes.max()) + int(columns.properties.sizes.max())
-    target = np.empty(gap + total + slack, np.uint8)
-    at = starts + gap
-    middles_at = at + HEAD_BYTES + heads["body_length"]
-    columns.bodies.copy_to(target, at + HEAD_BYTES)
-    columns.properties.copy_to(target, middles_at + middles.shape[1])
-    for rows, places in (middles, middles_at), (gaps, starts):
+    heads, suffix = columns.heads, columns.properties_suffix
+    total_bytes = int(starts[-1]) + int(heads["size"][-1])
+    surplus_bytes = int(columns.bodies.sizes.max()) + int(columns.properties.sizes.max())
+
+    # The buffer begins with the suffix too many in row 0 of `before_bodies`. It is not returned.
+    # The row of message i therefore begins at starts[i], and its head behind the suffix.
+    target = np.empty(len(suffix) + total_bytes + surplus_bytes, np.uint8)
+    body_starts = starts + len(suffix) + HEAD_BYTES
+    body_ends = body_starts + heads["body_length"]
+    columns.bodies.copy_to(target, body_starts)
+    columns.properties.copy_to(target, body_ends + parts.before_properties.shape[1])
+    for rows, row_starts in (parts.before_properties, body_ends), (parts.before_bodies, starts):
         kind = f"V{rows.shape[1]}"
-        unaligned_view(target, kind)[places] = rows.view(kind)[:, 0]
-    target[total : total + gap] = np.frombuffer(behind, np.uint8)
-    return target[gap : gap + total].data
+        unaligned_view(target, kind)[row_starts] = rows.view(kind)[:, 0]
+    target[total_bytes : total_bytes + len(suffix)] = np.frombuffer(suffix, np.uint8)
+    return target[len(suffix) : len(suffix) + total_bytes].data
 
 
-def _rows(matrix: Bytes) -> list[bytes]:
+def _matrix_rows(matrix: Bytes) -> list[bytes]:
     """Return the rows of a matrix as bytes."""
     data, size = matrix.tobytes(), matrix.shape[1]
     return [data[at : at + size] for at in range(0, len(data), size)]

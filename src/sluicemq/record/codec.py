@@ -1,7 +1,7 @@
 """Encode and decode stored messages one at a time, and the bodies of client batches.
 
 `layout` declares the bytes. The response to a pull is a concatenation of records. The store packs
-the same layout with code of its encoded, because it is a hot path; tests check that both are equal.
+the same layout with faster code of its own; tests check that both are equal.
 
 The CRC in the head of a record covers the body only. With `enabledAppendPropCRC` the properties end
 with one more property, the checksum, of 20 bytes (spec/store.md §2.4):
@@ -55,7 +55,7 @@ VALUE_END: Final = chr(layout.VALUE_END)
 def tag_code_of_properties(properties: bytes) -> int:
     """Return the code of the tag in encoded properties; 0 if there is no tag.
 
-    Called for each message of a batch: keep it cheap.
+    Of several tags the last one counts. Called for each message of a batch: keep it cheap.
     """
     start = properties.rfind(b"\x02TAGS\x01")
     if start >= 0:
@@ -71,7 +71,8 @@ def tag_code_of_properties(properties: bytes) -> int:
 def tag_code_of_text(properties: str) -> int:
     """Return the code of the tag in the text form of properties; 0 if there is no tag.
 
-    The last property must end with VALUE_END. Called for each message sent: keep it cheap.
+    The text form is the encoded form, decoded to str. The last property must end with VALUE_END.
+    Called for each message sent: keep it cheap.
     """
     start = properties.rfind("\x02TAGS\x01")
     if start >= 0:
@@ -82,6 +83,7 @@ def tag_code_of_text(properties: str) -> int:
 
 
 def _code_of(tag: bytes) -> int:
+    """Return the code of an encoded tag. Bytes that are not UTF-8 are replaced."""
     return tag_code(tag.decode("utf-8", "replace"))
 
 
@@ -111,9 +113,10 @@ def find_property(properties: bytes, name: bytes) -> bytes | None:
 
 
 def format_property_text(properties: dict[str, str]) -> str:
-    """Return the text form of properties.
+    """Return the text form of properties: `name 0x01 value 0x02` for each.
 
-    Empty values are left out, because no receiver reads them.
+    Properties with an empty value are left out, because no receiver reads them. Names and values
+    are not checked.
     """
     return "".join(
         [f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items() if value]
@@ -121,16 +124,17 @@ def format_property_text(properties: dict[str, str]) -> str:
 
 
 def parse_property_text(properties: str) -> dict[str, str]:
-    """Return the properties in their text form as a dict.
+    """Return the dict of the properties that are given in their text form.
 
-    Parts without a name or a value are ignored, as by RocketMQ's parser.
+    Parts without a name or a value are ignored, as by RocketMQ's parser. Of several properties with
+    the same name the last one counts.
     """
-    found: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for part in properties.split(VALUE_END):
         name, _, value = part.partition(NAME_END)
         if name and value:
-            found[name] = value
-    return found
+            parsed[name] = value
+    return parsed
 
 
 _FIRST: Final = RECORD_HEAD.struct_of("size", "magic", "sys_flag", "born_time").unpack_from
@@ -147,8 +151,11 @@ _HEAD_FORMS: Final = {
     )
     for kind, head in RECORD_HEADS.items()
 }
-"""By the host bits: the function that reads the numbers of a head, and the offsets of start and end
-of both hosts and of the end of the head."""
+"""What `parse_head` needs to read a head, by the host bits of its system flag.
+
+Each entry consists of the function that reads the numbers of the head, where the born host begins
+and ends, where the store host begins and ends, and the size of the head.
+"""
 _FLAGS_AT: Final = RECORD_HEAD.at("sys_flag")
 _LENGTH_AT: Final = {kind: head.at("body_length") for kind, head in RECORD_HEADS.items()}
 _SHORT: Final = struct.Struct(">h")
@@ -163,7 +170,8 @@ _BODY_AT: Final = RECORD_HEAD.at("body_length")
 class RecordHead(NamedTuple):
     """The numbers of a record, and where its variable parts are.
 
-    The parts (hosts, body, topic, properties) are slices of the buffer that was parsed.
+    The variable parts (hosts, body, topic, properties) are slices: `data[head.body]` is the stored
+    body if `data` is the buffer that was parsed.
     """
 
     size_bytes: int
@@ -186,9 +194,10 @@ class RecordHead(NamedTuple):
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Encode properties as `name 0x01 value 0x02` for each.
+    """Return encoded properties: `name 0x01 value 0x02` for each, in UTF-8.
 
-    Raises ProtocolError if a name or value contains one of these two characters.
+    Unlike `format_property_text`, this keeps empty values. Raises ProtocolError if a name or value
+    contains one of these two characters.
     """
     for name, value in properties.items():
         if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
@@ -200,7 +209,10 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
-    """Decode properties. As in Java, parts without a name or with an empty value are ignored."""
+    """Return the dict of encoded properties, as `parse_property_text` does.
+
+    Bytes that are not UTF-8 are replaced.
+    """
     return parse_property_text(str(data, "utf-8", "replace"))
 
 
@@ -224,9 +236,13 @@ def encode_record(
 ) -> bytes:
     """Return the bytes of a record. This is the reference for faster encoders.
 
-    `version2` selects the V2 layout; None means that V2 is used if the topic needs it. The host
-    bits of `sys_flag` are set according to the lengths of the hosts. Raises ProtocolError if a part
-    is longer than its length field can express, or if a number does not fit into its field.
+    - `body` and `properties` are bytes as they are stored, `properties` from `encode_properties`.
+    - `born_host` and `store_host` are encoded hosts of 8 or 20 bytes. Their lengths decide the host
+      bits of the stored system flag; those of `sys_flag` are ignored.
+    - `version2` selects the V2 layout. None means V2 if the topic has more than 127 bytes.
+
+    Raises ProtocolError if the topic or the properties are longer than their length field can
+    express, or if a number does not fit into its field.
     """
     name = topic.encode()
     if version2 is None:
@@ -270,10 +286,10 @@ def encode_record(
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
-    """Return the numbers of the record at `offset`, and where its parts are.
+    """Return the numbers of the record at `offset` in `data`, and where its parts are in `data`.
 
     Raises ProtocolError unless there is a whole record whose lengths agree with its size. The CRC
-    of the body is not checked; see `is_body_intact`.
+    of the body is not checked; `is_body_intact` does that.
     """
     try:
         size, magic, sys_flag, _ = _FIRST(data, offset)
@@ -285,9 +301,12 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
             raise ProtocolError(
                 f"The record at {offset} has a size of {size} bytes, but fewer are left."
             )
-        unpack, born, born_end, store, store_end, end = _HEAD_FORMS[sys_flag & HOST_BITS]
-        *begin, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
-        body = slice(offset + end, offset + end + length)
+        unpack, born_at, born_end, store_at, store_end, head_bytes = _HEAD_FORMS[
+            sys_flag & HOST_BITS
+        ]
+        # The first numbers, up to the birth time, are in the order of RecordHead.
+        *first_numbers, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
+        body = slice(offset + head_bytes, offset + head_bytes + length)
         if magic == MAGIC_V1:
             topic_at, topic_length = body.stop + 1, data[body.stop]
         else:
@@ -303,25 +322,36 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
             f"The record at {offset} has a size of {size} bytes, but its parts have "
             f"{properties.stop - offset}: body, topic and properties have {lengths}."
         )
-    hosts = (slice(offset + born, offset + born_end), slice(offset + store, offset + store_end))
-    times = (reconsume_times, prepared_offset)
+    born_host = slice(offset + born_at, offset + born_end)
+    store_host = slice(offset + store_at, offset + store_end)
     return RecordHead._make(
-        (*begin, hosts[0], store_time, hosts[1], *times, body, topic, properties)
+        (
+            *first_numbers,
+            born_host,
+            store_time,
+            store_host,
+            reconsume_times,
+            prepared_offset,
+            body,
+            topic,
+            properties,
+        )
     )
 
 
 def is_body_intact(data: Buffer, head: RecordHead) -> bool:
-    """Return whether the body matches its CRC in `head`."""
+    """Return whether the body of a record in `data` matches the CRC in its `head`."""
     return zlib.crc32(memoryview(data)[head.body]) & CRC_MASK == head.body_crc
 
 
 def decode_record(
     data: Buffer, offset: int = 0, *, broker: str = "", body_bytes_max: int = BODY_BYTES_MAX
 ) -> StoredMessage:
-    """Return the message at `offset`. Its body is decompressed when it is first read.
+    """Return the message of the record at `offset` in `data`.
 
-    `broker` is the name of the broker for the message. Reading a body that decompresses to more
-    than `body_bytes_max` bytes fails. Raises ProtocolError if there is no whole record.
+    Its body is decompressed when it is first read. That fails if the body grows beyond
+    `body_bytes_max` bytes. `broker` is stored in the message as the name of its broker. Raises
+    ProtocolError if there is no whole record.
     """
     head = parse_head(data, offset)
     return StoredMessage(
@@ -351,7 +381,8 @@ def decode_records(
 ) -> list[StoredMessage]:
     """Return the messages of concatenated records, such as the body of the response to a pull.
 
-    Raises ProtocolError.
+    The arguments are those of `decode_record`. Raises ProtocolError if `data` does not consist of
+    whole records.
     """
     messages = []
     offset, end = 0, len(data)
@@ -368,11 +399,14 @@ def split_records(
     tags: Collection[str] = (),
     body_bytes_max: int = BODY_BYTES_MAX,
 ) -> list[tuple[int, int, bytes | StoredMessage]]:
-    """Split concatenated records without decoding plain ones. Keep it cheap.
+    """Split concatenated records without decoding plain ones.
 
-    Return (queue offset, size, record) for each record. The record is bytes for `decode_record`, or
-    a decoded message if the body is compressed or a host is IPv6; its body is not decompressed.
-    With `tags`, only records with one of these tags are returned. Raises ProtocolError.
+    Return (queue offset, size, record) for each record. A plain record is returned as its bytes,
+    for `decode_record`. A record is not plain if it has layout V2, a compressed body or an IPv6
+    host. It is returned as a message, whose body is not decompressed yet.
+
+    If `tags` is not empty, only records with one of these tags are returned. Raises ProtocolError
+    if `data` does not consist of whole records. Called for each pull: keep it cheap.
     """
     found: list[tuple[int, int, bytes | StoredMessage]] = []
     offset, end = 0, len(data)
@@ -383,6 +417,7 @@ def split_records(
             properties = topic + 1 + data[topic]
             stop = properties + 2 + _SHORT.unpack_from(data, properties)[0]
         except (struct.error, IndexError):
+            # Not a plain record. `decode_record` decodes it or raises the error.
             size = magic = queue_offset = sys_flag = length = properties = stop = 0
         is_whole = stop - offset == size and stop <= end and length >= 0
         if magic == MAGIC_V1 and is_whole and not sys_flag & _ODD:
@@ -399,9 +434,12 @@ def split_records(
 
 
 def _tag(record: bytes, begin: int) -> str | None:
-    """Return the tag of a record whose properties begin at `begin`, or None. Keep it cheap."""
+    """Return the tag of a record whose properties begin at offset `begin`; None if it has none.
+
+    Called for each record of a pull: keep it cheap.
+    """
     start = record.rfind(b"\x02TAGS\x01", begin) + 6
-    if start < 6:
+    if start < 6:  # `rfind` has returned -1
         if not record.startswith(b"TAGS\x01", begin):
             return None
         start = begin + 5
@@ -416,7 +454,7 @@ def _tag(record: bytes, begin: int) -> str | None:
 def raw_body_of(record: bytes | StoredMessage) -> bytes:
     """Return the stored body of a record that `split_records` returned.
 
-    If the record is bytes, its body is not compressed.
+    The stored body of a record that is bytes is not compressed. That of a message may be.
     """
     if not isinstance(record, bytes):
         return record.raw_body
@@ -431,10 +469,10 @@ def tag_of(record: bytes | StoredMessage) -> str | None:
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:
-    """Return where the encoded properties of the record at `offset` are, without decoding the rest.
+    """Return the slice of `data` with the encoded properties of the record at `offset`.
 
-    The record is not checked, because the store checked it when it was written. Called by property
-    filters for each message: keep it cheap.
+    The record must be valid: nothing is checked, because the store checked it when it was written.
+    Called by property filters for each message: keep it cheap.
     """
     (sys_flag,) = _INT.unpack_from(data, offset + _FLAGS_AT)
     at = offset + _LENGTH_AT[sys_flag & HOST_BITS]
@@ -456,13 +494,13 @@ _CHECKSUM_PLACE: Final = CHECKSUM_START + b"0" * _DIGITS + _END
 
 
 def reserve_checksum(properties: bytes) -> bytes:
-    """Return encoded properties with bytes reserved for the checksum at their end.
+    """Return encoded properties with a checksum property of zeros at their end.
 
-    A checksum that a client sent is removed.
+    `fill_checksum` replaces the zeros. A checksum that a client sent is removed.
     """
     if CHECKSUM_START in properties:
-        pieces = properties.split(_END)
-        properties = _END.join(piece for piece in pieces if not piece.startswith(CHECKSUM_START))
+        parts = properties.split(_END)
+        properties = _END.join(part for part in parts if not part.startswith(CHECKSUM_START))
     if properties and not properties.endswith(_END):
         properties += _END
     return properties + _CHECKSUM_PLACE
@@ -471,20 +509,26 @@ def reserve_checksum(properties: bytes) -> bytes:
 def fill_checksum(record: bytes) -> bytes:
     """Return the record with its checksum filled in.
 
-    Its properties must come from `reserve_checksum`.
+    All other bytes must be final, and its properties must come from `reserve_checksum`.
     """
     content = record[:-CHECKSUM_BYTES]
     return content + CHECKSUM_START + _digits(zlib.crc32(content)) + _END
 
 
 def has_valid_checksum(record: Buffer) -> bool:
-    """Return whether `record`, which is exactly one record, ends with a correct checksum."""
+    """Return whether `record`, which is exactly one record, ends with a correct checksum.
+
+    Return False if it has no checksum.
+    """
     content = memoryview(record)[:-CHECKSUM_BYTES]
     return bytes(record[len(content) :]) == CHECKSUM_START + _digits(zlib.crc32(content)) + _END
 
 
 def _digits(crc: int) -> bytes:
-    """Return the value of the checksum property: ten digits, the least significant first."""
+    """Return the value of the checksum property for a CRC-32.
+
+    It has ten decimal digits, the least significant first, of the CRC's lower 31 bits.
+    """
     return f"{crc & CRC_MASK:0{_DIGITS}d}"[::-1].encode()
 
 
@@ -499,8 +543,9 @@ _unpack_lengths = BATCH_HEAD.struct_of("size", "flag", "body_length").unpack_fro
 def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
     """Return the body of a batch request.
 
-    `messages` are (flag, body, encoded properties) of each message. Raises ProtocolError if
-    properties are too long, or if a number does not fit into its field.
+    `messages` are (flag, body, encoded properties) of each message. Its number is not checked.
+    Raises ProtocolError if the properties of a message have more than PROPERTIES_BYTES_MAX bytes,
+    or if a number does not fit into its field.
     """
     parts: list[bytes | memoryview] = []
     for flag, body, properties in messages:
@@ -525,11 +570,12 @@ bytes has this number."""
 
 
 def iter_batch(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (flag, body start, body end, message end) of each message in a batch. Keep it cheap.
+    """Yield (flag, body start, body end, message end) of each message in a batch.
 
-    The values are offsets in `source`. The encoded properties begin two bytes behind the body, and
-    end with the message. Raises ProtocolError if the lengths do not agree with each other or with
-    the whole, or if there are more than BATCH_MESSAGES_MAX messages.
+    The last three are offsets in `source`. The encoded properties begin two bytes behind the body,
+    and end with the message. Raises ProtocolError at the first message whose lengths do not agree
+    with its size, or that extends beyond the batch, and at the message number BATCH_MESSAGES_MAX +
+    1. Called for each batch: keep it cheap.
     """
     unpack_head, unpack_length = _unpack_lengths, _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
@@ -559,10 +605,11 @@ def iter_batch(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]
 
 
 def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int]]:
-    """Return (flag, body, encoded properties, tag code) of each message in a batch. Keep it cheap.
+    """Return (flag, body, encoded properties, tag code) of each message in a batch.
 
-    The bodies of a batch of more than COPIED_BYTES_MAX bytes are views of it. Those of a smaller
-    batch are copies, which cost less than views. Raises ProtocolError as `iter_batch` does.
+    If the batch has more than COPIED_BYTES_MAX bytes, the bodies are views of it. Those of a
+    smaller batch are copies, which take less time than views. Raises ProtocolError as `iter_batch`
+    does. Called for each batch: keep it cheap.
     """
     is_small = len(body) <= COPIED_BYTES_MAX
     source: bytes | memoryview = bytes(body) if is_small else memoryview(body)
@@ -596,7 +643,10 @@ message."""
 
 
 class RecordKeys(NamedTuple):
-    """What the key index needs of a record: topic, store time, unique key and ordered keys."""
+    """What the key index needs of a record.
+
+    `unique_key` is its UNIQ_KEY, "" if it has none. `keys` are the words of its KEYS, in order.
+    """
 
     topic: str
     store_time_ms: int
@@ -611,9 +661,10 @@ def hash_key(topic: str, key: str) -> int:
 
 
 def read_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeys:
-    """Return the keys of the record at `offset`. Raises ProtocolError if there is no whole record.
+    """Return the keys of the record at `offset`.
 
-    A rolled-back message has none.
+    A rolled-back message has no keys: `unique_key` is "" and `keys` is empty. Raises ProtocolError
+    if there is no whole record.
     """
     head = parse_head(data, offset)
     topic = str(data[head.topic], "utf-8", "replace")
@@ -626,7 +677,7 @@ def read_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeys:
 
 
 class RecordKeyHashes(NamedTuple):
-    """The hashes of a record's keys in the order of the index, and its store time in ms."""
+    """The hashes of a record's keys, that of the unique key first, and its store time in ms."""
 
     hashes: list[int]
     store_time_ms: int
@@ -635,11 +686,11 @@ class RecordKeyHashes(NamedTuple):
 def hash_keys(data: bytes | memoryview, offset: int = 0) -> RecordKeyHashes:
     """Return what the key index stores for the record at `offset`.
 
-    Return no hashes if there is no whole record.
+    Return no hashes and a store time of 0 if there is no whole record.
     """
     try:
-        found = read_keys(data, offset)
+        record = read_keys(data, offset)
     except ProtocolError:
         return RecordKeyHashes([], 0)
-    keys = [found.unique_key, *found.keys] if found.unique_key else found.keys
-    return RecordKeyHashes([hash_key(found.topic, key) for key in keys], found.store_time_ms)
+    keys = [record.unique_key, *record.keys] if record.unique_key else record.keys
+    return RecordKeyHashes([hash_key(record.topic, key) for key in keys], record.store_time_ms)

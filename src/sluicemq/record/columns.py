@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Values(tuple[str, ...]):  # noqa: SLOT001 - a tuple of any length has no slots
     """The distinct values of a column.
 
-    In `cache` filters keep what they have computed from the values, for the next filter.
+    Filters store in `cache` what they have computed from the values, so that all filters that are
+    matched with this column can use it.
     """
 
     cache: dict[object, Any]
@@ -67,9 +68,10 @@ class ColumnBlock(NamedTuple):
         return self.first_offset + self.rows
 
     def slice_offsets(self, start: int, stop: int) -> "ColumnBlock":
-        """Return the rows with the queue offsets from `start` up to, but not including, `stop`.
+        """Return the block of the rows with queue offsets from `start` up to `stop`, exclusive.
 
-        Columns may then have values that occur in no row.
+        Both must be within this block. Return the block itself if these are all of its rows. The
+        columns of the result may have values that occur in no row.
         """
         low, high = start - self.first_offset, stop - self.first_offset
         if low == 0 and high == self.rows:
@@ -79,14 +81,16 @@ class ColumnBlock(NamedTuple):
         return ColumnBlock(start, high - low, columns, self.excluded, odd)
 
     def take_rows(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
-        """Return the rows with these indices, none of which may be odd.
+        """Return the block of the rows with these indices, none of which may be odd.
 
-        The queue offsets of the result have no meaning.
+        The queue offsets of the result have no meaning, because its rows need not be consecutive.
         """
         columns = self._take_columns(rows)
         return ColumnBlock(self.first_offset, len(rows), columns, self.excluded, self.odd[:0])
 
     def _take_columns(self, rows: "slice | NDArray[np.intp]") -> "LazyColumns":
+        """Return the columns of these rows. Each is made when it is first read."""
+
         def make(name: str) -> Column:
             codes, values = self.columns[name]
             return Column(codes[rows], values)
@@ -95,21 +99,24 @@ class ColumnBlock(NamedTuple):
 
 
 class LazyColumns(Mapping[str, Column]):
-    """Columns by name, each created when it is first read."""
+    """Columns by name, each created when it is first read.
 
-    __slots__ = ("_known", "_make", "_names")
+    `names` are the keys of the mapping. `make(name)` returns the column of one of them, and raises
+    KeyError for any other name. It is called once for each name that is read.
+    """
+
+    __slots__ = ("_columns", "_make", "_names")
 
     def __init__(self, names: Collection[str], make: Callable[[str], Column]) -> None:
-        """Create a mapping with the keys `names`. `make` creates the column of a name."""
         self._names = names
         self._make = make
-        self._known: dict[str, Column] = {}
+        self._columns: dict[str, Column] = {}
 
     def __getitem__(self, name: str) -> Column:
-        known = self._known.get(name)
-        if known is None:
-            known = self._known[name] = self._make(name)
-        return known
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = self._make(name)
+        return column
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -135,10 +142,10 @@ class ColumnStats(NamedTuple):
     """Statistics of one column.
 
     - `has_null` says whether a row lacks the property.
-    - `values` are the distinct values; None if there are too many.
-    - `low` and `high` are the lowest and highest number if there are too many values: int if all
-      numbers are whole, float if one has a decimal point, and None if one value is not a plain
-      number.
+    - `values` are the distinct values if these are few, else None.
+    - `low` and `high` are the lowest and highest value if `values` is None and all values are plain
+      numbers: int if all numbers are whole, float if one has a decimal point. Otherwise both are
+      None.
     """
 
     has_null: bool
@@ -169,15 +176,22 @@ def compute_block_stats(block: ColumnBlock) -> BlockStats:
 
 
 def compute_column_stats(column: Column) -> ColumnStats:
-    """Return the statistics of a column."""
+    """Return the statistics of a column.
+
+    They list the distinct values if there are at most VALUES_MAX, with VALUES_CHARACTERS_MAX
+    characters together. Otherwise they have the range if all values are plain numbers.
+    """
     values = column.values
     has_null = bool((column.codes < 0).any())
     if len(values) <= VALUES_MAX and sum(map(len, values)) <= VALUES_CHARACTERS_MAX:
         return ColumnStats(has_null, values)
+
+    # One search in all values, each followed by a comma, is faster than one search for each value.
     joined = ",".join(values) + ","
-    if joined.count(",") == len(values):  # a value with a comma is not a number
-        for plain, read in ((_PLAIN_WHOLE, int), (_PLAIN_DECIMAL, float)):
-            if plain.fullmatch(joined):
-                numbers = list(map(read, values))
+    has_value_with_comma = joined.count(",") != len(values)
+    if not has_value_with_comma:
+        for pattern, parse in ((_PLAIN_WHOLE, int), (_PLAIN_DECIMAL, float)):
+            if pattern.fullmatch(joined):
+                numbers = list(map(parse, values))
                 return ColumnStats(has_null, None, min(numbers), max(numbers))
     return ColumnStats(has_null, None)

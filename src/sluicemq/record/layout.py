@@ -50,10 +50,11 @@ class Layout:
         self._ends = dict(zip((name for name, _ in fields), ends, strict=True))
 
     def describe_misfit(self, *values: object) -> str:
-        """Return a sentence about the first value that does not fit into its field.
+        """Return a sentence about the first integer that does not fit into its field.
 
-        `values` are those of all fields, in order. Return "" if all of them fit. The error of
-        `struct` names neither the field nor the value.
+        `values` are those of all fields, in order; fields of any content are not examined. Return
+        "" if all integers fit. Use this for the text of an error, because the error of `struct`
+        names neither the field nor the value.
         """
         for (name, kind), value in zip(self.fields, values, strict=True):
             if kind[0] == "V" or not isinstance(value, int):
@@ -75,9 +76,10 @@ class Layout:
         return Layout(*self.fields[names.index(first) : names.index(last) + 1])
 
     def struct_of(self, *names: str) -> Struct:
-        """Return a struct that unpacks some fields, from the start of the layout.
+        """Return a struct that unpacks the values of the fields `names`, which must be in order.
 
-        `names` must be in the order of the fields. The bytes of other fields are skipped.
+        It begins at the start of the layout, skips the bytes of other fields, and ends with the
+        last of `names`.
         """
         codes, end = ">", 0
         for name in names:

@@ -13,16 +13,17 @@ the same length. Then all rows are matched together along the template (`Templat
 
     UNIQ_KEY 1 [32 bytes] 2 WAIT 1 true 2 TAGS 1 [?] 2 price 1 [?] 2 CLUSTER 1 DefaultCluster 2
     ------------------------------------- --------   ---------   ------------------------------
-    unknown, of one length   known        unknown    unknown     known
+    length is guessed        value is     nothing    nothing     value is
+                             guessed      is known   is known    guessed
 
-- *Known* values are compared together with the names around them, as one text.
-- For an *unknown* value, one gather reads the name and the first word of the value. The value ends
-  at the first separator (`first_separators`), or at the same length in all rows.
+- *Guessed* values are compared together with the names around them, as one text.
+- For any other value, which is *unknown*, one gather reads the name and the first word of the
+  value. The value ends at the first separator (`first_separators`), or at the guessed length.
 
-A wrong guess costs time, but does not change the result: known values are then compared one by one,
-and a value that still differs counts as unknown; a length is searched. A row without one of the
-names is left for another shape. No value that was matched contains a separator, so a row that ends
-where the template ends has exactly these names and values.
+A wrong guess takes time, but does not change the result. Guessed values are then compared one by
+one, and a value that still differs counts as unknown. If the guessed length is wrong, the end of
+each value is searched. A row without one of the names waits for another shape. No value that was
+matched contains a separator, so a row that ends where the template ends has exactly these names.
 
 *Conversion to Arrow.* Values of one length are gathered in one NumPy step. Values of different
 lengths become Arrow *views*, which Arrow copies into an ordinary array at the speed of memory. A
@@ -66,7 +67,7 @@ _PIECE_BYTES = 256 * 1024
 
 
 def read_words(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
-    """Return the 8 bytes from each start on as a number, the first byte lowest.
+    """Return the 8 bytes from each start on as a little-endian number.
 
     Bytes behind the end of `raw` are zeros.
     """
@@ -74,24 +75,25 @@ def read_words(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
 
 
 def all_begin_with(raw: Bytes, starts: Positions, text: bytes) -> bool:
-    """Return whether `text` is at all of the starts.
+    """Return whether `text`, which must not be empty, is at each of the starts.
 
     The bytes are compared in pieces that fit into the processor's cache. In a piece, the first row
     is compared with the text, and each other row with the one before.
     """
     width = len(text)
-    step = max(1, _PIECE_BYTES // width)
-    for begin in range(0, len(starts), step):
-        flat = rows_at(raw, starts[begin : begin + step], width).reshape(-1)
-        if flat[:width].tobytes() != text or not (flat[width:] == flat[:-width]).all():
+    rows_per_piece = max(1, _PIECE_BYTES // width)
+    for first in range(0, len(starts), rows_per_piece):
+        flat = rows_at(raw, starts[first : first + rows_per_piece], width).reshape(-1)
+        begins_with_text = flat[:width].tobytes() == text
+        if not begins_with_text or not (flat[width:] == flat[:-width]).all():
             return False
     return True
 
 
 def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> Any:
-    """Return an array of `kind`, pa.binary() or pa.string(), with the values at these positions.
+    """Return an Arrow array whose value i has the `lengths[i]` bytes of `raw` from `starts[i]` on.
 
-    The array does not refer to `raw`.
+    `kind` is its type: pa.binary() or pa.string(). The array does not refer to `raw`.
     """
     count = len(starts)
     if count and (lengths == lengths[0]).all():
@@ -101,27 +103,33 @@ def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, kind: An
         return pa.Array.from_buffers(kind, count, buffers)
     if len(raw) < _VIEW_BYTES:
         raw = np.concatenate((raw, np.zeros(_VIEW_BYTES, np.uint8)))
+    # A view consists of four numbers of 4 bytes. In a view of a long value they are: length, first
+    # 4 bytes of the value, number of the buffer, offset in the buffer.
     last = len(raw) - _VIEW_BYTES
-    begins = starts - 4
-    near = np.flatnonzero((begins < 0) | (begins > last))
-    if len(near):
-        begins = np.clip(begins, 0, last)
-    views = gather(raw, begins, f"V{_VIEW_BYTES}").view(np.int32).reshape(-1, 4)
-    for row in near:  # a gather would read beyond an end of the buffer
+    view_starts = starts - 4
+    is_near_an_end = (view_starts < 0) | (view_starts > last)
+    rows_near_an_end = np.flatnonzero(is_near_an_end)
+    if len(rows_near_an_end):
+        view_starts = np.clip(view_starts, 0, last)
+    views = gather(raw, view_starts, f"V{_VIEW_BYTES}").view(np.int32).reshape(-1, 4)
+    for row in rows_near_an_end:  # the gather would have read beyond an end of the buffer
         start = int(starts[row])
-        piece = raw[start : start + min(int(lengths[row]), INLINE_BYTES_MAX)].tobytes()
-        views[row, 1:] = np.frombuffer(piece.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
+        prefix = raw[start : start + min(int(lengths[row]), INLINE_BYTES_MAX)].tobytes()
+        views[row, 1:] = np.frombuffer(prefix.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
     views[:, 0] = lengths
-    long = np.flatnonzero(lengths > INLINE_BYTES_MAX)
-    views[long, 2] = 0
-    views[long, 3] = starts[long]
-    form = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
+    long_rows = np.flatnonzero(lengths > INLINE_BYTES_MAX)
+    views[long_rows, 2] = 0
+    views[long_rows, 3] = starts[long_rows]
+    view_type = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
     buffers = [None, pa.py_buffer(views), pa.py_buffer(raw)]
-    return pa.Array.from_buffers(form, count, buffers).cast(kind)
+    return pa.Array.from_buffers(view_type, count, buffers).cast(kind)
 
 
 def make_even_offsets(count: int, length: int) -> Any:
-    """Return the Arrow buffer of `count` + 1 offsets 0, length, 2 * length, …."""
+    """Return the Arrow offsets buffer of an array of `count` values with `length` bytes each.
+
+    It has `count` + 1 offsets: 0, length, 2 * length, and so on.
+    """
     return pa.py_buffer(
         np.arange(0, (count + 1) * length, length, dtype=np.int32)
         if length
@@ -133,19 +141,23 @@ class RepeatedTexts:
     """A cache of Arrow arrays of repeated texts, which blocks of one topic have in common."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, ...], Any] = {}
+        self._arrays: dict[tuple[bytes, ...], Any] = {}
 
     def array(self, texts: tuple[bytes, ...], rows: int) -> Any:
-        """Return a pa.string() array that contains all `texts`, repeated `rows` times."""
-        known, wanted = self._known.get(texts), rows * len(texts)
-        if known is None or len(known) < wanted:
-            if len(self._known) > 64:
-                self._known.clear()
-            offsets = np.zeros(wanted + 1, np.int32)
+        """Return a pa.string() array with `rows` * len(texts) elements: `texts`, again and again.
+
+        The texts must be valid UTF-8. The longest array of each `texts` is cached, and a shorter
+        one is a slice of it. The cache is cleared when it has more than 64 arrays.
+        """
+        array, count = self._arrays.get(texts), rows * len(texts)
+        if array is None or len(array) < count:
+            if len(self._arrays) > 64:
+                self._arrays.clear()
+            offsets = np.zeros(count + 1, np.int32)
             np.cumsum(np.tile(np.array([*map(len, texts)], np.int32), rows), out=offsets[1:])
             buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts) * rows)]
-            known = self._known[texts] = pa.Array.from_buffers(pa.string(), wanted, buffers)
-        return known.slice(0, wanted)
+            array = self._arrays[texts] = pa.Array.from_buffers(pa.string(), count, buffers)
+        return array.slice(0, count)
 
 
 def make_hex_array(data: Bytes) -> Any:
@@ -180,10 +192,13 @@ _ONE, _SEVEN, _TOP = np.uint64(1), np.uint64(7), np.uint64(56)
 class ValueSpans:
     """Where the values of one property are in `raw`, for all rows of a shape.
 
-    - `lengths` is a number if all values have this length.
-    - `text` is the value if all rows have the same one.
-    - `words` are the first 8 bytes of each value, with what follows a shorter one.
-    - `block` contains the bytes of all values as a matrix.
+    - `starts[row]` is the offset of the value in `raw`.
+    - `lengths` is one number if all values have this length, else an array with one entry for each
+      row.
+    - `text` is the value if the matcher found the same one in all rows, else None.
+    - `words` are the first 8 bytes of each value as numbers, or None if the matcher has not read
+      them. If a value is shorter, the word continues with the bytes that follow it.
+    - `block` is a matrix whose rows are the values, or None if the matcher has not read them.
     """
 
     raw: Bytes
@@ -201,7 +216,7 @@ class ValueSpans:
         return int(self.lengths.max(initial=0))
 
     def take_rows(self, rows: NDArray[Any]) -> "ValueSpans":
-        """Return the values of some rows, given by index or mask."""
+        """Return the values of the rows that `rows` selects. `rows` are indices or a mask."""
         return ValueSpans(
             self.raw,
             self.starts[rows],
@@ -212,51 +227,69 @@ class ValueSpans:
         )
 
     def first_words(self) -> Words | np.uint64:
-        """Return the first 8 bytes of each value as a number, or one number if all are the same."""
+        """Return the first 8 bytes of each value as a number, or one number if all are the same.
+
+        What follows a value of fewer than 8 bytes in its word may be anything.
+        """
         if self.text is not None:
-            return _word(self.text)
+            return _first_word(self.text)
         return read_words(self.raw, self.starts) if self.words is None else self.words
 
 
-def _word(text: bytes) -> np.uint64:
+def _first_word(text: bytes) -> np.uint64:
+    """Return the first 8 bytes of `text` as a little-endian number; missing bytes are zeros."""
     return np.uint64(int.from_bytes(text[:_WORD], "little"))
 
 
 def first_separators(raw: Bytes, starts: Positions, words: Words, room: Positions) -> Positions:
-    """Return the number of bytes before the next separator from each start on, at most `room`.
+    """Return how many bytes precede the next separator (0x02) from each start on.
 
-    `words` are the first 8 bytes from each start on.
+    `words` are the first 8 bytes from each start on, as numbers. `room[row]` is the largest number
+    to return for a row: the number of bytes up to the end of its properties. It is returned if
+    there is no separator before this end, also if it is negative.
+
+    The search has three stages. Each examines only the rows without a separator so far: two more
+    words, then a window of 64 bytes, then all bytes up to the end.
     """
-    lengths = _before_separator(words)
+    lengths = _count_bytes_before_separator(words)
     rows = np.flatnonzero(lengths == _WORD)
-    for at in range(_WORD, _NEAR, _WORD):
+    for searched_bytes in range(_WORD, _NEAR, _WORD):
         if not len(rows):
             break
-        more = _before_separator(read_words(raw, starts[rows] + at))
-        lengths[rows] += more
-        rows = rows[more == _WORD]
+        more_bytes = _count_bytes_before_separator(read_words(raw, starts[rows] + searched_bytes))
+        lengths[rows] += more_bytes
+        rows = rows[more_bytes == _WORD]
+
     if len(rows):
-        marks = rows_at(raw, starts[rows] + _NEAR, _WINDOW + 1) == SEPARATOR
-        marks[:, _WINDOW] = True
-        lengths[rows] += marks.argmax(axis=1)
+        is_separator = rows_at(raw, starts[rows] + _NEAR, _WINDOW + 1) == SEPARATOR
+        is_separator[:, _WINDOW] = True  # so that argmax returns _WINDOW if there is none
+        lengths[rows] += is_separator.argmax(axis=1)
         rows = rows[lengths[rows] == _NEAR + _WINDOW]
+
     if len(rows):
-        # The few long values: search all bytes up to `room`.
-        some = np.maximum(room[rows], 0)
-        _, offsets, data = make_value_array(raw, starts[rows], some, pa.binary()).buffers()
+        # Copy the remaining bytes of the rows behind each other, and search all of them at once.
+        room_of_rows = np.maximum(room[rows], 0)
+        _, offsets, data = make_value_array(raw, starts[rows], room_of_rows, pa.binary()).buffers()
         bounds = np.frombuffer(offsets, np.int32, len(rows) + 1).astype(np.int64)
         size = int(bounds[-1])
         text = np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8)
-        places = np.append(np.flatnonzero(text == SEPARATOR), size)
-        found = places[np.searchsorted(places, bounds[:-1])] - bounds[:-1]
-        lengths[rows] = np.minimum(found, some)
+        separators = np.append(np.flatnonzero(text == SEPARATOR), size)
+        row_starts = bounds[:-1]
+        distances = separators[np.searchsorted(separators, row_starts)] - row_starts
+        lengths[rows] = np.minimum(distances, room_of_rows)
     return np.minimum(lengths, room)
 
 
-def _before_separator(words: Words) -> Positions:
-    """Return the number of bytes before the first separator in each word; 8 if there is none."""
-    zeros = words ^ _SEPARATORS
-    marks = (zeros - _ONES) & ~zeros & _HIGHS  # exact up to and with the lowest
+def _count_bytes_before_separator(words: Words) -> Positions:
+    """Return the number of bytes before the first separator in each word; 8 if there is none.
+
+    This is the search for a zero byte that strlen does word by word. The first byte of a word has
+    its lowest bits.
+    """
+    zeros = words ^ _SEPARATORS  # a separator becomes a zero byte
+    # The highest bit of each zero byte. Bytes above the first zero byte may be marked wrongly.
+    marks = (zeros - _ONES) & ~zeros & _HIGHS
+    # The highest bits of the bytes below the first mark: add them up by a multiplication.
     below = (marks - _ONE) & ~marks & _HIGHS
     counts: Positions = (((below >> _SEVEN) * _ONES) >> _TOP).view(np.int64)
     return counts
@@ -268,8 +301,8 @@ def _before_separator(words: Words) -> Positions:
 def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
     """Return a pa.string() array of the values of all columns, row by row.
 
-    It begins with the values of row 0 in all columns. Bytes that are not UTF-8 are replaced, as by
-    `bytes.decode`.
+    It has `rows` * len(columns) elements, and begins with the values of row 0 in all columns. Bytes
+    that are not UTF-8 are replaced, as by `bytes.decode`.
     """
     if len(columns) == 1 and isinstance(length := columns[0].lengths, int):
         column = columns[0]
@@ -282,55 +315,74 @@ def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         return _make_valid_text_array(rows, make_even_offsets(rows, length), data)
     if max((column.length_max for column in columns), default=0) > _WRITTEN_MAX:
         return _make_long_text_array(columns, rows)
+    return _make_short_text_array(columns, rows)
+
+
+def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
+    """Return the array of `make_text_array`, written in words of 8 bytes.
+
+    Only for values of at most `_WRITTEN_MAX` bytes: it writes one word of all rows at a time.
+    """
     lengths = np.empty((rows, len(columns)), np.int32)
-    words = np.empty((rows, len(columns)), np.uint64)
+    first_words = np.empty((rows, len(columns)), np.uint64)
     for index, column in enumerate(columns):
         lengths[:, index] = column.lengths
-        words[:, index] = column.first_words()
+        first_words[:, index] = column.first_words()
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     size = int(offsets[-1])
     data = np.empty(size + _WORD, np.uint8)
-    places = offsets[:-1].reshape(lengths.shape)
+    target_starts = offsets[:-1].reshape(lengths.shape)  # [row, index of the column]
     target = unaligned_view(data, "<u8")
-    for index, column in enumerate(columns):  # the words after the first ones
-        targets = places[:, index]
+
+    # The last word of a value writes up to 7 surplus bytes into the values behind it. Each value
+    # begins with its first word, so the first words are written last and in order.
+    for index, column in enumerate(columns):
+        column_starts = target_starts[:, index]
         for at in range(_WORD, column.length_max, _WORD):
             if column.text is not None:
-                target[targets + at] = _word(column.text[at:])
+                target[column_starts + at] = _first_word(column.text[at:])
             elif isinstance(column.lengths, int):
-                target[targets + at] = read_words(column.raw, column.starts + at)
+                target[column_starts + at] = read_words(column.raw, column.starts + at)
             else:
-                some = np.flatnonzero(column.lengths > at)
-                target[targets[some] + at] = read_words(column.raw, column.starts[some] + at)
-    target[places.reshape(-1)] = words.reshape(-1)
+                longer = np.flatnonzero(column.lengths > at)
+                words = read_words(column.raw, column.starts[longer] + at)
+                target[column_starts[longer] + at] = words
+    target[target_starts.reshape(-1)] = first_words.reshape(-1)
     return _make_valid_text_array(lengths.size, offsets, data[:size])
 
 
 def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
-    """Return the array of `make_text_array`, built from Arrow views. Better for long texts."""
+    """Return a pa.string() array of the values of all columns, row by row.
+
+    The result is that of `make_text_array`. It is built from Arrow views, which is faster if some
+    values are long.
+    """
     shape = (rows, len(columns))
     starts, lengths = np.empty(shape, np.int64), np.empty(shape, np.int64)
     for index, column in enumerate(columns):
         starts[:, index] = column.starts
         lengths[:, index] = column.lengths
-    found = make_value_array(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
-    _, offsets, data = found.buffers()
-    return _make_valid_text_array(len(found), offsets, np.frombuffer(data, np.uint8))
+    array = make_value_array(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
+    _, offsets, data = array.buffers()
+    return _make_valid_text_array(len(array), offsets, np.frombuffer(data, np.uint8))
 
 
 def _make_valid_text_array(count: int, offsets: Any, data: Bytes) -> Any:
-    """Return the pa.string() array with these buffers. Bytes that are not UTF-8 are replaced."""
+    """Return the pa.string() array of `count` values with these offsets and bytes.
+
+    Bytes that are not UTF-8 are replaced by U+FFFD.
+    """
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    found = pa.Array.from_buffers(pa.string(), count, buffers)
+    array = pa.Array.from_buffers(pa.string(), count, buffers)
     if data.max(initial=0) < _ASCII_END:
-        return found
+        return array
     try:
-        found.validate(full=True)
+        array.validate(full=True)
     except pa.ArrowInvalid:
         values = pa.Array.from_buffers(pa.binary(), count, buffers).to_pylist()
         return pa.array([str(value, "utf-8", "replace") for value in values], pa.string())
-    return found
+    return array
 
 
 SAMPLE_ROWS: Final = 8
@@ -344,13 +396,20 @@ _NAME_VALUE: Final = b"\x01"
 _END: Final = bytes((SEPARATOR,))
 
 Guess = bytes | int
-"""A value that all rows have, or the length that all values have; 0 means unknown."""
+"""What is guessed about the values of one property in all rows.
+
+- bytes: all rows have this value.
+- a positive int: all values have this length in bytes.
+- 0: nothing is known.
+"""
 Pairs = list[tuple[bytes, bytes]]
 """Names and values of one row, in order."""
 
 
 def split_properties(text: bytes) -> Pairs | None:
-    """Return names and values of one row, or None if the row is odd.
+    """Return the (name, value) pairs of one row, or None if the row is odd.
+
+    `text` contains the encoded properties. Return [] if it is empty.
 
     A regular row consists of name, 0x01, value, 0x02 for each property. Neither is empty, no name
     occurs twice, and names are UTF-8. A value may contain 0x01, because the first 0x01 ends the
@@ -374,117 +433,144 @@ def split_properties(text: bytes) -> Pairs | None:
 
 
 def guess_values(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
-    """Return a guess for each value of the template `pairs`, from the texts of some rows.
+    """Return a guess for each property of the template, in order.
 
-    The last value is not guessed if no separator ends it, because known texts end with one.
+    `pairs` are names and values of the template, and `sample` the encoded properties of some rows,
+    at least one. Rows of the sample with other names are ignored. A value is guessed if the
+    template and all remaining rows agree: they have the same value (bytes), or values of one length
+    between 8 and 128 bytes (that length). Otherwise the guess is 0.
+
+    The guess for the last value is 0 if no separator ends the first row of the sample, because the
+    matcher compares a guessed value together with the separator behind it.
     """
-    names, found = [name for name, _ in pairs], [[value for _, value in pairs]]
+    names = [name for name, _ in pairs]
+    value_rows = [[value for _, value in pairs]]
     for text in sample:
+        # name, value, name, value, …, and "" behind the last separator
         parts = text.replace(_END, _NAME_VALUE).split(_NAME_VALUE)
         if parts[:-1:2] == names:
-            found.append(parts[1::2])
-    known: list[Guess] = []
-    for values in map(set, zip(*found, strict=True)):
+            value_rows.append(parts[1::2])
+    guesses: list[Guess] = []
+    for values in map(set, zip(*value_rows, strict=True)):
         lengths = set(map(len, values))
         length = max(lengths)
         if len(values) == 1:
-            known.append(values.pop())
+            guesses.append(values.pop())
         elif len(lengths) == 1 and _LENGTH_GUESSED_MIN <= length <= _LENGTH_GUESSED_MAX:
-            known.append(length)
+            guesses.append(length)
         else:
-            known.append(0)
-    if known and not sample[0].endswith(_END):
-        known[-1] = 0
-    return known
+            guesses.append(0)
+    if guesses and not sample[0].endswith(_END):
+        guesses[-1] = 0
+    return guesses
 
 
 class TemplateMatcher:
-    """Matches the properties of rows with a template.
+    """Matches the properties of many rows with a template, all rows together.
 
-    `rows` are the indices, in `starts`, of the rows that have matched so far; None means all rows.
-    `values` are the values that were passed, one entry for each name. Between two steps the
-    position of each row is at its end or at a separator.
+    The properties of a row are the bytes of `raw` from its entry in `starts` up to its entry in
+    `ends`. Call `match` once, then read the result:
+
+    - `rows` are the indices, in `starts`, of the rows that match; None means that all match.
+    - `values` has one entry for each property of the template: its values in the rows that match.
+
+    While it matches, each row has a position in `raw`, which moves from property to property. After
+    a property it is at the end of the row, or at the separator behind the value.
     """
 
     def __init__(self, raw: Bytes, starts: Positions, ends: Positions) -> None:
         self.rows: Positions | None = None
         self.values: list[ValueSpans] = []
         self._raw = raw
-        self._at = starts
+        self._positions = starts
         self._ends = ends
-        self._before = b""
+        self._separator = b""
+        """The bytes before the next name: empty for the first name, then the separator."""
 
-    def match(self, names: Sequence[bytes], known: Sequence[Guess]) -> None:
-        """Match all rows with a template of `names` and guessed values."""
-        pairs = zip(names, known, strict=True)
-        for is_known, run in groupby(pairs, lambda pair: isinstance(pair[1], bytes)):
-            if is_known:
-                self._pass_known(cast("Pairs", list(run)))
+    def match(self, names: Sequence[bytes], guesses: Sequence[Guess]) -> None:
+        """Set `rows` and `values` to the rows that have exactly `names`, in this order.
+
+        `guesses` has a guess for the values of each name. A wrong guess takes time, but does not
+        change which rows match. A row with other names, or with an empty value, does not match: it
+        is removed from `rows` and from all entries of `values`.
+        """
+        pairs = zip(names, guesses, strict=True)
+        for is_value_guessed, run in groupby(pairs, lambda pair: isinstance(pair[1], bytes)):
+            if is_value_guessed:
+                self._match_guessed_values(cast("Pairs", list(run)))
             else:
                 for name, length in run:
-                    self._pass_unknown(name, cast("int", length))
-        left = self._ends - self._at
-        self._keep((left == 0) | (left == 1))  # the last separator may be missing
+                    self._match_unknown_value(name, cast("int", length))
+        remaining_bytes = self._ends - self._positions
+        # The separator behind the last value may be missing.
+        self._remove_other_rows((remaining_bytes == 0) | (remaining_bytes == 1))
 
-    def _pass_known(self, pairs: Pairs) -> None:
-        """Pass names whose values are known.
+    def _match_guessed_values(self, pairs: Pairs) -> None:
+        """Match consecutive properties, given as (name, guessed value).
 
-        If not all rows have these values, pass them one by one; a single one is passed as unknown.
+        If all rows have these values, one comparison of all names and values is enough. Otherwise
+        each property is compared by itself, and one that still differs is matched as an unknown
+        value.
         """
-        literal, places = self._before, []
+        text, value_offsets = self._separator, []
         for name, value in pairs:
-            literal += name + _NAME_VALUE
-            places.append(len(literal))
-            literal += value + _END
-        if all_begin_with(self._raw, self._at, literal):
-            for place, (_, value) in zip(places, pairs, strict=True):
-                self.values.append(ValueSpans(self._raw, self._at + place, len(value), value))
-            self._pass(len(literal) - len(_END))
+            text += name + _NAME_VALUE
+            value_offsets.append(len(text))
+            text += value + _END
+        if all_begin_with(self._raw, self._positions, text):
+            for offset, (_, value) in zip(value_offsets, pairs, strict=True):
+                starts = self._positions + offset
+                self.values.append(ValueSpans(self._raw, starts, len(value), value))
+            self._advance(len(text) - len(_END))
         elif len(pairs) > 1:
             for pair in pairs:
-                self._pass_known([pair])
+                self._match_guessed_values([pair])
         else:
-            self._pass_unknown(pairs[0][0], 0)
+            self._match_unknown_value(pairs[0][0], 0)
 
-    def _pass_unknown(self, name: bytes, length: int) -> None:
-        """Pass a name and its value. `length` is the guessed length of all values; 0 means unknown.
+    def _match_unknown_value(self, name: bytes, length: int) -> None:
+        """Match one property whose value may differ from row to row.
 
-        One gather reads the name and, as far as it is guessed, the value.
+        `length` is the guessed length of all values; 0 means unknown. Rows with another name or an
+        empty value are removed. One gather reads the name and either a value of this length and its
+        separator, or the first word of the value.
         """
-        literal = self._before + name + _NAME_VALUE
-        width = len(literal)
-        block = rows_at(self._raw, self._at, width + (length + 1 if length else 8))
-        same = rows_begin_with(block, literal)
-        if not same.all():
-            self._keep(same)
-            block = block[same]
-        self._pass(width)
+        name_text = self._separator + name + _NAME_VALUE
+        width = len(name_text)
+        block = rows_at(self._raw, self._positions, width + (length + 1 if length else 8))
+        has_name = rows_begin_with(block, name_text)
+        if not has_name.all():
+            self._remove_other_rows(has_name)
+            block = block[has_name]
+        self._advance(width)
         if length:
-            marks = block[:, width:] == SEPARATOR
+            is_separator = block[:, width:] == SEPARATOR
             # Is the only separator of each row the one after `length` bytes?
-            if marks[:, length].all() and np.count_nonzero(marks) == len(marks):
-                value = block[:, width : width + length]
-                self.values.append(ValueSpans(self._raw, self._at, length, block=value))
-                self._pass(length)
+            if is_separator[:, length].all() and np.count_nonzero(is_separator) == len(block):
+                values = block[:, width : width + length]
+                self.values.append(ValueSpans(self._raw, self._positions, length, block=values))
+                self._advance(length)
                 return
         words = matrix_column(block, width, "<u8").copy()
-        lengths = first_separators(self._raw, self._at, words, self._ends - self._at)
-        self.values.append(ValueSpans(self._raw, self._at, lengths, words=words))
-        self._pass(lengths)
-        self._keep(lengths > 0)
+        room = self._ends - self._positions
+        lengths = first_separators(self._raw, self._positions, words, room)
+        self.values.append(ValueSpans(self._raw, self._positions, lengths, words=words))
+        self._advance(lengths)
+        self._remove_other_rows(lengths > 0)
 
-    def _pass(self, lengths: Positions | int) -> None:
-        self._at = self._at + lengths
-        self._before = _END
+    def _advance(self, lengths: Positions | int) -> None:
+        """Move the position of each row by `lengths` bytes. A separator precedes the next name."""
+        self._positions = self._positions + lengths
+        self._separator = _END
 
-    def _keep(self, fits: NDArray[np.bool_]) -> None:
-        """Remove the rows that do not match."""
-        if fits.all():
+    def _remove_other_rows(self, matches: NDArray[np.bool_]) -> None:
+        """Remove the rows for which `matches` is false from the result and from all later steps."""
+        if matches.all():
             return
-        kept = np.flatnonzero(fits)
-        self.rows = kept if self.rows is None else self.rows[kept]
-        self._at, self._ends = self._at[kept], self._ends[kept]
-        self.values = [value.take_rows(kept) for value in self.values]
+        remaining = np.flatnonzero(matches)
+        self.rows = remaining if self.rows is None else self.rows[remaining]
+        self._positions, self._ends = self._positions[remaining], self._ends[remaining]
+        self.values = [value.take_rows(remaining) for value in self.values]
 
 
 SHAPES_MAX = 64
@@ -500,8 +586,9 @@ is not in step with anything that repeats every few rows."""
 class Shape:
     """The rows that have the same names in the same order.
 
-    `rows` are their indices; None means all rows of the block. `starts` says where the properties
-    of each row begin.
+    - `rows` are their indices in the block, in ascending order; None means all rows of the block.
+    - `starts` has one entry for each of these rows: where its properties begin.
+    - `values` has one entry for each name.
     """
 
     names: tuple[bytes, ...]
@@ -514,7 +601,8 @@ class Shape:
 class Properties:
     """The properties of the `count` rows of a block.
 
-    `odd` are the decoded properties of the rows `odd_rows`, which have no shape.
+    Each row either belongs to one of the `shapes`, or is odd. `odd_rows` are the indices of the odd
+    rows in ascending order, and `odd[i]` contains the decoded properties of row `odd_rows[i]`.
     """
 
     count: int
@@ -524,36 +612,42 @@ class Properties:
 
 
 def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Properties:
-    """Sort rows into shapes by their properties, which are at these positions in `raw`.
+    """Sort rows into shapes by their properties.
 
-    The result refers to `raw`; Arrow arrays that are made from it do not.
+    The encoded properties of row i have `lengths[i]` bytes and begin at `starts[i]` in `raw`. The
+    result refers to `raw`; Arrow arrays that are made from it do not. A row is odd if
+    `split_properties` cannot split it, or if there are already SHAPES_MAX shapes.
     """
     ends = starts + lengths
     shapes: list[Shape] = []
     odd: list[int] = []
-    left = np.arange(len(starts))
-    while len(left) and len(shapes) < SHAPES_MAX:
-        first = int(left[0])
+    unsorted_rows = np.arange(len(starts))
+    while len(unsorted_rows) and len(shapes) < SHAPES_MAX:
+        first = int(unsorted_rows[0])
         pairs = split_properties(raw[starts[first] : ends[first]].tobytes())
         if pairs is None:
             odd.append(first)
-            left = left[1:]
+            unsorted_rows = unsorted_rows[1:]
+            continue
+
+        sample_indices = np.arange(SAMPLE_ROWS) * _SCATTER % len(unsorted_rows)
+        sample_rows = unsorted_rows[sample_indices].tolist()
+        sample = [raw[starts[row] : ends[row]].tobytes() for row in sample_rows]
+        names = tuple(name for name, _ in pairs)
+        are_all_unsorted = len(unsorted_rows) == len(starts)
+        shape_starts = starts if are_all_unsorted else starts[unsorted_rows]
+        shape_ends = ends if are_all_unsorted else ends[unsorted_rows]
+        matcher = TemplateMatcher(raw, shape_starts, shape_ends)
+        matcher.match(names, guess_values(pairs, sample))
+        matched = matcher.rows  # indices in `unsorted_rows`
+        if matched is None:
+            rows = None if are_all_unsorted else unsorted_rows
+            unsorted_rows = unsorted_rows[:0]
         else:
-            chosen = left[np.arange(SAMPLE_ROWS) * _SCATTER % len(left)].tolist()
-            sample = [raw[starts[row] : ends[row]].tobytes() for row in chosen]
-            names = tuple(name for name, _ in pairs)
-            whole = len(left) == len(starts)
-            own_starts = starts if whole else starts[left]
-            matcher = TemplateMatcher(raw, own_starts, ends if whole else ends[left])
-            matcher.match(names, guess_values(pairs, sample))
-            inside = matcher.rows
-            if inside is None:
-                rows = None if whole else left
-                left = left[:0]
-            else:
-                rows, own_starts, left = left[inside], own_starts[inside], np.delete(left, inside)
-            shapes.append(Shape(names, rows, own_starts, tuple(matcher.values)))
-    odd_rows = np.sort(np.array([*odd, *left.tolist()], np.int64))
+            rows, shape_starts = unsorted_rows[matched], shape_starts[matched]
+            unsorted_rows = np.delete(unsorted_rows, matched)
+        shapes.append(Shape(names, rows, shape_starts, tuple(matcher.values)))
+    odd_rows = np.sort(np.array([*odd, *unsorted_rows.tolist()], np.int64))
     decoded = [decode_properties(raw[starts[row] : ends[row]].data) for row in odd_rows.tolist()]
     return Properties(len(starts), shapes, odd_rows, decoded)
 
@@ -563,10 +657,10 @@ def shape_arrays(
     column: Callable[[Shape], Any],
     odd_column: Callable[[list[dict[str, str]]], Any],
 ) -> Any:
-    """Return one array in the order of the rows, built from `column` and `odd_column`.
+    """Return one Arrow array with an element for each row of the block, in order.
 
-    `column(shape)` returns the array for the rows of a shape, and `odd_column(dicts)` the one for
-    the odd rows.
+    `column(shape)` returns the array for the rows of a shape, and `odd_column(dicts)` the array for
+    the odd rows, whose decoded properties are `dicts`. Both must return the same type.
     """
     parts = [column(shape) for shape in found.shapes]
     if len(parts) == 1 and found.shapes[0].rows is None:
@@ -581,15 +675,15 @@ def shape_arrays(
 
 
 def in_row_order(parts: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
-    """Return one array of `count` rows, put together from `parts`.
+    """Return one Arrow array of `count` rows, put together from `parts`.
 
-    Each part contains the rows in the entry of `rows` with the same index. If two parts have the
-    same row, the later one counts.
+    Element k of `parts[i]` is the value of row `rows[i][k]`. Each row must be in a part. If a row
+    is in several parts, the last of them counts.
     """
-    numbers = np.concatenate(rows)
-    order = np.empty(count, np.int64)
-    order[numbers] = np.arange(len(numbers))
-    return pa.concat_arrays(parts).take(pa.array(order))
+    row_by_element = np.concatenate(rows)
+    element_by_row = np.empty(count, np.int64)
+    element_by_row[row_by_element] = np.arange(len(row_by_element))
+    return pa.concat_arrays(parts).take(pa.array(element_by_row))
 
 
 def text_column(found: Properties, name: str) -> Any:

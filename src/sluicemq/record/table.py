@@ -82,25 +82,30 @@ _ASCII_END: Final = 0x80
 
 
 def unaligned_view(raw: Bytes, kind: Any) -> NDArray[Any]:
-    """Return a view that has one value of `kind` at every byte of `raw` where it fits."""
+    """Return a view of `raw` whose element i is the value of `kind` that begins at byte i.
+
+    `kind` is a NumPy data type. The view ends where no whole value follows.
+    """
     dtype = np.dtype(kind)
     return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw.data, strides=(1,))
 
 
 def gather(raw: Bytes, starts: Positions, kind: Any) -> NDArray[Any]:
-    """Return the value of `kind` at each start. The values must be inside of `raw`."""
+    """Return an array with the value of `kind`, a NumPy data type, at each start in `raw`.
+
+    The values may begin at any byte, but must be inside of `raw`.
+    """
     dtype = np.dtype(kind)
     if not len(starts):
         return np.empty(0, dtype)
-    plain = (
-        np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype
-    )  # a struct takes four times as long
-    found: NDArray[Any] = unaligned_view(raw, plain)[starts].view(dtype)
-    return found
+    # Indexing an array of structs takes four times as long as one of plain bytes.
+    indexed_dtype = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype
+    values: NDArray[Any] = unaligned_view(raw, indexed_dtype)[starts].view(dtype)
+    return values
 
 
 def rows_at(raw: Bytes, starts: Positions, width: int) -> Bytes:
-    """Return the `width` bytes from each start on as the rows of a matrix.
+    """Return a matrix whose row i has the `width` bytes of `raw` from `starts[i]` on.
 
     Bytes behind the end of `raw` are zeros.
     """
@@ -118,7 +123,10 @@ def rows_at(raw: Bytes, starts: Positions, width: int) -> Bytes:
 
 
 def matrix_column(block: Bytes, at: int, kind: str) -> NDArray[Any]:
-    """Return the value of `kind` at byte `at` of each row of a matrix."""
+    """Return a view of the value of `kind` that begins at byte `at` of each row of a matrix.
+
+    The matrix must be contiguous, and the value inside of the row.
+    """
     return np.ndarray((len(block),), kind, block.data, at, (block.shape[1],))
 
 
@@ -129,8 +137,9 @@ def rows_begin_with(block: Bytes, text: bytes) -> Mask:
     Comparing byte by byte takes several times as long.
     """
     width = next(size for size in (8, 4, 2, 1) if size <= len(text))
+    last_word_at = len(text) - width
     equal: NDArray[Any] = np.ones(len(block), np.bool_)
-    for at in dict.fromkeys((*range(0, len(text) - width, width), len(text) - width)):
+    for at in (*range(0, last_word_at, width), last_word_at):
         word = np.frombuffer(text, f"u{width}", 1, at)[0]
         equal &= matrix_column(block, at, f"u{width}") == word
     return equal
@@ -154,9 +163,10 @@ HEX_PAIRS: Final = (
 
 
 class JavaHashes(NamedTuple):
-    """Hashes of texts as unsigned numbers.
+    """Hashes of texts as unsigned numbers, one for each text.
 
-    Rows in `odd` have no hash here, because their text is not ASCII or is too long.
+    The hash of a text for which `odd` is true has no meaning, because the text is not ASCII or is
+    longer than `_HASHED_BYTES_MAX` bytes.
     """
 
     hashes: NDArray[np.uint32]
@@ -178,7 +188,9 @@ _INVERSES: Final = _powers(pow(31, -1, 1 << 32))
 
 
 def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> JavaHashes:
-    """Return Java's String.hashCode of the texts with these starts and sizes.
+    """Return Java's String.hashCode of each text.
+
+    Text i has the `sizes[i]` bytes of `raw` from `starts[i]` on.
 
     The hash is a polynomial in 31 modulo 2^32 over the UTF-16 units, which are the bytes if the
     text is ASCII. It is computed as the product of a matrix of bytes with powers of 31. Rows are
@@ -189,7 +201,7 @@ def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> JavaHashes:
     odd = sizes > _HASHED_BYTES_MAX
     if width > _SHORT_BYTES and (short := sizes <= _SHORT_BYTES).any() and not short.all():
         hashes = np.empty(len(starts), np.uint32)
-        for part in (short, ~short):  # a few long texts must not widen the matrix of all others
+        for part in (short, ~short):  # the matrix of the short texts is not as wide as a long text
             hashes[part], odd[part] = java_hashes(raw, starts[part], sizes[part])
         return JavaHashes(hashes, odd)
     width = min(width, _HASHED_BYTES_MAX)
@@ -209,7 +221,7 @@ def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> JavaHashes:
 
 
 def read_sizes(raw: Bytes, starts: Positions) -> Positions:
-    """Return the record size at each start."""
+    """Return the 4-byte number at each start, which is the size of the record there."""
     return unaligned_view(raw, ">i4")[starts].astype(np.int64)
 
 
@@ -218,21 +230,21 @@ def find_record_starts(raw: Bytes) -> Positions:
 
     Raises ProtocolError where the bytes are not a record.
     """
-    found, end = [np.empty(0, np.int64)], 0
+    runs, end = [np.empty(0, np.int64)], 0
     while end < len(raw):
         starts = find_leading_starts(raw[end:])
         starts += end
         if len(starts) < _EQUAL_RUN_MIN:
-            starts = walk_record_starts(raw, end)
-        found.append(starts)
+            starts = walk_record_starts(raw, end)  # up to the end of `raw`
+        runs.append(starts)
         end = int(starts[-1] + read_sizes(raw, starts[-1:])[0])
-    return found[1] if len(found) == 2 else np.concatenate(found)
+    return runs[1] if len(runs) == 2 else np.concatenate(runs)
 
 
 def walk_record_starts(raw: Bytes, start: int) -> Positions:
-    """Return the starts of the records from `start` on, found one by one.
+    """Return the starts of all records from byte `start` of `raw` up to its end, one by one.
 
-    Raises ProtocolError that names the position where the bytes are not a record.
+    Raises ProtocolError, which names the position, where the bytes are not a whole record.
     """
     data, unpack = raw.data, BLANK.struct.unpack_from
     starts: list[int] = []
@@ -259,89 +271,104 @@ def find_leading_starts(raw: Bytes) -> Positions:
     """Return the starts of consecutive records at the start of `raw`, as far as they are proven.
 
     `raw` begins with a record and may end anywhere: within a record, in zeros or in other bytes.
-    All returned records are whole, according to their sizes and magic numbers. If nothing can be
-    proven, return an empty array; then read a record by itself, and call this again for the bytes
-    behind it.
+    All returned records are whole, according to their sizes and magic numbers. There may be more
+    records behind them. The array is empty if nothing can be proven: then read the first record by
+    itself, and call this again for the bytes behind it.
     """
     if len(raw) < RECORD_BYTES_MIN:
         return np.empty(0, np.int64)
     size = int(read_sizes(raw, np.zeros(1, np.int64))[0])
     if RECORD_BYTES_MIN <= size <= len(raw):
-        probe = np.arange(0, min(len(raw) - size + 1, size * _EQUAL_RUN_MIN), size, dtype=np.int64)
-        if _are_records(raw, probe, size).all():
-            places = np.arange(0, len(raw) - size + 1, size, dtype=np.int64)
-            bad = np.flatnonzero(~_are_records(raw, places, size))
-            return places[: bad[0]] if len(bad) else places
+        # If the first records all have this size, assume that for the others too, and return the
+        # starts up to the first record for which it is wrong.
+        end = len(raw) - size + 1
+        first_starts = np.arange(0, min(end, size * _EQUAL_RUN_MIN), size, dtype=np.int64)
+        if _are_records(raw, first_starts, size).all():
+            starts = np.arange(0, end, size, dtype=np.int64)
+            wrong = np.flatnonzero(~_are_records(raw, starts, size))
+            return starts[: wrong[0]] if len(wrong) else starts
     return _walk_pieces(raw, PIECES)
 
 
-def _are_records(raw: Bytes, places: Positions, size: int) -> Mask:
-    """Return where records of `size` bytes begin, according to size and magic number."""
-    fields = gather(raw, places, BLANK.dtype)
+def _are_records(raw: Bytes, starts: Positions, size: int) -> Mask:
+    """Return at which starts a record of `size` bytes begins, by its size and magic number."""
+    fields = gather(raw, starts, BLANK.dtype)
     magics: Mask = (fields["magic"] == MAGIC_V1) | (fields["magic"] == MAGIC_V2)
     return np.asarray(magics & (fields["size"] == size))
 
 
 def _walk_pieces(raw: Bytes, pieces: int) -> Positions:
-    """Return starts that are found by walking pieces, up to the start of the last piece.
+    """Return record starts that are found by walking up to `pieces` pieces at the same time.
 
-    The pieces begin near evenly spaced positions, where a magic number says that a record may
-    begin. What follows the start of the last piece is not proven. Return an empty array if nothing
-    is.
+    Only the starts before the start of the last piece are returned, because nothing proves what
+    follows it. The array is empty if `raw` is too short for two pieces, or if nothing is proven.
     """
-    first = max(int(read_sizes(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
-    pieces = min(pieces, len(raw) // (first * PIECE_RECORDS_MIN))
+    first_size = max(int(read_sizes(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
+    pieces = min(pieces, len(raw) // (first_size * PIECE_RECORDS_MIN))
     if pieces < 2:
         return np.empty(0, np.int64)
     stride = len(raw) // pieces
-    window = min(stride, max(_WINDOW_BYTES_MIN, int(_WINDOW_RECORDS * stride) // PIECE_RECORDS_MIN))
-    windows = raw[: pieces * stride].reshape(pieces, stride)[1:, 4:window]
-    numbers, places = np.divmod(np.flatnonzero(windows == _MAGIC_FIRST), windows.shape[1])
-    places += (numbers + 1) * stride
-    inside = np.searchsorted(places, len(raw) - 8, side="right")
-    numbers, places = numbers[:inside], places[:inside]
-    magics = unaligned_view(raw, ">i4")[places + 4]
-    hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
-    firsts = hits[np.diff(numbers[hits], prepend=-1) > 0]
-    begins: Positions = np.append(0, places[firsts])
-    far = np.flatnonzero(np.diff(begins) > 4 * stride)
+    piece_starts = _find_piece_starts(raw, pieces, stride)
+    far = np.flatnonzero(np.diff(piece_starts) > 4 * stride)
     if len(far):  # walking such a long piece takes too many steps
-        begins = begins[: far[0] + 1]
-    while len(begins) > 1:
-        starts = _walk_to_ends(raw, begins[:-1], begins[1:])
+        piece_starts = piece_starts[: far[0] + 1]
+    while len(piece_starts) > 1:
+        starts = _walk_to_ends(raw, piece_starts[:-1], piece_starts[1:])
         if starts is not None:
             return starts
-        begins = begins[
-            : (len(begins) + 1) // 2
-        ]  # a piece cannot be walked; the first pieces may be
+        # One piece cannot be walked. Try the first half of the pieces.
+        piece_starts = piece_starts[: (len(piece_starts) + 1) // 2]
     return np.empty(0, np.int64)
 
 
-def _walk_to_ends(raw: Bytes, begins: Positions, ends: Positions) -> Positions | None:
+def _find_piece_starts(raw: Bytes, pieces: int, stride: int) -> Positions:
+    """Return where the pieces of a walk begin, in ascending order.
+
+    The first piece begins at 0. Piece n begins at the first magic number in a window of bytes from
+    `n * stride` on, where a record may begin. There is no piece n if the window has none.
+    """
+    window = min(stride, max(_WINDOW_BYTES_MIN, int(_WINDOW_RECORDS * stride) // PIECE_RECORDS_MIN))
+    # The magic number follows the size of a record, which has 4 bytes. Its byte at column c of a
+    # window therefore belongs to a record that begins at byte c of the piece.
+    windows = raw[: pieces * stride].reshape(pieces, stride)[1:, 4:window]
+    window_indices, starts = np.divmod(np.flatnonzero(windows == _MAGIC_FIRST), windows.shape[1])
+    starts += (window_indices + 1) * stride
+    readable = np.searchsorted(starts, len(raw) - 8, side="right")
+    window_indices, starts = window_indices[:readable], starts[:readable]
+    magics = unaligned_view(raw, ">i4")[starts + 4]
+    hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
+    first_hits = hits[np.diff(window_indices[hits], prepend=-1) > 0]  # of each window
+    return np.append(0, starts[first_hits])
+
+
+def _walk_to_ends(raw: Bytes, piece_starts: Positions, ends: Positions) -> Positions | None:
     """Walk all pieces until each has reached its end, and return the starts that are proven.
 
-    These are the starts in the leading pieces that end exactly where the next one begins. Return
-    None if a piece takes too many steps. A piece that has reached its end continues to be walked,
-    in the records of the next one or in bytes behind the last end.
+    A piece is proven if it ends exactly at its entry of `ends`, where the next piece begins, and if
+    all pieces before it are proven. The result has the record starts in the proven pieces, up to
+    the first record that would be too small. Return None if a piece takes too many steps.
     """
-    at, last = unaligned_view(raw, ">u4"), len(raw) - 4
-    place = begins
-    steps_of_all = [place]
-    for _ in range(2 + int((ends - begins).max()) // RECORD_BYTES_MIN):
-        place = place + at[np.minimum(place, last)]
-        steps_of_all.append(place)
-        if len(steps_of_all) % 4 == 0 and (place >= ends).all():
+    # One step moves all pieces by one record. A piece that has reached its end continues to be
+    # walked, in the records of the next one or in bytes behind the last end; that is ignored.
+    size_at, last = unaligned_view(raw, ">u4"), len(raw) - 4
+    position = piece_starts
+    positions_by_step = [position]
+    for _ in range(2 + int((ends - piece_starts).max()) // RECORD_BYTES_MIN):
+        position = position + size_at[np.minimum(position, last)]
+        positions_by_step.append(position)
+        if len(positions_by_step) % 4 == 0 and (position >= ends).all():
             break
     else:
         return None
-    places = np.stack(steps_of_all)
-    steps = (places >= ends).argmax(axis=0)
-    missed = np.flatnonzero(places[steps, np.arange(len(ends))] != ends)
-    pieces = int(missed[0]) if len(missed) else len(ends)
-    inside = np.arange(len(places))[:, np.newaxis] < steps[:pieces]
-    starts: Positions = places[:, :pieces].T[inside.T]
-    small = np.flatnonzero(np.diff(starts, append=ends[pieces - 1]) < RECORD_BYTES_MIN)
-    return starts[: small[0]] if len(small) else starts
+
+    positions = np.stack(positions_by_step)  # [step, piece]
+    step_counts = (positions >= ends).argmax(axis=0)  # the steps of each piece up to its end
+    missed = np.flatnonzero(positions[step_counts, np.arange(len(ends))] != ends)
+    proven_pieces = int(missed[0]) if len(missed) else len(ends)
+    is_inside = np.arange(len(positions))[:, np.newaxis] < step_counts[:proven_pieces]
+    starts: Positions = positions[:, :proven_pieces].T[is_inside.T]
+    too_small = np.flatnonzero(np.diff(starts, append=ends[proven_pieces - 1]) < RECORD_BYTES_MIN)
+    return starts[: too_small[0]] if len(too_small) else starts
 
 
 # --- records
@@ -350,13 +377,21 @@ def _walk_to_ends(raw: Bytes, begins: Positions, ends: Positions) -> Positions |
 class Records:
     """The records that begin at `starts` in `raw`, which is at position `base` of the log.
 
-    At least RECORD_BYTES_MIN bytes must follow each start. `valid` says which rows have lengths
-    that agree with their size. The positions of other rows have no meaning, but are inside of
-    `raw`.
+    At least RECORD_BYTES_MIN bytes must follow each start. Each attribute has one entry for each
+    record. The entries of rows that are not valid have no meaning, except that body ends, topic
+    starts and property starts are inside of `raw`.
     """
 
+    valid: Mask
+    """Which records have a known magic number, and lengths that agree with their size."""
     topic: bytes | None
-    """The topic of all records if they have the same one, else None."""
+    """The topic of all records if they are valid, have layout V1 and the same topic, else None."""
+    body_starts: Positions
+    """Where the body of each record begins in `raw`."""
+    body_lengths: Positions
+    """The size of the stored body of each record, in bytes."""
+    body_ends: Positions
+    """Where the body of each record ends in `raw`."""
     property_starts: Positions
     """Where the encoded properties of each record begin in `raw`."""
     property_lengths: Positions
@@ -368,21 +403,30 @@ class Records:
         self.base = base
         heads = rows_at(raw, starts, RECORD_HEAD.size).reshape(-1).view(RECORD_HEAD.dtype)
         self.sys_flag = heads["sys_flag"].astype(np.int32)
-        kinds = self.sys_flag & HOST_BITS
+        # Rows with hosts of the same kind (IPv4 or IPv6) have heads of the same layout. Each part
+        # consists of the indices and heads of these rows.
+        host_bits = self.sys_flag & HOST_BITS
         self._parts: list[tuple[slice | Positions, NDArray[Any]]] = [(slice(None), heads)]
-        if kinds.any():
+        if host_bits.any():
             self._parts = []
-            for kind, head in RECORD_HEADS.items():
-                if len(rows := np.flatnonzero(kinds == kind)):
+            for bits, head in RECORD_HEADS.items():
+                if len(rows := np.flatnonzero(host_bits == bits)):
                     heads = rows_at(raw, starts[rows], head.size).reshape(-1).view(head.dtype)
                     self._parts.append((rows, heads))
-        self._measure()
+        self._locate_bodies()
+        if not self._locate_properties_behind_one_topic():
+            self._locate_properties()
+        lengths = self.property_lengths
+        self.valid &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def field(self, name: str, dtype: Any = np.int64) -> NDArray[Any]:
-        """Return one integer field of the head for all rows."""
+        """Return the integer field `name` of the heads, one number of type `dtype` for each row.
+
+        `name` is a field of `layout.RECORD_HEAD`.
+        """
         if len(self._parts) == 1:
             return self._parts[0][1][name].astype(dtype)
         numbers = np.empty(len(self), dtype)
@@ -391,88 +435,117 @@ class Records:
         return numbers
 
     def hosts(self, name: str) -> Iterator[tuple[Positions, Bytes]]:
-        """Yield (rows, bytes of their hosts) for `born_host` or `store_host`.
+        """Yield (rows, hosts) for the field `born_host` or `store_host`.
 
-        Rows with hosts of the same length come together. The bytes are a matrix with one row for
-        each host.
+        `rows` are the indices of the records whose heads have one layout, and `hosts` is a matrix
+        with the 8 or 20 bytes of the host of each of them. All records are yielded.
         """
         for rows, heads in self._parts:
-            found = np.ascontiguousarray(heads[name])
-            yield np.arange(len(self))[rows], found.view(np.uint8).reshape(len(found), -1)
+            field = np.ascontiguousarray(heads[name])
+            yield np.arange(len(self))[rows], field.view(np.uint8).reshape(len(field), -1)
 
-    def _measure(self) -> None:
-        """Find where bodies, topics and properties are, and which rows are valid."""
+    def _locate_bodies(self) -> None:
+        """Set the sizes, ends, body bounds, layout versions, and `valid` as far as the body."""
         self.sizes = self.field("size")
         self.ends: Positions = self.starts + self.sizes
-        self.body_starts: Positions = self.starts + self._parts[0][1].dtype.itemsize
+        self.body_starts = self.starts + self._parts[0][1].dtype.itemsize
         for rows, heads in self._parts[1:]:
             self.body_starts[rows] = self.starts[rows] + heads.dtype.itemsize
         self.body_lengths = self.field("body_length")
-        self.body_ends: Positions = self.body_starts + self.body_lengths
+        body_ends = self.body_starts + self.body_lengths
         magics = self.field("magic", np.int32)
-        self._is_second = magics == MAGIC_V2
-        self.valid: Mask = self._is_second | (magics == MAGIC_V1)
-        self.valid &= (self.body_lengths >= 0) & (self.body_ends + 3 <= self.ends)
-        self.body_ends = self._inside(self.body_ends)
-        self.topic = None
-        if len(self) and self.valid.all() and not self._is_second.any():
-            # One gather reads the topic and what follows it, if all records have the same topic.
-            length = int(self.raw[self.body_ends[0]])
-            tails = rows_at(self.raw, self.body_ends, length + 3)
-            text = tails[0, : length + 1].tobytes()
-            if rows_begin_with(tails, text).all():
-                self.topic = text[1:]
-                self.property_starts = self.body_ends + (length + 3)
-                self.property_lengths = matrix_column(tails, length + 1, ">i2").astype(np.int64)
-        if self.topic is None:
-            at = self.topic_starts + self.topic_lengths
-            self.valid &= (self.topic_lengths >= 0) & (at + 2 <= self.ends)
-            at = self._inside(at)
-            self.property_starts = at + 2
-            self.property_lengths = gather(self.raw, at, ">i2").astype(np.int64)
-        lengths = self.property_lengths
-        self.valid &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
+        self._is_v2 = magics == MAGIC_V2
+        self.valid = self._is_v2 | (magics == MAGIC_V1)
+        self.valid &= (self.body_lengths >= 0) & (body_ends + 3 <= self.ends)
+        self.body_ends = self._replace_invalid(body_ends)
 
-    def _inside(self, places: Positions) -> Positions:
-        """Return `places`, with those of invalid rows replaced by the start of the record."""
-        return places if self.valid.all() else np.where(self.valid, places, self.starts)
+    def _locate_properties_behind_one_topic(self) -> bool:
+        """Set topic, property starts and property lengths if all records have the same topic.
+
+        Return whether they do. Otherwise, or if there are no records, one is not valid or has
+        layout V2, only `topic` is set, to None.
+        """
+        self.topic = None
+        if not len(self) or not self.valid.all() or self._is_v2.any():
+            return False
+        # One gather reads the length of the topic, the topic, and the length of the properties.
+        length = int(self.raw[self.body_ends[0]])
+        tails = rows_at(self.raw, self.body_ends, length + 3)
+        length_and_topic = tails[0, : length + 1].tobytes()
+        if not rows_begin_with(tails, length_and_topic).all():
+            return False
+        self.topic = length_and_topic[1:]
+        self.property_starts = self.body_ends + (length + 3)
+        self.property_lengths = matrix_column(tails, length + 1, ">i2").astype(np.int64)
+        return True
+
+    def _locate_properties(self) -> None:
+        """Set property starts and property lengths, and `valid` as far as the topic."""
+        topic_ends = self.topic_starts + self.topic_lengths
+        self.valid &= (self.topic_lengths >= 0) & (topic_ends + 2 <= self.ends)
+        topic_ends = self._replace_invalid(topic_ends)
+        self.property_starts = topic_ends + 2
+        self.property_lengths = gather(self.raw, topic_ends, ">i2").astype(np.int64)
+
+    def _replace_invalid(self, offsets: Positions) -> Positions:
+        """Return `offsets`, with those of invalid rows replaced by the start of the record.
+
+        So all of them are inside of `raw` and can be read.
+        """
+        return offsets if self.valid.all() else np.where(self.valid, offsets, self.starts)
 
     @cached_property
     def topic_starts(self) -> Positions:
         """Where the topic of each record begins in `raw`."""
-        return np.asarray(self.body_ends + 1 + self._is_second)
+        return np.asarray(self.body_ends + 1 + self._is_v2)
 
     @cached_property
     def topic_lengths(self) -> Positions:
-        """The length of each topic. It is stored in 1 byte in V1 records, and in 2 in V2."""
+        """The length of each topic in bytes. It is stored in 1 byte in V1 records, and in 2 in V2.
+
+        It may be negative in a V2 record that is not valid.
+        """
         lengths: Positions = self.raw[self.body_ends].astype(np.int64)
-        if (second := self._is_second).any():
-            lengths[second] = gather(self.raw, self.body_ends[second], ">i2")
+        if (is_v2 := self._is_v2).any():
+            lengths[is_v2] = gather(self.raw, self.body_ends[is_v2], ">i2")
         return lengths
 
     @cached_property
     def topics(self) -> tuple[list[bytes], Positions]:
-        """The different topics, and for each row the index of its topic."""
+        """The different topics, and an array with the index of the topic of each row.
+
+        A row that is not valid has the topic b"".
+        """
         if self.topic is not None:
             return [self.topic], np.zeros(len(self), np.int64)
         starts, lengths = self.topic_starts, np.where(self.valid, self.topic_lengths, 0)
-        numbers = np.full(len(self), -1, np.int64)
-        known: dict[bytes, int] = {}
-        left = np.arange(len(self))
-        while len(left) and len(known) < _TOPICS_MAX:
-            start, length = int(starts[left[0]]), int(lengths[left[0]])
-            text = self.raw[start : start + length].tobytes()
-            same = lengths[left] == length
+        topic_indices = np.full(len(self), -1, np.int64)
+        index_by_topic: dict[bytes, int] = {}
+
+        # Compare all rows with the topic of the first row that has no index yet, up to
+        # `_TOPICS_MAX` times.
+        rows = np.arange(len(self))  # those without an index
+        while len(rows) and len(index_by_topic) < _TOPICS_MAX:
+            start, length = int(starts[rows[0]]), int(lengths[rows[0]])
+            topic = self.raw[start : start + length].tobytes()
+            has_topic = lengths[rows] == length
             if length:
-                same[same] = rows_begin_with(rows_at(self.raw, starts[left[same]], length), text)
-            numbers[left[same]] = known[text] = len(known)
-            left = left[~same]
-        for length in np.unique(lengths[left]).tolist():  # the further topics, row by row
-            rows = left[lengths[left] == length]
-            texts, end = rows_at(self.raw, starts[rows], length).tobytes(), len(rows) * length
-            places = range(0, end, length) if length else [0] * len(rows)
-            numbers[rows] = [known.setdefault(texts[at : at + length], len(known)) for at in places]
-        return list(known), numbers
+                candidates = rows_at(self.raw, starts[rows[has_topic]], length)
+                has_topic[has_topic] = rows_begin_with(candidates, topic)
+            topic_indices[rows[has_topic]] = index_by_topic[topic] = len(index_by_topic)
+            rows = rows[~has_topic]
+
+        # Look up the topics of the remaining rows one by one. Topics of one length are read in one
+        # step.
+        for length in np.unique(lengths[rows]).tolist():
+            rows_of_length = rows[lengths[rows] == length]
+            topics = rows_at(self.raw, starts[rows_of_length], length).tobytes()
+            offsets = range(0, len(topics), length) if length else [0] * len(rows_of_length)
+            topic_indices[rows_of_length] = [
+                index_by_topic.setdefault(topics[offset : offset + length], len(index_by_topic))
+                for offset in offsets
+            ]
+        return list(index_by_topic), topic_indices
 
     def record_bytes(self, row: int) -> memoryview:
         """Return all bytes of the record in `row`."""
@@ -494,5 +567,5 @@ class Records:
             )
 
     def take_rows(self, rows: slice | Mask) -> Self:
-        """Return the records in these rows."""
+        """Return the records that `rows`, a slice or a mask, selects; reads their heads again."""
         return type(self)(self.raw, self.starts[rows], self.base)

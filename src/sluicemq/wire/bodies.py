@@ -275,13 +275,13 @@ def _read_queue_states(value: Any, what: str) -> dict[MessageQueue, QueueState]:
     A Java consumer may send `$ref` as a key, which `fastjson.loads` cannot always resolve. Items
     with such a key, and items that are invalid, are left out.
     """
-    found = {}
+    states = {}
     for key, item in as_object(value, what).items():
         try:
-            found[queue_from(key)] = OBJECT_CODECS[QueueState].read(item)
+            states[queue_from(key)] = OBJECT_CODECS[QueueState].read(item)
         except ProtocolError:
             continue
-    return found
+    return states
 
 
 @body
@@ -485,7 +485,7 @@ _ROUTE = declare_object(
 
 
 def _broker_with_integer_ids(broker: BrokerData) -> dict[str, Any]:
-    """Return a broker as JSON whose broker ids are not quoted.
+    """Return a broker as a JSON object in which broker ids, the keys of addresses, are not quoted.
 
     Old clients require this, and all clients do in the response to GET_BROKER_CLUSTER_INFO (106)
     (spec/namesrv.md §6).
@@ -524,7 +524,7 @@ def encode_topic_route(route: TopicRoute, *, standard: bool = True) -> bytes:
 
 
 def route_object(route: TopicRoute) -> dict[str, Any]:
-    """Return a route as JSON whose broker ids are integers."""
+    """Return a route as a JSON object in which broker ids are not quoted."""
     return {
         **_ROUTE.write(route),
         "brokerDatas": [_broker_with_integer_ids(broker) for broker in route.brokers],

@@ -59,12 +59,14 @@ from sluicemq.wire import fastjson
 
 T = TypeVar("T")
 JsonData = str | bytes | memoryview
+"""The text of a JSON body."""
 ValueReader = Callable[[Any, str], Any]
 """A function (value, name) that converts a received value other than null.
 
 `name` is used in errors. It raises ProtocolError if the value has another type.
 """
 ValueWriter = Callable[[Any], Any]
+"""A function (value) that converts a value of an instance to JSON."""
 
 
 class HeaderError(ProtocolError):
@@ -85,9 +87,12 @@ number from -2147483648 to 2147483647.
 class FieldDeclaration(NamedTuple):
     """The declaration of one field of a header or body.
 
-    `wire_name` is the name of the field on the wire, "" for a field that is never sent. `absent` is
-    the value for an absent or null field, if that differs from the default. `read` and `write`
-    replace the functions of the field's type.
+    - `wire_name` is the name of the field on the wire, "" for a field that is never sent.
+    - `default` is the value of the field if the caller of the constructor does not give one.
+      `default_factory()` makes it for each instance. Without both the field is required.
+    - `absent` is the value of the field if a received header or body lacks it or has null. Without
+      it that is `default`.
+    - `read` and `write` replace the functions of the field's type.
     """
 
     wire_name: str
@@ -115,6 +120,10 @@ class _FrozenValue:
     __slots__ = ()
 
     def __init__(self, *values: Any, **keywords: Any) -> None:
+        """Set all fields. The arguments are those of a dataclass, in the order of declaration.
+
+        Raises TypeError for too many or unknown arguments, and for a required field without value.
+        """
         table = _TABLES[type(self)]
         if values:
             if len(values) > len(table):
@@ -151,27 +160,28 @@ class _FrozenValue:
 
 
 def _field_values(value: object) -> tuple[Any, ...]:
-    """Return the values of all fields of an instance, in the order of declaration."""
+    """Return the values of all fields of an instance of `_FrozenValue`, in the order declared."""
     return tuple([getattr(value, name) for name, *_ in _TABLES[type(value)]])
 
 
 def _make_value_class(cls: type[T], **changes: Any) -> type[T]:
     """Return a class like `cls` whose instances are frozen and have slots.
 
-    Its fields are those that the only base of `cls` declares, then those of `cls`. `changes` are
-    attributes that replace those of `cls`, such as `__doc__`.
+    Its fields are those that the only base of `cls` declares, then those of `cls`. They are stored
+    in `_TABLES`, and their default factories in `_FACTORIES`. `changes` are attributes that replace
+    those of `cls`, such as `__doc__`.
     """
     (base,) = cls.__bases__
     declared_fields = {
-        name: it for name, it in vars(cls).items() if isinstance(it, FieldDeclaration)
+        name: value for name, value in vars(cls).items() if isinstance(value, FieldDeclaration)
     }
-    left_out = {*declared_fields, "__dict__", "__weakref__"}
-    rest = {name: it for name, it in vars(cls).items() if name not in left_out}
+    excluded = {*declared_fields, "__dict__", "__weakref__"}
+    attributes = {name: value for name, value in vars(cls).items() if name not in excluded}
     bases = (_FrozenValue if base is object else base,)
     value_class = type(
-        cls.__name__, bases, {**rest, **changes, "__slots__": tuple(declared_fields)}
+        cls.__name__, bases, {**attributes, **changes, "__slots__": tuple(declared_fields)}
     )
-    table = {field[0]: field for field in _TABLES.get(base, ())}
+    table = {field[0]: field for field in _TABLES.get(base, ())}  # by attribute name
     for name, declaration in declared_fields.items():
         set_value = getattr(value_class, name).__set__
         table[name] = (
@@ -271,10 +281,11 @@ def declare_header(
 
 
 def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:
-    """Decode extFields to an instance of the header class `cls`.
+    """Return the instance of the header class `cls` that extFields contain.
 
-    None as `fields` is a header without fields. Fields that `cls` does not declare are ignored.
-    Raises HeaderError with the name of the field if a required field is missing, or is invalid.
+    `fields` is None if the command has no extFields. Fields that `cls` does not declare are
+    ignored, and absent ones have their default. Raises HeaderError with the name of the field if a
+    required field is missing, or a field is invalid. This runs for every request.
     """
     received = fields or {}
     header = cls.__new__(cls)
@@ -291,7 +302,10 @@ def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:
 
 
 def encode_header(value: Any) -> dict[str, str]:
-    """Encode a header to extFields. Fields that are None are left out."""
+    """Return the extFields of a header, an instance of a declared class, as strings.
+
+    Booleans become `true` or `false`. Fields that are None are left out.
+    """
     fields: dict[str, str] = {}
     for name, wire_name, _, _, _ in _TABLES[type(value)]:
         item = getattr(value, name)
@@ -338,8 +352,8 @@ def as_list(value: Any, what: str) -> list[Any]:
     return value
 
 
-def _number_reader(make: Callable[[Any], Any], noun: str) -> ValueReader:
-    """Return a reader that converts values by `make`: int or float.
+def _number_reader(number_type: Callable[[Any], Any], noun: str) -> ValueReader:
+    """Return a reader that converts values to `number_type`, which is int or float.
 
     Strings are parsed, as fastjson does. The reader raises ProtocolError, which says that the value
     is not `noun`.
@@ -347,7 +361,7 @@ def _number_reader(make: Callable[[Any], Any], noun: str) -> ValueReader:
 
     def read(value: Any, what: str) -> Any:
         try:
-            return make(value)
+            return number_type(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise ProtocolError(f"{what} is not {noun}.") from error
 
@@ -461,9 +475,11 @@ def queue_object(queue: MessageQueue) -> dict[str, Any]:
 class ValueCodec(NamedTuple):
     """How the values of one type are converted from and to JSON.
 
-    `read` converts a JSON value other than null, and `make_default` makes the value for null.
-    `write` converts a value to JSON. `write_key` does so for a key of a map. None means that the
-    value is already JSON.
+    - `read(value, what)` converts a JSON value other than null. `what` names the value in errors.
+    - `make_default()` returns the value for null or for an absent field.
+    - `write(value)` converts a value to JSON. None means that the value is already JSON.
+    - `write_key(value)` converts a value that is the key of a map. None means that the value can be
+      a key in JSON as it is.
     """
 
     read: ValueReader
@@ -494,77 +510,87 @@ def value_codec(annotation: Any) -> ValueCodec:
     has an object codec. Codecs of classes are looked up here, not when a field is declared, so the
     order of declarations does not matter.
     """
-    found = _VALUE_CODECS.get(annotation)
-    if found is not None:
-        return found
+    codec = _VALUE_CODECS.get(annotation)
+    if codec is not None:
+        return codec
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in OBJECT_CODECS:
-        codec = OBJECT_CODECS[annotation]
-        found = ValueCodec(codec.read, lambda: codec.read({}), codec.write)
+        object_codec = OBJECT_CODECS[annotation]
+        codec = ValueCodec(object_codec.read, lambda: object_codec.read({}), object_codec.write)
     elif NoneType in arguments:
-        inner = value_codec(next(one for one in arguments if one is not NoneType))
-        write = inner.write
-        optional = write and (lambda it: None if it is None else write(it))
-        found = ValueCodec(inner.read, NoneType, optional)
+        codec = _optional_codec(next(one for one in arguments if one is not NoneType))
     elif issubclass(origin, Mapping):
-        found = _map_codec(*arguments)
+        codec = _map_codec(*arguments)
     else:
-        found = _list_codec(origin if origin in (tuple, frozenset) else list, arguments[0])
-    _VALUE_CODECS[annotation] = found
-    return found
+        codec = _list_codec(origin if origin in (tuple, frozenset) else list, arguments[0])
+    _VALUE_CODECS[annotation] = codec
+    return codec
 
 
-def _list_codec(make: Callable[[Iterable[Any]], Any], item: Any) -> ValueCodec:
-    """Return the codec of collections of `item`, which `make` makes from an iterable.
+def _optional_codec(value_type: Any) -> ValueCodec:
+    """Return the codec of `value_type | None`. None is null in JSON."""
+    codec = value_codec(value_type)
+    write = codec.write
+    write_optional = write and (lambda value: None if value is None else write(value))
+    return ValueCodec(codec.read, NoneType, write_optional)
 
-    Nulls become the default of the item's type, but nulls in a collection of strings are left out.
-    Sets of plain values are written as sorted lists.
+
+def _list_codec(collection_type: Callable[[Iterable[Any]], Any], item_type: Any) -> ValueCodec:
+    """Return the codec of collections, which are lists in JSON.
+
+    The items of a collection have the type `item_type`. `collection_type` is the constructor of the
+    collection: list, tuple or frozenset.
+
+    A null in a received list becomes the default of the item type; if items are strings, it is left
+    out. The items of a frozenset are written in sorted order if they are already JSON.
     """
-    read, make_default, write, _ = value_codec(item)
+    read, make_default, write, _ = value_codec(item_type)
 
     def read_list(value: Any, what: str) -> Any:
-        values = as_list(value, what)
-        if item is str:
-            return make([read(one, what) for one in values if one is not None])
-        return make([make_default() if one is None else read(one, what) for one in values])
+        items = as_list(value, what)
+        if item_type is str:
+            return collection_type([read(item, what) for item in items if item is not None])
+        return collection_type(
+            [make_default() if item is None else read(item, what) for item in items]
+        )
 
-    def write_list(values: Iterable[Any]) -> list[Any]:
-        return [write(one) for one in values]  # type: ignore[misc]
+    def write_list(items: Iterable[Any]) -> list[Any]:
+        return [write(item) for item in items]  # type: ignore[misc]
 
-    plain = sorted if make is frozenset else list
-    return ValueCodec(read_list, make, write_list if write else plain)  # type: ignore[arg-type]
+    write_plain = sorted if collection_type is frozenset else list
+    return ValueCodec(read_list, collection_type, write_list if write else write_plain)  # type: ignore[arg-type]
 
 
-def _map_codec(key: Any, item: Any) -> ValueCodec:
-    """Return the codec of mappings from type `key` to type `item`.
+def _map_codec(key_type: Any, value_type: Any) -> ValueCodec:
+    """Return the codec of mappings from `key_type` to `value_type`, which are objects in JSON.
 
-    Nulls become the default of the item's type, but nulls in a mapping to strings are left out. If
-    the items are objects that have a `key_name`, an object without that field gets its key as the
-    value.
+    A null value in a received object becomes the default of the value type; if values are strings,
+    the member is left out. If the values are objects that have a `key_name`, a received value
+    without that field gets the key of its member there.
     """
-    read_key, _, _, write_key = value_codec(key)
-    read, make_default, write, _ = value_codec(item)
-    key_name = OBJECT_CODECS[item].key_name if item in OBJECT_CODECS else ""
+    read_key, _, _, write_key = value_codec(key_type)
+    read, make_default, write, _ = value_codec(value_type)
+    key_name = OBJECT_CODECS[value_type].key_name if value_type in OBJECT_CODECS else ""
 
-    def read_item(key: Any, value: Any, what: str) -> Any:
+    def read_member_value(key: Any, value: Any, what: str) -> Any:
         if key_name and as_object(value, what).get(key_name) is None:
             value = {**(value or {}), key_name: key}
         return make_default() if value is None else read(value, what)
 
-    def read_table(value: Any, what: str) -> dict[Any, Any]:
+    def read_map(members: Any, what: str) -> dict[Any, Any]:
         return {
-            read_key(key, what): read_item(key, one, what)
-            for key, one in as_object(value, what).items()
-            if one is not None or item is not str
+            read_key(key, what): read_member_value(key, value, what)
+            for key, value in as_object(members, what).items()
+            if value is not None or value_type is not str
         }
 
-    def write_table(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    def write_map(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         return {
-            write_key(key) if write_key else key: write(one) if write else one
-            for key, one in table.items()
+            write_key(key) if write_key else key: write(value) if write else value
+            for key, value in mapping.items()
         }
 
-    return ValueCodec(read_table, dict, write_table if write or write_key else dict)
+    return ValueCodec(read_map, dict, write_map if write or write_key else dict)
 
 
 # ------------------------------------------------------------------------------- object codecs
@@ -573,9 +599,13 @@ def _map_codec(key: Any, item: Any) -> ValueCodec:
 class ObjectCodec(Generic[T]):
     """How the instances of one class are converted from and to JSON objects.
 
-    `names` are the wire names of all fields. `constants` are fields with a fixed value that are
-    written, and ignored when read. `key_name` is the wire name of the field whose value, if it is
-    absent in an object that is an item of a map, is the item's key; "" means no field.
+    - `cls` is the class.
+    - `declared` has the attribute name, the type and the declaration of each field.
+    - `constants` are members with a fixed value that are written, and ignored when read.
+    - `key` is the attribute name of a field, or "". If an object is the value of a map's member and
+      lacks this field, the field gets the key of that member. `key_name` is its wire name.
+
+    `names` are the wire names of all fields.
     """
 
     def __init__(
@@ -585,10 +615,6 @@ class ObjectCodec(Generic[T]):
         constants: Mapping[str, Any],
         key: str = "",
     ) -> None:
-        """Declare the fields of `cls` by `declared`: attribute name, type and declaration of each.
-
-        `key` is the attribute name of the field that becomes `key_name`.
-        """
         self._cls = cls
         self._declared = [row for row in declared if row[2].wire_name]
         self.constants = dict(constants)
@@ -601,7 +627,9 @@ class ObjectCodec(Generic[T]):
     def read(self) -> Callable[..., T]:
         """The function (value, what) that makes an instance from a JSON object.
 
-        `what` names the value in errors. The function raises ProtocolError.
+        `what` names the value in errors. The function raises ProtocolError if the value is not an
+        object or null, or if a field has another type than declared. The function is made when it
+        is first read, because the codecs of all other classes must be declared by then.
         """
         cls, rows = self._cls, []
         for name, field_type, declaration in self._declared:
@@ -615,52 +643,58 @@ class ObjectCodec(Generic[T]):
                 (name, declaration.wire_name, plain, declaration.read or codec.read, make_default)
             )
 
-        def read(value: Any, what: str = "The value") -> T:
-            received = as_object(value, what).get
-            made = {}
-            for name, wire_name, plain, read, make_default in rows:
-                value = received(wire_name)
+        def read_object(value: Any, what: str = "The value") -> T:
+            get_member = as_object(value, what).get
+            attributes = {}
+            for name, wire_name, plain, read_value, make_default in rows:
+                value = get_member(wire_name)
                 if value.__class__ is not plain:  # a str or bool needs no conversion
-                    value = make_default() if value is None else read(value, wire_name)
-                made[name] = value
-            return cls(**made)
+                    value = make_default() if value is None else read_value(value, wire_name)
+                attributes[name] = value
+            return cls(**attributes)
 
-        return read
+        return read_object
 
     @cached_property
     def write(self) -> Callable[[T], dict[str, Any]]:
-        """The function (instance) that makes a JSON object: names sorted, None left out."""
+        """The function (instance) that makes a JSON object, a dict, from an instance.
+
+        The members are sorted by their wire name. Fields that are None are left out. `constants`
+        follow the fields. The function is made when it is first read, as for `read`.
+        """
         rows = sorted(self._declared, key=lambda row: row[2].wire_name)
         names = [name for name, _, _ in rows]
         names_on_wire = [declaration.wire_name for _, _, declaration in rows]
-        get = attrgetter(*names) if len(names) > 1 else lambda item: (getattr(item, names[0]),)
-        writes = [
-            (declaration.wire_name, declaration.write or value_codec(it).write)
-            for _, it, declaration in rows
-        ]
-        converted = [(wire_name, write) for wire_name, write in writes if write]
-        optional = [
-            declaration.wire_name
-            for _, it, declaration in rows
-            if declaration.write or NoneType in get_args(it)
-        ]
+        get_values = (
+            attrgetter(*names) if len(names) > 1 else lambda item: (getattr(item, names[0]),)
+        )
+        # Only the fields that need it are converted, and only those that can be None are checked.
+        converters = []
+        optional_names = []
+        for _, field_type, declaration in rows:
+            convert = declaration.write or value_codec(field_type).write
+            if convert:
+                converters.append((declaration.wire_name, convert))
+            if declaration.write or NoneType in get_args(field_type):
+                optional_names.append(declaration.wire_name)
         constants = self.constants
 
-        def write(item: T) -> dict[str, Any]:
-            values = dict(zip(names_on_wire, get(item), strict=True))
-            for wire_name, convert in converted:
+        def write_plain_object(item: T) -> dict[str, Any]:
+            return dict(zip(names_on_wire, get_values(item), strict=True))
+
+        def write_object(item: T) -> dict[str, Any]:
+            values = dict(zip(names_on_wire, get_values(item), strict=True))
+            for wire_name, convert in converters:
                 values[wire_name] = convert(values[wire_name])
-            for wire_name in optional:
+            for wire_name in optional_names:
                 if values[wire_name] is None:
                     del values[wire_name]
             if constants:
                 values.update(constants)
             return values
 
-        is_plain = not (converted or optional or constants)
-        return (
-            (lambda item: dict(zip(names_on_wire, get(item), strict=True))) if is_plain else write
-        )
+        is_plain = not (converters or optional_names or constants)
+        return write_plain_object if is_plain else write_object
 
 
 OBJECT_CODECS: Final[dict[Any, ObjectCodec[Any]]] = {}
@@ -683,8 +717,8 @@ def declare_object(
 ) -> ObjectCodec[T]:
     """Make and register the object codec of a dataclass that is defined elsewhere.
 
-    `declared` has for each field its name in JSON or a `json_field(…)`. A field that it lacks is
-    never sent. `key` and `constants` are explained at `ObjectCodec`.
+    `declared` has for each field, by its attribute name, its name in JSON or a `json_field(…)`. A
+    field that it lacks is never sent. `key` and `constants` are explained at `ObjectCodec`.
     """
     rows = []
     for field in fields(cls):  # type: ignore[arg-type]
@@ -710,6 +744,7 @@ def body(cls: type[T]) -> type[T]:
 
 
 Codec = tuple[Callable[[T], bytes], Callable[[JsonData], T]]
+"""An encoder and a decoder of bodies."""
 
 
 def body_codec(cls: type[T], what: str) -> Codec[T]:
@@ -717,10 +752,10 @@ def body_codec(cls: type[T], what: str) -> Codec[T]:
 
     `what` names the body in the errors of the decoder, which raises ProtocolError.
     """
-    found: ObjectCodec[T] = OBJECT_CODECS[cls]
+    codec: ObjectCodec[T] = OBJECT_CODECS[cls]
     return (
-        lambda value: fastjson.dumps(found.write(value)),
-        lambda data: found.read(load_object(data, what)),
+        lambda value: fastjson.dumps(codec.write(value)),
+        lambda data: codec.read(load_object(data, what)),
     )
 
 

@@ -115,17 +115,24 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     if written > values_max:
         raise ProtocolError("The JSON has references and too many values to resolve them.")
     value = _References(value).resolve(value, ())
-    # References can make a value contain itself, or 10⁹ others. Such a value could not be written
-    # into a file, so count the values before returning it.
-    waiting, left = [value], EXPANDED_FREE + min(len(data), EXPANDED_PER_VALUE * written)
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict | list):
-            left -= len(item)
-            if left < 0:
-                raise ProtocolError("The JSON has references that expand to too many values.")
-            waiting += item.values() if isinstance(item, dict) else item
+    _check_expanded_count(value, EXPANDED_FREE + min(len(data), EXPANDED_PER_VALUE * written))
     return value
+
+
+def _check_expanded_count(value: Any, values_max: int) -> None:
+    """Raise ProtocolError if a value contains more than `values_max` values.
+
+    References can make a value contain itself, or 10⁹ others. Such a value could not be written
+    into a file. A value that occurs several times is counted each time.
+    """
+    uncounted, remaining = [value], values_max
+    while uncounted:
+        item = uncounted.pop()
+        if isinstance(item, dict | list):
+            remaining -= len(item)
+            if remaining < 0:
+                raise ProtocolError("The JSON has references that expand to too many values.")
+            uncounted += item.values() if isinstance(item, dict) else item
 
 
 class CountBounds(NamedTuple):
@@ -271,11 +278,12 @@ class _Parser:
 
 
 def _too_deep() -> ProtocolError:
+    """Return the error for a body with more than DEPTH_MAX levels."""
     return ProtocolError(f"The JSON is nested deeper than {DEPTH_MAX} levels.")
 
 
 class _References:
-    """Resolves the references (`$ref`) in one decoded document."""
+    """Resolves the references (`$ref`) in one decoded document, whose value is `root`."""
 
     __slots__ = ("_only_keys", "_root")
 
@@ -307,34 +315,40 @@ class _References:
         path = _reference_of(value)
         if path is not None:
             return self._find_target(path, chain)
-        keys = []
+        object_keys = []
         for key, item in value.items():
             if isinstance(item, dict | list):
                 value[key] = self.resolve(item, chain)
             if isinstance(key, tuple):
-                keys.append(key)
-        for key in keys:
+                object_keys.append(key)
+        for key in object_keys:
             item = value.pop(key)
             value[self._resolve_key(key)] = item
         return value
 
     def _resolve_key(self, key: ObjectKey) -> ObjectKey:
-        """Return the object key to which the object key `key` refers, or `key` itself.
+        """If `key` is a `$ref`, return the object key that it stands for, else return `key`.
 
-        `{"$ref":"$.mqPopTable.null"}` as a key means an object key of the map `$.mqPopTable`
-        (spec/remoting.md §5). It can be resolved only if that map has exactly one object key. A map
-        is searched once, even if many keys refer to it.
+        `{"$ref":"$.mqPopTable.null"}` as a key stands for an object key of the map `$.mqPopTable`,
+        because fastjson writes an object key as `null` in a path (spec/remoting.md §5). If that map
+        does not exist, or does not have exactly one object key, the reference cannot be resolved:
+        `key` is returned. A map is searched once, even if many keys refer to it.
         """
-        if len(key) != 1 or key[0][0] != REFERENCE_NAME:
+        if len(key) != 1:
             return key
-        owner = self._find_target(str(key[0][1]).rpartition(".")[0] or "$", (self._root,))
-        if not isinstance(owner, dict):
+        ((name, path),) = key
+        if name != REFERENCE_NAME:
             return key
-        found = self._only_keys.get(id(owner))
-        if found is None:
-            keys = [it for it in owner if isinstance(it, tuple)]
-            found = self._only_keys[id(owner)] = owner, keys[0] if len(keys) == 1 else None
-        return found[1] or key
+        map_path = str(path).rpartition(".")[0] or "$"
+        target_map = self._find_target(map_path, (self._root,))
+        if not isinstance(target_map, dict):
+            return key
+        entry = self._only_keys.get(id(target_map))
+        if entry is None:
+            object_keys = [one for one in target_map if isinstance(one, tuple)]
+            only_key = object_keys[0] if len(object_keys) == 1 else None
+            entry = self._only_keys[id(target_map)] = target_map, only_key
+        return entry[1] or key
 
     def _find_target(self, path: str, chain: tuple[Any, ...]) -> Any:
         """Return the value at `path`, or None if there is none.
@@ -349,12 +363,13 @@ class _References:
         if path == "@":
             return chain[-2] if len(chain) > 1 else self._root
         if set(path) <= {".", "/"}:
-            ups = path.count("..") + 2
-            return chain[-ups] if ups <= len(chain) else self._root
+            # chain[-1] is the reference, chain[-2] the object that contains it.
+            levels_up = path.count("..") + 2
+            return chain[-levels_up] if levels_up <= len(chain) else self._root
         value = self._root
         for step in _STEP.findall(path):
             name = step.strip("\"'")
-            index = int(name) if name.isdecimal() and len(name) < 10 else -1
+            index = int(name) if name.isdecimal() and len(name) < 10 else -1  # or an integer key
             if isinstance(value, list):
                 value = value[index] if 0 <= index < len(value) else None
             elif isinstance(value, dict):
@@ -379,15 +394,17 @@ def dumps(value: Any) -> bytes:
     """Encode a value in the dialect of fastjson.
 
     Integer and object keys are not quoted, keys are sorted, and members of objects that are None
-    are left out.
+    are left out. None in a list is written as null. A lone surrogate is
+    written as an escape.
 
     >>> dumps({"b": {1: "x", 0: "y"}, "a": None})
     b'{"b":{0:"y",1:"x"}}'
     """
+    # orjson is fast, but writes None in objects, and refuses integer and object keys.
     try:
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        data = b"null"
+        data = b"null"  # so that the slow encoder below is used
     if b"null" not in data:
         return data
     parts: list[str] = []
@@ -398,16 +415,17 @@ def dumps(value: Any) -> bytes:
 def _write(value: Any, parts: list[str]) -> None:
     """Append the text of `value` to `parts`, as `dumps` describes."""
     if isinstance(value, dict):
-        begin = "{"
+        separator = "{"  # before the first member
+        # Integer keys come before strings and objects.
         order = {key: (0, key) if isinstance(key, int) else (1, str(key)) for key in value}
-        for key in sorted(value, key=order.__getitem__):  # integers before strings and objects
+        for key in sorted(value, key=order.__getitem__):
             if value[key] is not None:
-                parts.append(begin)
+                parts.append(separator)
                 _write(dict(key) if isinstance(key, tuple) else key, parts)
                 parts.append(":")
                 _write(value[key], parts)
-                begin = ","
-        parts.append("}" if begin == "," else "{}")
+                separator = ","
+        parts.append("}" if separator == "," else "{}")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             parts.append("," if index else "[")
@@ -418,6 +436,7 @@ def _write(value: Any, parts: list[str]) -> None:
 
 
 def _scalar(value: Any) -> str:
+    """Return the standard JSON of a string, number, boolean or None."""
     return dumps_strict(value).decode()
 
 
@@ -465,7 +484,10 @@ def dumps_pretty(value: Any, depth: int = 0) -> PrettyText:
 
 
 def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
-    """Append the text of `value` to `parts`. `line` is the newline and indentation around it."""
+    """Append the text of `value` to `parts`, as `dumps_pretty` describes.
+
+    `line` is the newline and indentation before the closing bracket of `value`.
+    """
     if isinstance(value, list | tuple) and value:
         inner = line + "\t" if isinstance(value, list) else ""
         for index, item in enumerate(value):
@@ -474,9 +496,8 @@ def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
         parts.append((line if inner else "") + "]")
     elif not isinstance(value, Mapping):
         parts.append(_scalar(value))
-    elif (
-        set(map(type, value)) | set(map(type, value.values())) == _INTEGERS
-    ):  # a table of offsets has many
+    elif set(map(type, value)) | set(map(type, value.values())) == _INTEGERS:
+        # The same text as below, but faster: a table of offsets has many such maps.
         pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - takes half the time of an f-string
         parts.append(f"{{{pairs}{line}}}")
     else:

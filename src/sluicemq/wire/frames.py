@@ -147,7 +147,7 @@ HEADER_MASK: Final = 0xFFFFFF
 
 
 def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
-    """Decode the frame in `data[start:end]`, which begins behind the frame's `total`.
+    """Return the command in the frame `data[start:end]`, which begins behind the frame's `total`.
 
     `end` None means the end of `data`. The body of the returned command is a slice of `data`: a
     view, not a copy, if `data` is a memoryview. Raises ProtocolError if the frame is malformed.
@@ -177,11 +177,11 @@ def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> 
 
 
 def build_command(values: Any, header: bytes, body: bytes | memoryview) -> Command:
-    """Return the command with the JSON header `header`, which orjson decoded to `values`.
+    """Return the command with the JSON header `header` and the body `body`.
 
-    `values` is None if orjson could not decode the header. This function runs for every frame. It
-    only accepts headers in the usual form, and passes all others to the tolerant decoder. Raises
-    ProtocolError if the tolerant decoder cannot read the header either.
+    `values` is what orjson decoded from the header, or None if it could not decode it. Only a
+    header in the usual form is built from `values`; any other is decoded again by the tolerant
+    decoder. Raises ProtocolError if that cannot read the header either. This runs for every frame.
     """
     # `join` and `|` are type checks that run in C: they fail for values that are not strings, and
     # for numbers that are not integers. Negative numbers go to the tolerant decoder, because in the
@@ -208,10 +208,12 @@ def build_command(values: Any, header: bytes, body: bytes | memoryview) -> Comma
 
 
 def _decode_unusual_json(header: bytes, body: bytes | memoryview) -> Command:
-    """Decode a JSON header as tolerantly as fastjson does.
+    """Return the command with a JSON header that is decoded as tolerantly as fastjson does it.
 
     Numbers may be strings and strings may be numbers. Fields that are null are left out. A language
-    may be a number, and an unknown one becomes OTHER. Raises ProtocolError.
+    may be a number, and an unknown one becomes OTHER. Raises ProtocolError if the header is not a
+    JSON object, a number does not fit into 32 bits, or there are more than HEADER_VALUES_MAX
+    values.
     """
     values = fastjson.loads(header, HEADER_VALUES_MAX)
     if not isinstance(values, dict):
@@ -250,10 +252,11 @@ def _read_int32(values: Mapping[Any, Any], key: str) -> int:
 
 
 def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
-    """Decode a binary header. Raises ProtocolError.
+    """Return the command with a binary header, whose layout is that of `_encode_binary`.
 
     Fields with an empty name or value are left out: an empty string means null there
-    (spec/remoting.md §3).
+    (spec/remoting.md §3). Raises ProtocolError if the header ends early, or if a size in it is
+    negative or too large.
     """
     fields: dict[str, str] = {}
     try:
@@ -345,8 +348,15 @@ def encode_start(command: Command) -> bytes:
 
 
 def _encode_binary(command: Command) -> bytes:
+    """Return the binary header of a command, without fields that have an empty name or value.
+
+        code 2, language 1, version 2, opaque 4, flag 4 | remark size 4, remark
+        | size of all fields 4 | name size 2, name | value size 4, value | …
+
+    Raises ProtocolError if a number does not fit into its field.
+    """
     remark = _encode_utf8(command.remark or "")
-    parts = [b"", remark, b""]
+    parts = [b"", remark, b""]  # the first part and the size of all fields are set below
     size = 0
     try:
         for name, value in (command.fields or {}).items():
@@ -372,6 +382,7 @@ def _encode_binary(command: Command) -> bytes:
 
 
 def _encode_utf8(text: str) -> bytes:
+    """Return a string as UTF-8. A lone surrogate becomes `?`."""
     return text.encode("utf-8", "replace")
 
 
@@ -427,21 +438,25 @@ class FrameBuffer:
     """The bytes of a stream that belong to a frame which has not arrived completely.
 
     For each received piece the caller calls `join`. If that returns bytes, the caller takes the
-    complete frames from them, and gives the rest back by `keep_rest`.
+    complete frames from them, and gives the rest back by `keep_rest`. `frame_bytes_max` is the
+    largest `total` of a frame.
 
     The pieces are joined once, when the frame is complete: a frame of 16 MiB in pieces of 64 KiB is
     copied once, not 256 times. A peer that sends single bytes does not cost an object for each,
     because after UNJOINED_PIECES_MAX pieces the latest ones are joined.
     """
 
-    __slots__ = ("_frame_bytes_max", "_loose", "_needed", "_parts", "_size")
+    __slots__ = ("_frame_bytes_max", "_needed", "_parts", "_size", "_unjoined")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._parts: list[bytes] = []
-        self._loose = 0
+        self._unjoined = 0
+        """The number of pieces at the end of `_parts` since pieces were last joined."""
         self._size = 0
+        """The number of buffered bytes."""
         self._needed = 0
+        """The size of the buffered frame with its `total`, or 4 if that is not known yet."""
 
     def __len__(self) -> int:
         """Return the number of buffered bytes."""
@@ -457,16 +472,16 @@ class FrameBuffer:
             self._parts.append(data)
             self._size += len(data)
             if self._size < self._needed:
-                self._loose += 1
-                if self._loose == UNJOINED_PIECES_MAX:
+                self._unjoined += 1
+                if self._unjoined == UNJOINED_PIECES_MAX:
                     self._parts[-UNJOINED_PIECES_MAX:] = [
                         b"".join(self._parts[-UNJOINED_PIECES_MAX:])
                     ]
-                    self._loose = 0
+                    self._unjoined = 0
                 return None
             data = b"".join(self._parts)
             self._parts.clear()
-            self._size = self._loose = 0
+            self._size = self._unjoined = 0
         return data
 
     def keep_rest(self, rest: bytes) -> bytes | None:
@@ -490,13 +505,18 @@ class FrameBuffer:
 class FrameReader(FrameBuffer):
     """Decodes the commands of a stream of bytes.
 
-    After a ProtocolError the position of the next frame is unknown: close the connection.
+    After a ProtocolError the position of the next frame is unknown, so the caller must close the
+    connection.
     """
 
     __slots__ = ()
 
     def feed(self, data: bytes) -> list[Command]:
-        """Return the commands whose frames `data` completes, in order. Raises ProtocolError."""
+        """Return the commands whose frames `data` completes, in order; [] if it completes none.
+
+        Bytes of a frame that is not complete are kept for the next call. Raises ProtocolError if a
+        frame is malformed or too large.
+        """
         whole = self.join(data)
         if not whole:
             return []

@@ -60,7 +60,8 @@ def encode_ticket(ticket: bytes) -> bytes:
 def decode_ticket(data: bytes) -> bytes | None:
     """Return the ticket at the start of a slave's bytes, which may be incomplete.
 
-    Return None if the bytes do not begin with a ticket, or are too few to know.
+    The ticket is shorter than TICKET_BYTES if it has not arrived completely. Return None if the
+    bytes do not begin with a ticket, or are too few to know.
     """
     return data[8:TICKET_FRAME_BYTES] if data.startswith(_TICKET) else None
 
@@ -167,16 +168,18 @@ class SlaveFrameReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[SlaveHandshake | int]:
-        """Yield the handshakes, and the positions of the reports, that `data` completes.
+        """Yield the frames that `data` completes, in order.
 
-        Of several plain reports only the last one is yielded. Raises ProtocolError.
+        A SlaveHandshake is a handshake, an int the position in a report: the slave has the log up
+        to it. In the plain protocol only the last report is yielded, because it replaces the ones
+        before it. Raises ProtocolError if a frame does not begin with the state of one of these.
         """
         data = self._rest + data
         if not self._failover:
-            whole = len(data) - len(data) % _PLAIN_REPORT.size
-            self._rest = data[whole:]
-            if whole:
-                yield _PLAIN_REPORT.unpack_from(data, whole - _PLAIN_REPORT.size)[0]
+            complete_bytes = len(data) - len(data) % _PLAIN_REPORT.size
+            self._rest = data[complete_bytes:]
+            if complete_bytes:
+                yield _PLAIN_REPORT.unpack_from(data, complete_bytes - _PLAIN_REPORT.size)[0]
             return
         offset = 0
         while len(data) - offset >= _STATE.size:
@@ -186,15 +189,17 @@ class SlaveFrameReader:
                     f"A slave's frame begins with {state}, not with 1 (handshake) or 2 (report). "
                     "Check that failover is enabled on the slave."
                 )
-            kind = _SLAVE_HANDSHAKE if state == ConnectionState.HANDSHAKE else _FAILOVER_REPORT
-            if len(data) - offset < kind.size:
+            is_handshake = state == ConnectionState.HANDSHAKE
+            layout = _SLAVE_HANDSHAKE if is_handshake else _FAILOVER_REPORT
+            if len(data) - offset < layout.size:
                 break
-            fields = kind.unpack_from(data, offset)
-            offset += kind.size
-            if state == ConnectionState.TRANSFER:
-                yield fields[1]
+            if is_handshake:
+                _, from_last_file, learner, replica_id = layout.unpack_from(data, offset)
+                yield SlaveHandshake(replica_id, from_last_file == 1, learner == 1)
             else:
-                yield SlaveHandshake(fields[3], fields[1] == 1, fields[2] == 1)
+                _, position = layout.unpack_from(data, offset)
+                yield position
+            offset += layout.size
         self._rest = data[offset:]
 
 
@@ -207,15 +212,20 @@ class MasterFrameReader:
     def __init__(self, *, failover: bool) -> None:
         self._failover = failover
         self._rest = b""
-        self._frame = LogChunk(0, b"")  # position and term of the current frame's next bytes
-        self._left = 0  # log bytes of the current frame that have not arrived
+        """The bytes of a header or handshake that has not arrived completely."""
+        self._next_chunk = LogChunk(0, b"")
+        """The position, term and confirmed position of the next log bytes, without the bytes."""
+        self._bytes_left = 0
+        """The number of log bytes of the current frame that have not arrived."""
 
     def feed(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and log bytes in `data`. Raises ProtocolError.
+        """Yield the handshakes and log bytes in `data`, in order.
 
-        Chunks that follow one another in the log and have the same term are joined to one.
+        Chunks that follow one another in the log and have the same term are joined to one, with the
+        confirmed position of the last. A frame without log bytes, a heartbeat, is a chunk without
+        bytes unless it is joined to another chunk. Raises ProtocolError if a frame is malformed.
         """
-        last, pieces, end = self._frame, list[bytes | memoryview](), -1
+        last, pieces, end = self._next_chunk, list[bytes | memoryview](), -1
         for part in self._split_frames(data):
             follows = isinstance(part, LogChunk) and part.position == end and part.term == last.term
             if pieces and not follows:
@@ -230,43 +240,46 @@ class MasterFrameReader:
             yield last._replace(position=end - sum(map(len, pieces)), data=b"".join(pieces))
 
     def _split_frames(self, data: bytes) -> Iterator[MasterHandshake | LogChunk]:
-        """Yield the handshakes and the log bytes of each frame in `data`, without joining them."""
+        """Yield the handshakes and the log bytes of each frame in `data`, without joining them.
+
+        A frame without log bytes gives a chunk without bytes.
+        """
         if self._rest:
             data, self._rest = self._rest + data, b""
         view, offset = memoryview(data), 0
         while offset < len(data):
-            if self._left:
-                part, frame = view[offset : offset + self._left], self._frame
-                yield frame._replace(data=part)
+            if self._bytes_left:
+                part, chunk = view[offset : offset + self._bytes_left], self._next_chunk
+                yield chunk._replace(data=part)
                 offset += len(part)
-                self._left -= len(part)
-                self._frame = frame._replace(position=frame.position + len(part))
+                self._bytes_left -= len(part)
+                self._next_chunk = chunk._replace(position=chunk.position + len(part))
                 continue
-            head = self._read_frame_header(data, offset)
-            if head is None:
+            header = self._read_frame_header(data, offset)
+            if header is None:
                 self._rest = data[offset:]
                 return
-            found, size = head
+            frame, size = header
             offset += size
-            if isinstance(found, LogChunk):
-                self._frame = found
-            if not self._left:
-                yield found
+            if isinstance(frame, LogChunk):
+                self._next_chunk = frame
+            if not self._bytes_left:  # a handshake or a heartbeat
+                yield frame
 
     def _read_frame_header(
         self, data: bytes, offset: int
     ) -> tuple[MasterHandshake | LogChunk, int] | None:
         """Return the frame at `offset` without its log bytes, and the size of its header.
 
-        A handshake counts as a header. Return None if the header is incomplete. Set `self._left` to
-        the number of log bytes in the frame. Raises ProtocolError.
+        A handshake counts as a header. Return None if the header is incomplete. Set `_bytes_left`
+        to the number of log bytes in the frame. Raises ProtocolError if the header is malformed.
         """
         room = len(data) - offset
         if not self._failover:
             if room < _PLAIN_HEADER.size:
                 return None
-            position, self._left = _PLAIN_HEADER.unpack_from(data, offset)
-            self._check_frame(position)
+            position, self._bytes_left = _PLAIN_HEADER.unpack_from(data, offset)
+            _check_log_header(position, self._bytes_left)
             return LogChunk(position, b""), _PLAIN_HEADER.size
         if room < _MASTER_HANDSHAKE.size:
             return None
@@ -274,11 +287,12 @@ class MasterFrameReader:
         if state == ConnectionState.TRANSFER:
             if room < _FAILOVER_HEADER.size:
                 return None
+            # The first four fields have the layout of a handshake, but `end` is the position.
             start, confirmed = _FAILOVER_HEADER.unpack_from(data, offset)[4:]
-            self._left = size
-            self._check_frame(end)
+            self._bytes_left = size
+            _check_log_header(end, size)
             return LogChunk(end, b"", LogTerm(number, start), confirmed), _FAILOVER_HEADER.size
-        whole = _MASTER_HANDSHAKE.size + size
+        handshake_bytes = _MASTER_HANDSHAKE.size + size
         if (
             state != ConnectionState.HANDSHAKE
             or size % _TERM.size
@@ -287,19 +301,24 @@ class MasterFrameReader:
             raise ProtocolError(
                 f"A master's frame begins with {state} and {size}; this is not a failover frame."
             )
-        if room < whole:
+        if room < handshake_bytes:
             return None
-        entries = _TERM.iter_unpack(data[offset + _MASTER_HANDSHAKE.size : offset + whole])
-        return MasterHandshake(end, number, tuple(LogTerm(*entry) for entry in entries)), whole
+        terms_bytes = data[offset + _MASTER_HANDSHAKE.size : offset + handshake_bytes]
+        terms = tuple(LogTerm(*fields) for fields in _TERM.iter_unpack(terms_bytes))
+        return MasterHandshake(end, number, terms), handshake_bytes
 
-    def _check_frame(self, position: int) -> None:
-        """Raise ProtocolError if the size or the position of the current frame is invalid."""
-        if not 0 <= self._left <= BODY_BYTES_MAX or position < -1:
-            raise ProtocolError(
-                f"A master's frame has {self._left} bytes for position {position}; up to "
-                f"{BODY_BYTES_MAX} are allowed. Check that the address is the master's HA port "
-                "(haListenPort)."
-            )
+
+def _check_log_header(position: int, size: int) -> None:
+    """Raise ProtocolError if a master's frame has an invalid size or position.
+
+    `size`, the number of log bytes, must be from 0 to BODY_BYTES_MAX, and `position` at least -1.
+    """
+    if not 0 <= size <= BODY_BYTES_MAX or position < -1:
+        raise ProtocolError(
+            f"A master's frame has {size} bytes for position {position}; up to "
+            f"{BODY_BYTES_MAX} are allowed. Check that the address is the master's HA port "
+            "(haListenPort)."
+        )
 
 
 def common_end(own: Sequence[LogTerm], end: int, other: Sequence[LogTerm], other_end: int) -> int:
@@ -309,12 +328,12 @@ def common_end(own: Sequence[LogTerm], end: int, other: Sequence[LogTerm], other
     is the smaller of the two ends of the last term that both logs have (spec/ha.md §7). Raises
     ProtocolError if the two logs have terms with one number and different start positions.
     """
-    theirs = dict(zip(other, term_ends(other, other_end), strict=True))
-    numbers = {term.number for term in other}
-    for term, stop in reversed([*zip(own, term_ends(own, end), strict=True)]):
-        if term in theirs:
-            return min(stop, theirs[term])
-        if term.number in numbers:
+    other_end_by_term = dict(zip(other, term_ends(other, other_end), strict=True))
+    other_numbers = {term.number for term in other}
+    for term, own_end in reversed([*zip(own, term_ends(own, end), strict=True)]):
+        if term in other_end_by_term:
+            return min(own_end, other_end_by_term[term])
+        if term.number in other_numbers:
             raise ProtocolError(
                 f"Term {term.number} begins at {term.start} here and elsewhere at its master: "
                 "one of the two files epochFileCheckpoint is damaged."
@@ -323,5 +342,8 @@ def common_end(own: Sequence[LogTerm], end: int, other: Sequence[LogTerm], other
 
 
 def term_ends(terms: Sequence[LogTerm], end: int) -> list[int]:
-    """Return the end position of each term in a log that ends at `end`."""
+    """Return the end position of each term in a log that ends at `end`, in order.
+
+    A term ends where the next one begins, and the last one at `end`.
+    """
     return [*(term.start for term in terms[1:]), *([end] if terms else [])]

@@ -12,8 +12,10 @@ dynamic table, the newest first. The name of a literal field is an index or a st
 
 Strings may be Huffman coded. The code is canonical: if the symbols are sorted by the length of
 their code and then by value, their codes are consecutive. Therefore the lengths alone define the
-code (HUFFMAN_CODE_LENGTHS). The decoder takes one byte at a time. Its table maps (node of the code
-tree, byte) to (symbols, next node). An entry of that table is computed when it is first needed.
+code (HUFFMAN_CODE_LENGTHS). The decoder is a state machine that takes one byte at a time. Its state
+is a node of the code tree: the bits since the last complete symbol lead from the root to this node.
+The table of transitions maps (state, byte) to (symbols that the byte completes, next state). A
+transition is computed when it is first needed.
 
 The header lists that SluiceMQ encodes are few and small. They use neither the dynamic table nor the
 Huffman code, so an encoder has no state.
@@ -73,34 +75,41 @@ _EOS: Final = 256
 _PADDING_BITS_MAX: Final = 7
 
 
-class _HuffmanSteps(dict[int, tuple[bytes, int]]):
-    """The table of the Huffman decoder: (node << 8 | byte) to (symbols, next node << 8).
+class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
+    """The transitions of the Huffman decoder: state | byte -> (symbols, next state).
 
-    Entries are computed when they are first looked up.
+    A state is the index of a node of the code tree, shifted left by 8 bits to make room for the
+    byte. The root has the state 0. Transitions are computed when they are first looked up.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._nodes: list[list[int]] = [[0, 0]]  # the two children of each node; ~symbol is a leaf
-        code = length = 0
-        for bits, symbol in sorted((int(c, 36), n) for n, c in enumerate(HUFFMAN_CODE_LENGTHS)):
-            code <<= bits - length
-            self._add(code, bits, symbol)
-            code, length = code + 1, bits
-        self.ends = {0}
-        """The nodes (<< 8) at which a string may end.
+        # For each node the child for bit 0 and that for bit 1: the index of a node, ~symbol for a
+        # leaf, or 0 for none.
+        self._nodes: list[list[int]] = [[0, 0]]
+        code = previous_length = 0
+        symbols_by_length = sorted(
+            (int(digit, 36), symbol) for symbol, digit in enumerate(HUFFMAN_CODE_LENGTHS)
+        )
+        for length, symbol in symbols_by_length:
+            code <<= length - previous_length
+            self._add(code, length, symbol)
+            code, previous_length = code + 1, length
+
+        self.end_states = {0}
+        """The states in which a string may end: the root, and those after valid padding.
 
         Padding consists of up to seven bits of the code of EOS, which are all ones.
         """
         node = 0
         for _ in range(_PADDING_BITS_MAX):
             node = self._nodes[node][1]
-            self.ends.add(node << 8)
+            self.end_states.add(node << 8)
 
-    def _add(self, code: int, bits: int, symbol: int) -> None:
-        """Add a symbol, whose code has `bits` bits, to the tree."""
+    def _add(self, code: int, length: int, symbol: int) -> None:
+        """Add a symbol, whose code has `length` bits, to the tree."""
         node = 0
-        for shift in range(bits - 1, 0, -1):
+        for shift in range(length - 1, 0, -1):
             children, bit = self._nodes[node], code >> shift & 1
             if not children[bit]:
                 children[bit] = len(self._nodes)
@@ -109,7 +118,10 @@ class _HuffmanSteps(dict[int, tuple[bytes, int]]):
         self._nodes[node][code & 1] = ~symbol
 
     def __missing__(self, key: int) -> tuple[bytes, int]:
-        """Compute and store an entry. Raises Http2Error if the byte completes the code of EOS."""
+        """Compute, store and return the transition for `key`, which is state | byte.
+
+        Raises Http2Error if the byte completes the code of EOS.
+        """
         node, symbols = key >> 8, bytearray()
         for shift in range(7, -1, -1):
             node = self._nodes[node][key >> shift & 1]
@@ -120,22 +132,26 @@ class _HuffmanSteps(dict[int, tuple[bytes, int]]):
             if node < 0:
                 symbols.append(~node)
                 node = 0
-        found = self[key] = (bytes(symbols), node << 8)
-        return found
+        transition = self[key] = (bytes(symbols), node << 8)
+        return transition
 
 
-_steps: Final = cache(_HuffmanSteps)
+_huffman_transitions: Final = cache(_HuffmanTransitions)
+"""Return the transitions, which all connections share. They are created at the first call."""
 
 
 def _huffman_decode(data: bytes) -> str:
-    """Decode a Huffman-coded string. Raises Http2Error if it is malformed."""
-    steps, node, found = _steps(), 0, bytearray()
+    """Decode a Huffman-coded string, whose symbols are the characters of Latin-1.
+
+    Raises Http2Error if the string contains EOS, ends within a symbol, or has wrong padding.
+    """
+    transitions, state, text = _huffman_transitions(), 0, bytearray()
     for byte in data:
-        symbols, node = steps[node | byte]
-        found += symbols
-    if node not in steps.ends:
+        symbols, state = transitions[state | byte]
+        text += symbols
+    if state not in transitions.end_states:
         raise Http2Error(ErrorCode.COMPRESSION_ERROR, "A header string ends within a symbol.")
-    return found.decode("latin-1")
+    return text.decode("latin-1")
 
 
 _huffman_decode_cached: Final = lru_cache(4096)(_huffman_decode)
@@ -167,6 +183,7 @@ class HeaderDecoder:
         HEADER_LIST_BYTES_MAX. The dynamic table may be wrong afterwards, so the caller must close
         the connection.
         """
+        # The representations are those of the module docstring: the first bits of `byte` decide.
         found: dict[str, str] = {}
         position, end, size, resizes = 0, len(block), 0, 0
         try:
@@ -205,18 +222,21 @@ class HeaderDecoder:
         return found
 
     def _entry(self, number: int) -> HeaderField:
-        """Return the entry of the tables with that index. Raises Http2Error if there is none."""
+        """Return the entry with the index `number` of the static and the dynamic table.
+
+        Raises Http2Error if there is none.
+        """
         if 0 < number < _DYNAMIC_START:
             return STATIC_TABLE[number]
-        place = number - _DYNAMIC_START
-        if not 0 <= place < len(self._entries):
+        age = number - _DYNAMIC_START  # 0 for the newest entry of the dynamic table
+        if not 0 <= age < len(self._entries):
             raise Http2Error(
                 ErrorCode.COMPRESSION_ERROR, f"The header tables have no entry {number}."
             )
-        return self._entries[-1 - place]
+        return self._entries[-1 - age]
 
     def _insert(self, name: str, value: str) -> None:
-        """Add the newest entry to the dynamic table."""
+        """Add an entry to the dynamic table, and remove the oldest ones beyond its limit."""
         self._entries.append((name, value))
         self._size += len(name) + len(value) + ENTRY_OVERHEAD_BYTES
         if self._size > self._size_max:
@@ -234,7 +254,8 @@ class HeaderDecoder:
     def _resize(self, size: int, *, is_first: bool) -> None:
         """Set the limit of the dynamic table to `size` bytes, and remove entries that exceed it.
 
-        Raises Http2Error if the size is too large, or if the update is not at the start of a block.
+        `is_first` says whether the update is at the start of a block, where alone it is allowed.
+        Raises Http2Error if it is not, or if the size is too large.
         """
         if size > DYNAMIC_TABLE_BYTES_MAX or not is_first:
             raise Http2Error(

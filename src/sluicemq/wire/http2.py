@@ -125,22 +125,25 @@ def read_settings(payload: bytes) -> dict[int, int]:
         raise Http2Error(
             ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS has {len(payload)} bytes, not a multiple of 6."
         )
-    found = dict(_PAIR.iter_unpack(payload))
-    if found.get(Setting.INITIAL_WINDOW_SIZE, 0) > WINDOW_BYTES_MAX:
+    settings = dict(_PAIR.iter_unpack(payload))
+    if settings.get(Setting.INITIAL_WINDOW_SIZE, 0) > WINDOW_BYTES_MAX:
         raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE is above 2147483647.")
-    frame_bytes = found.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES_MAX)
+    frame_bytes = settings.get(Setting.MAX_FRAME_SIZE, FRAME_BYTES_MAX)
     if not FRAME_BYTES_MAX <= frame_bytes <= FRAME_BYTES_LIMIT:
         raise Http2Error(
             ErrorCode.PROTOCOL_ERROR,
             f"MAX_FRAME_SIZE is {frame_bytes}; it must be 16384 to 16777215.",
         )
-    if found.get(Setting.ENABLE_PUSH, 0) > 1:
+    if settings.get(Setting.ENABLE_PUSH, 0) > 1:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1.")
-    return found
+    return settings
 
 
 def encode_window_update(stream: int, more: int) -> bytes:
-    """Encode a WINDOW_UPDATE frame that enlarges the window of a stream by `more` bytes."""
+    """Encode a WINDOW_UPDATE frame that enlarges the window of a stream by `more` bytes.
+
+    Stream 0 stands for the window of the connection.
+    """
     return encode_frame(WINDOW_UPDATE, 0, stream, _NUMBER.pack(more))
 
 
@@ -150,15 +153,18 @@ def encode_rst_stream(stream: int, code: ErrorCode) -> bytes:
 
 
 def encode_goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
-    """Encode a GOAWAY frame: no stream after `last_stream` is processed."""
+    """Encode a GOAWAY frame, which says that no stream after `last_stream` is processed.
+
+    `text` tells people the reason.
+    """
     return encode_frame(GOAWAY, 0, 0, _GOAWAY.pack(last_stream, code) + text.encode())
 
 
 def read_integer(payload: bytes, what: str) -> int:
     """Return the integer in the payload of a WINDOW_UPDATE or RST_STREAM frame.
 
-    `what` is the name of the frame's type. The reserved bit of a WINDOW_UPDATE is cleared. Raises
-    Http2Error if the payload does not have four bytes.
+    `what` is the name of the frame's type, "RST_STREAM" or "WINDOW_UPDATE". The reserved highest
+    bit of a WINDOW_UPDATE is cleared. Raises Http2Error if the payload does not have four bytes.
     """
     if len(payload) != _NUMBER.size:
         raise Http2Error(
@@ -171,8 +177,9 @@ def read_integer(payload: bytes, what: str) -> int:
 def remove_padding(flags: int, payload: bytes, *, priority: bool = False) -> bytes:
     """Return the payload of a DATA or HEADERS frame without padding and priority fields.
 
-    `priority` is True for HEADERS frames, which may have priority fields. Raises Http2Error if the
-    padding is longer than the payload.
+    `flags` are those of the frame. They say whether there is padding, whose length is then in the
+    first byte. `priority` is True for HEADERS frames, which may have five bytes of priority fields.
+    Raises Http2Error if the padding is longer than the payload.
     """
     start, end = 0, len(payload)
     if flags & PADDED:

@@ -50,6 +50,22 @@ _MESSAGES_MAX: Final = 127  # the count is a signed byte in Java
 _KINDS: Final = ("0", "1", "2")
 _BYTE_WITH_BITS: Final = re.compile(rb"[^\0]")
 
+# The fields of checkpoints and acknowledgements as JSON. All of them have those of the key.
+#
+#     key              t topic   c group   q queue id   so first offset   pt time of the pop (ms)
+#                      bn broker name
+#     checkpoint       d   differences between the offsets and so; absent means 0, 1, …, n - 1
+#                      n   number of messages          it  invisible time (ms)
+#                      bm  bit i is set if message i is acknowledged
+#                      ro  offset in the revive queue  reviveTime  pt + it
+#                      sp  true if it is suspended
+#     acknowledgement  ao  the offset, NO_OFFSET if there are several
+#                      aol the offsets, if there are several
+#     acknowledgement of a client (BATCH_ACK_MESSAGE), without bn
+#                      b   base64 of bits, the lowest bit of the first byte first: bit i
+#                          acknowledges offset so + i
+#                      it  invisible time (ms)   r  kind of the topic   rq  revive queue id
+
 PopKey = tuple[str, str, int, int, int, str]
 """What identifies one pop of one queue.
 
@@ -90,9 +106,9 @@ class ReceiptHandle(NamedTuple):
         parts = text.split(_SEPARATOR)
         fields: list[Any] = parts[: len(cls._fields)]
         try:
-            fields = [part if i == _BROKER else int(part) for i, part in enumerate(fields)]
+            fields = [part if index == _BROKER else int(part) for index, part in enumerate(fields)]
         except ValueError:
-            fields = []
+            fields = []  # so that the error below is raised
         if len(fields) < _HANDLE_FIELDS_MIN or not fields[_BROKER]:
             raise ProtocolError(
                 f"{text!r} is not the receipt handle of a popped message.",
@@ -164,20 +180,23 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Mapping[Any, Any], revive_queue: int, broker: str) -> "Checkpoint":
-        """Return the checkpoint that a JSON object contains. Raises ProtocolError.
+        """Return the checkpoint that a JSON object contains.
 
-        `broker` is the broker name of a checkpoint that does not contain one. Messages whose bit in
-        `bm` is set are acknowledged, and are left out. Brokers that buffer acknowledgements write
-        such checkpoints.
+        Its messages have the offsets `so + d[i]`, or `n` consecutive offsets from `so` on if `d` is
+        absent or empty. Those whose bit `i` is set in `bm` are acknowledged, and are left out of
+        `offsets`. Brokers that buffer acknowledgements write such checkpoints.
+
+        `revive_queue` is the queue that the record was read from. `broker` is the broker name of a
+        checkpoint that does not contain one. Raises ProtocolError if a field has another type.
         """
-        topic, group, queue_id, start, pop_ms, broker = _read_key(values, broker)
+        topic, group, queue_id, start_offset, pop_ms, broker = _read_key(values, broker)
         differences = take_list(values, "d")
         count = min(take_integer(values, "n"), _MESSAGES_MAX)
-        done = take_integer(values, "bm")
+        acknowledged_bits = take_integer(values, "bm")
         offsets = tuple(
-            start + as_integer(difference, "d")
+            start_offset + as_integer(difference, "d")
             for index, difference in enumerate(differences or range(count))
-            if not done >> index & 1
+            if not acknowledged_bits >> index & 1
         )
         invisible_ms = take_integer(values, "it")
         return cls(
@@ -185,7 +204,7 @@ class Checkpoint(NamedTuple):
             group=group,
             queue_id=queue_id,
             broker=broker,
-            start_offset=start,
+            start_offset=start_offset,
             pop_ms=pop_ms,
             invisible_ms=invisible_ms,
             offsets=offsets,
@@ -224,22 +243,24 @@ class Acknowledgement(NamedTuple):
 
 
 def decode_checkpoint(data: JsonData, revive_queue: int, broker: str) -> Checkpoint:
-    """Decode the body of a checkpoint record. Raises ProtocolError.
+    """Return the checkpoint in the body of its record, as `Checkpoint.from_json`.
 
-    `revive_queue` is the queue that the record was read from. `broker` is the broker name of a
-    checkpoint that does not contain one.
+    Raises ProtocolError if the body is not a JSON object, or a field has another type.
     """
     return Checkpoint.from_json(load_object(data, "checkpoint"), revive_queue, broker)
 
 
 def decode_acknowledgement(data: JsonData, broker: str) -> Acknowledgement:
-    """Decode the body of an acknowledgement record with either tag. Raises ProtocolError.
+    """Return the acknowledgement in the body of its record.
 
-    `broker` is the broker name of an acknowledgement that does not contain one.
+    The record may have the tag ACKNOWLEDGEMENT, with one offset in `ao`, or ACKNOWLEDGEMENTS, with
+    a list of offsets in `aol`. If the body has `aol`, that list counts. `broker` is the broker name
+    of an acknowledgement that does not contain one. Raises ProtocolError if the body is not a JSON
+    object, or a field has another type.
     """
     values = _with_short_names(load_object(data, "acknowledgement"))
-    several = take_list(values, "aol")
-    offsets = several if "aol" in values else [take_integer(values, "ao")]
+    listed_offsets = take_list(values, "aol")
+    offsets = listed_offsets if "aol" in values else [take_integer(values, "ao")]
     return Acknowledgement(
         _read_key(values, broker), tuple(as_integer(offset, "aol") for offset in offsets)
     )
@@ -263,13 +284,13 @@ _LONG_NAMES: Final = {
 
 
 def _with_short_names(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a JSON object with the short name of each field that has its long name."""
-    found = {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
-    return {**values, **found}
+    """Return a copy of a JSON object in which fields with long names also have short names."""
+    renamed = {short: values[name] for name, short in _LONG_NAMES.items() if name in values}
+    return {**values, **renamed}
 
 
 def _read_key(values: Mapping[Any, Any], broker: str) -> PopKey:
-    """Return the key in a JSON object. `broker` is used if it has no broker name."""
+    """Return the key of a checkpoint or acknowledgement. `broker` replaces a missing `bn`."""
     return (
         take_text(values, "t"),
         take_text(values, "c"),
@@ -281,7 +302,7 @@ def _read_key(values: Mapping[Any, Any], broker: str) -> PopKey:
 
 
 def _key_to_json(key: PopKey) -> dict[str, Any]:
-    """Return the fields of a JSON object that are the key."""
+    """Return the JSON members that are the key of a checkpoint or acknowledgement."""
     return dict(zip(("t", "c", "q", "so", "pt", "bn"), key, strict=True))
 
 
@@ -308,9 +329,10 @@ class PopAck(NamedTuple):
 
 
 def decode_pop_acks(data: JsonData) -> list[PopAck]:
-    """Decode the body of BATCH_ACK_MESSAGE (200151). Raises ProtocolError.
+    """Return the acknowledgements in the body of BATCH_ACK_MESSAGE (200151), in order.
 
-    In the body the offsets are bits, counted from the first offset of the checkpoint.
+    The broker name of all handles is that of the body. Raises ProtocolError if the body is
+    malformed, or if an acknowledgement has more than 127 messages.
     """
     values = load_object(data, "batch of acknowledgements")
     broker = take_text(values, "brokerName")
@@ -321,20 +343,23 @@ def decode_pop_acks(data: JsonData) -> list[PopAck]:
 
 
 def _read_pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
-    """Decode one acknowledgement of a body. Raises ProtocolError."""
+    """Return the acknowledgement in one item of `acks`. Raises ProtocolError if it is malformed."""
     kind = take_text(values, "r")
     if kind not in _KINDS:
         raise ProtocolError(f"An acknowledgement has the topic kind {kind!r}, not 0, 1 or 2.")
-    start = take_integer(values, "so")
+    start_offset = take_integer(values, "so")
     try:
         bits = b64decode(take_text(values, "b"), validate=True)
     except ValueError:
         raise ProtocolError("The bits of an acknowledgement are not valid base64.") from None
+    # The bits may be mostly zeros, so search the bytes with a set bit. One byte more than messages
+    # are allowed is enough to know that there are too many.
+    bytes_with_bits = islice(_BYTE_WITH_BITS.finditer(bits), _MESSAGES_MAX + 1)
     offsets = tuple(
-        start + 8 * found.start() + bit
-        for found in islice(_BYTE_WITH_BITS.finditer(bits), _MESSAGES_MAX + 1)
+        start_offset + 8 * match.start() + bit
+        for match in bytes_with_bits
         for bit in range(8)
-        if found[0][0] >> bit & 1
+        if match[0][0] >> bit & 1
     )
     if len(offsets) > _MESSAGES_MAX:
         raise ProtocolError(
@@ -342,7 +367,7 @@ def _read_pop_ack(values: Mapping[Any, Any], broker: str) -> PopAck:
             "take from one queue."
         )
     handle = ReceiptHandle(
-        start_offset=start,
+        start_offset=start_offset,
         pop_ms=take_integer(values, "pt"),
         invisible_ms=take_integer(values, "it"),
         revive_queue=take_integer(values, "rq"),
@@ -362,11 +387,16 @@ def encode_pop_acks(broker: str, acks: Iterable[PopAck]) -> bytes:
 
 
 def _pop_ack_to_json(ack: PopAck) -> dict[str, Any]:
-    """Return one acknowledgement as a JSON object."""
+    """Return one acknowledgement as a JSON object.
+
+    In `b` bit i is set if the message with the offset `so + i` is acknowledged. The lowest bit of
+    the first byte is bit 0, and the last byte is not zero.
+    """
     handle, bits = ack.handle, 0
     for offset in ack.offsets:
         bits |= 1 << offset - handle.start_offset
-    data = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+    byte_count = (bits.bit_length() + 7) // 8
+    data = bits.to_bytes(byte_count, "little")
     return {
         "b": b64encode(data).decode(),
         "c": ack.group,

@@ -158,11 +158,14 @@ def decode_register_body(
 ) -> RegisterBody:
     """Decode the body of REGISTER_BROKER (103). An empty body has no topics.
 
-    `compressed` is the flag in the request. A body with the first byte of a zlib stream also counts
-    as compressed, because the 5.x Java broker sends such bodies with the flag false
-    (spec/namesrv.md §2). JSON cannot begin with that byte. `version` is the version in the header
-    of the request. Up to BARE_VERSION_MAX a body is never compressed. `bytes_max` limits the size
-    after decompression. `is_wanted` is called about once for every TOPICS_PER_CHECK topics.
+    - `compressed` is the flag in the request. A body with the first byte of a zlib stream also
+      counts as compressed, because the 5.x Java broker sends such bodies with the flag false
+      (spec/namesrv.md §2). JSON cannot begin with that byte.
+    - `version` is the version in the header of the request. Up to BARE_VERSION_MAX a body is only
+      a topic table, and never compressed.
+    - `bytes_max` limits the size after decompression.
+    - `is_wanted()` is called about once for every TOPICS_PER_CHECK topics. It returns False to
+      cancel the decoding, for example because the connection is closed.
 
     Raises ProtocolError if the body is invalid or exceeds a limit, or if `is_wanted` returns False.
 
@@ -171,7 +174,8 @@ def decode_register_body(
     """
     if not data:
         return RegisterBody(TopicTable())
-    if (compressed or data[0] == ZLIB_FIRST_BYTE) and version > BARE_VERSION_MAX:
+    is_compressed = compressed or data[0] == ZLIB_FIRST_BYTE
+    if is_compressed and version > BARE_VERSION_MAX:
         return _decode_compressed(data, bytes_max, is_wanted)
     if len(data) > bytes_max:
         raise ProtocolError(f"The registration has {len(data)} bytes; the limit is {bytes_max}.")
@@ -184,13 +188,13 @@ def decode_register_body(
         )
     values = load_object(data, "registration")
     if version <= BARE_VERSION_MAX:
-        found = RegisterBody(OBJECT_CODECS[TopicTable].read(values))
+        registration = RegisterBody(OBJECT_CODECS[TopicTable].read(values))
     else:
-        found = OBJECT_CODECS[RegisterBody].read(values)
+        registration = OBJECT_CODECS[RegisterBody].read(values)
     if not topics:
-        return found
-    table = TopicTable(topics, found.table.data_version, found.table.unknown)
-    return RegisterBody(table, found.filter_servers)
+        return registration
+    table = TopicTable(topics, registration.table.data_version, registration.table.unknown)
+    return RegisterBody(table, registration.filter_servers)
 
 
 _TEXT: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
@@ -218,17 +222,19 @@ def _cut_out_topics(
     the layout that the brokers of RocketMQ and SluiceMQ use. Raises ProtocolError for an invalid
     topic, for too many topics, and if `is_wanted` returns False.
     """
-    found = _TOPIC_TABLE.search(data)
-    if found is None or len(data) <= INFLATE_BYTES:
+    table_start = _TOPIC_TABLE.search(data)
+    if table_start is None or len(data) <= INFLATE_BYTES:
         return data, {}
     topics: dict[str, TopicConfig] = {}
-    begin, is_whole = found.end(), False
+    members_start, is_whole = table_start.end(), False
     try:
-        end, is_whole = _read_topics(data, begin, topics, is_wanted)
+        members_end, is_whole = _read_topics(data, members_start, topics, is_wanted)
     finally:
         if not is_whole:
             _free(topics)
-    return (data[:begin] + data[end:], topics) if is_whole else (data, {})
+    if not is_whole:
+        return data, {}
+    return data[:members_start] + data[members_end:], topics
 
 
 def _read_topics(
@@ -262,14 +268,14 @@ class _InflatingReader:
     """Reads the content of a zlib stream, and inflates it piece by piece.
 
     Only a small part of the content is in memory at a time, and each piece takes about the same
-    time.
+    time. `data` is the stream, and `bytes_max` the most bytes of its content.
     """
 
     def __init__(self, data: bytes | memoryview, bytes_max: int) -> None:
         self._inflater = zlib.decompressobj()
-        self._data = memoryview(data)
-        self._bytes_max = self._left = bytes_max
-        self._buffer = b""
+        self._data = memoryview(data)  # what the inflater has not got yet
+        self._bytes_max = self._bytes_left = bytes_max
+        self._buffer = b""  # inflated bytes, which are read up to `_position`
         self._position = 0
 
     def read_bytes(self, size: int) -> bytes:
@@ -309,17 +315,17 @@ class _InflatingReader:
 
     def _inflate_piece(self) -> bytes:
         """Inflate and return the next piece, of at most INFLATE_BYTES. Raises ProtocolError."""
-        rest: bytes | memoryview = self._inflater.unconsumed_tail
-        if not rest:
-            rest, self._data = self._data[:DEFLATED_BYTES], self._data[DEFLATED_BYTES:]
-        if self._inflater.eof or not rest:
+        deflated: bytes | memoryview = self._inflater.unconsumed_tail
+        if not deflated:
+            deflated, self._data = self._data[:DEFLATED_BYTES], self._data[DEFLATED_BYTES:]
+        if self._inflater.eof or not deflated:
             raise ProtocolError("The compressed registration ends early.")
         try:
-            piece = self._inflater.decompress(rest, INFLATE_BYTES)
+            piece = self._inflater.decompress(deflated, INFLATE_BYTES)
         except zlib.error as error:
             raise ProtocolError(f"The compressed registration cannot be read: {error}.") from error
-        self._left -= len(piece)
-        if self._left < 0:
+        self._bytes_left -= len(piece)
+        if self._bytes_left < 0:
             raise ProtocolError(
                 f"The compressed registration inflates to more than {self._bytes_max} bytes.",
                 fix="Raise sluiceRegistrationBytesMax of the name server.",
@@ -331,11 +337,11 @@ def _decode_compressed(
     data: bytes | memoryview, bytes_max: int, is_wanted: Callable[[], bool]
 ) -> RegisterBody:
     """Decode a compressed body. `decode_register_body` explains the arguments and errors."""
-    inflated = _InflatingReader(data, bytes_max)
-    version = inflated.read_sized()
+    reader = _InflatingReader(data, bytes_max)
+    version = reader.read_sized()
     topics: dict[str, TopicConfig] = {}
     try:
-        servers = _take_topics(inflated, topics, is_wanted)
+        servers = _read_topics_and_servers(reader, topics, is_wanted)
     except ProtocolError:
         _free(topics)
         raise
@@ -346,28 +352,32 @@ def _decode_compressed(
 
 
 def _free(topics: dict[str, TopicConfig]) -> None:
-    """Free topics one by one, so that other threads can run between two of them."""
+    """Remove all topics, one by one.
+
+    Python frees a large dict in one step, during which no other thread can run.
+    """
     while topics:
         topics.popitem()
 
 
-def _take_topics(
-    inflated: _InflatingReader, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
+def _read_topics_and_servers(
+    reader: _InflatingReader, topics: dict[str, TopicConfig], is_wanted: Callable[[], bool]
 ) -> bytes:
-    """Decode the topics into `topics`, and return the JSON of the filter servers behind them.
+    """Add the topics of a compressed body to `topics`, and return the JSON of its filter servers.
 
-    Raises ProtocolError.
+    `reader` must be behind the data version. Raises ProtocolError if the content is malformed or
+    exceeds a limit, or if `is_wanted` returns False. Some topics have then been added.
     """
-    known: dict[str, dict[str, str]] = {}
-    count = inflated.read_int32()
+    attributes_by_text: dict[str, dict[str, str]] = {}
+    count = reader.read_int32()
     if count > REGISTRATION_TOPICS_MAX:
         raise _too_many_topics()
     for number in range(count):
         if number % TOPICS_PER_CHECK == 0 and not is_wanted():
             raise _unwanted()
-        topic = _parse_topic(inflated.read_sized(), known)
+        topic = _parse_topic(reader.read_sized(), attributes_by_text)
         topics[topic.name] = topic
-    servers = inflated.read_sized()
+    servers = reader.read_sized()
     if len(servers) > PLAIN_BYTES_MAX or fastjson.bound_counts(servers).values > FILTER_SERVERS_MAX:
         raise ProtocolError(
             f"The list of filter servers has {len(servers)} bytes; the limit is "
@@ -377,21 +387,24 @@ def _take_topics(
 
 
 def _unwanted() -> ProtocolError:
+    """Return the error for a registration of which `is_wanted` has returned False."""
     return ProtocolError("The connection of the registration is closed.")
 
 
 def _too_many_topics() -> ProtocolError:
+    """Return the error for a registration with more than REGISTRATION_TOPICS_MAX topics."""
     return ProtocolError(
         f"A registration has more than {REGISTRATION_TOPICS_MAX} topics.",
         fix="Delete topics that are not used, or spread them over more brokers.",
     )
 
 
-def _parse_topic(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
+def _parse_topic(line: bytes, attributes_by_text: dict[str, dict[str, str]]) -> TopicConfig:
     """Return the topic in a text `name read write perm filterType attributesJson`.
 
-    `known` caches up to ATTRIBUTES_CACHED_MAX attributes by their text, because most topics have
-    the same attributes. Raises ProtocolError.
+    `attributes_by_text` is a cache of up to ATTRIBUTES_CACHED_MAX parsed attributes, because most
+    topics have the same attributes. New ones are added. Raises ProtocolError if the text or the
+    attributes are malformed.
     """
     text = line.decode("utf-8", "replace")
     parts = text.split(" ", 5)
@@ -402,24 +415,27 @@ def _parse_topic(line: bytes, known: dict[str, dict[str, str]]) -> TopicConfig:
         raise ProtocolError(
             f"The topic text {text[:80]!r} is not `name read write perm filterType attributesJson`."
         ) from error
-    written = parts[5] if len(parts) > 5 else ""
-    attributes = known.get(written)
+    attributes_text = parts[5] if len(parts) > 5 else ""
+    attributes = attributes_by_text.get(attributes_text)
     if attributes is None:
-        attributes = _parse_attributes(name, written)
-        if len(known) < ATTRIBUTES_CACHED_MAX:
-            known[written] = attributes
+        attributes = _parse_attributes(name, attributes_text)
+        if len(attributes_by_text) < ATTRIBUTES_CACHED_MAX:
+            attributes_by_text[attributes_text] = attributes
     return TopicConfig(name, *numbers, filter_type, attributes=attributes)
 
 
-def _parse_attributes(name: str, written: str) -> dict[str, str]:
-    """Return the attributes of the topic `name` from their JSON text. Raises ProtocolError."""
+def _parse_attributes(name: str, text: str) -> dict[str, str]:
+    """Return the attributes of the topic `name` from their JSON text; {} if it is empty.
+
+    Raises ProtocolError if the text is too long, or is not a JSON object.
+    """
     try:
-        if len(written) > ATTRIBUTES_BYTES_MAX:
+        if len(text) > ATTRIBUTES_BYTES_MAX:
             raise ValueError(f"more than {ATTRIBUTES_BYTES_MAX} characters")  # noqa: TRY301 - one handler adds the topic's name to both errors
-        values = orjson.loads(written or "{}")
+        values = orjson.loads(text or "{}")
     except ValueError as error:
         raise ProtocolError(
             f"The attributes of the topic {name[:80]!r} cannot be decoded: {error}."
         ) from error
-    read: dict[str, str] = value_codec(dict[str, str]).read(values, "attributes")
-    return read
+    attributes: dict[str, str] = value_codec(dict[str, str]).read(values, "attributes")
+    return attributes

@@ -55,13 +55,13 @@ class SigningKey:
     """A secret key that is prepared for HMAC-SHA1.
 
     The first block of both hashes, which depends on the key only, is hashed in advance. That halves
-    the time to sign.
+    the time to sign. `copy_inner()` and `copy_outer()` return copies of these hashes. Creating a
+    key raises ConfigurationError if the secret key is empty, because Java refuses it too.
     """
 
     __slots__ = ("copy_inner", "copy_outer")
 
     def __init__(self, secret_key: str) -> None:
-        """Prepare a secret key. Raises ConfigurationError if it is empty, as Java does."""
         if not secret_key:
             raise ConfigurationError("The secret key is empty.", fix="Set a secret key.")
         key = secret_key.encode("utf-8", "replace")
@@ -104,7 +104,9 @@ def sign_command(
 ) -> None:
     """Add AccessKey, SecurityToken and Signature to the fields of a command.
 
-    Raises ConfigurationError if the secret key is empty.
+    `command.fields` is replaced by a new dict. A `security_token` of None is not added. The
+    signature covers all fields and the body, so neither may change afterwards. Raises
+    ConfigurationError if the secret key is empty.
     """
     fields = dict(command.fields or {})
     fields[ACCESS_KEY] = access_key
@@ -135,11 +137,12 @@ def parse_call_date(text: str) -> int | None:
         return None
     try:
         if _COMPACT.fullmatch(text):
+            # 20261128T094500Z becomes 2026-11-28T09:45:00Z.
             text = f"{text[:4]}-{text[4:6]}-{text[6:11]}:{text[11:13]}:{text[13:]}"
-        found = datetime.fromisoformat(text)
+        date_time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return None if found.tzinfo is None else round(found.timestamp() * 1000)
+    return None if date_time.tzinfo is None else round(date_time.timestamp() * 1000)
 
 
 DATE_LENGTH_MAX: Final = 64

@@ -147,26 +147,36 @@ _RANGE: Final = declare_object(
 
 
 def staged_ranges_to_json(ranges: Iterable[StagedRange]) -> list[dict[str, Any]]:
-    """Return ranges as JSON objects."""
-    return [_RANGE.write(one) for one in ranges]
+    """Return each range as a JSON object, in order."""
+    return [_RANGE.write(staged_range) for staged_range in ranges]
 
 
 def staged_ranges_from_json(values: Iterable[Any]) -> tuple[StagedRange, ...]:
-    """Return the ranges in JSON objects. Raises ProtocolError if one is not valid."""
-    found = tuple(_RANGE.read(value, "A staged range") for value in values)
-    for one in found:
+    """Return the ranges in JSON objects, in order.
+
+    Raises ProtocolError if a field has another type, or if a range lacks its broker name, has a
+    negative queue id or offset, or no messages.
+    """
+    ranges = tuple(_RANGE.read(value, "A staged range") for value in values)
+    for one in ranges:
         if not one.broker or one.queue_id < 0 or one.offset < 0 or one.count <= 0:
             raise ProtocolError(f"{one} is not a valid staged range.")
-    return found
+    return ranges
 
 
 def encode_staged_ranges(ranges: Iterable[StagedRange]) -> bytes:
-    """Encode the body of a SLUICE_COMMIT_EPOCH (900201) request or response."""
+    """Encode the body of a SLUICE_COMMIT_EPOCH (900201) request or response.
+
+    It is an object with the member `ranges`, a list of ranges.
+    """
     return fastjson.dumps_strict({"ranges": staged_ranges_to_json(ranges)})
 
 
 def decode_staged_ranges(data: JsonData) -> tuple[StagedRange, ...]:
-    """Decode the body of SLUICE_COMMIT_EPOCH (900201), () if it is empty. Raises ProtocolError."""
+    """Return the ranges in the body of SLUICE_COMMIT_EPOCH (900201); () if the body is empty.
+
+    Raises ProtocolError if the body is malformed, or if a range is not valid.
+    """
     if not data:
         return ()
     return staged_ranges_from_json(

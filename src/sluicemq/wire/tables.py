@@ -87,13 +87,14 @@ def sort_keys_as_java(keys: Iterable[K], buckets: int = DEFAULT_BUCKETS) -> list
     >>> sort_keys_as_java([17, 3, 16])
     [16, 17, 3]
     """
-    found = list(keys)
-    if len(found) < 2:
-        return found
-    while len(found) * 4 > buckets * 3:
+    listed = list(keys)
+    if len(listed) < 2:
+        return listed
+    while len(listed) * 4 > buckets * 3:
         buckets *= 2
 
-    return sorted(found, key=lambda key: _spread_hash(key) & (buckets - 1))
+    # Keys in the same bucket keep their order, as the sort is stable.
+    return sorted(listed, key=lambda key: _spread_hash(key) & (buckets - 1))
 
 
 def _spread_hash(key: str | int) -> int:
@@ -111,9 +112,13 @@ def sort_map_as_java(values: Mapping[str, V], buckets: int = DEFAULT_BUCKETS) ->
 
 
 def sort_integer_map_as_java(values: Mapping[int, Any], buckets: int) -> dict[int, Any]:
-    """Return a copy of a mapping with integer keys, ordered as `sort_keys_as_java` orders them."""
-    if all(0 <= key < buckets for key in values) and len(values) * 4 <= buckets * 3:
-        return dict(sorted(values.items()))
+    """Return a copy of a mapping with integer keys, ordered as `sort_keys_as_java` orders them.
+
+    `buckets` is the initial capacity of Java's map.
+    """
+    has_each_key_its_own_bucket = all(0 <= key < buckets for key in values)
+    if has_each_key_its_own_bucket and len(values) * 4 <= buckets * 3:
+        return dict(sorted(values.items()))  # the same order, faster
     return {key: values[key] for key in sort_keys_as_java(values, buckets)}
 
 
@@ -139,15 +144,19 @@ class UnknownFields:
     ) -> fastjson.PrettyText:
         """Return the text of a table in a file, with the unknown fields of its items.
 
-        `values_of` converts an item to JSON. The text of an item that is still the same object as
-        in `texts` is taken from there. Afterwards `texts` contains exactly the items of `table`.
+        `table` has the items by name, in the order in which they are written. `values_of(item)`
+        returns an item as a JSON object. `texts` contains the texts of an earlier call: that of an
+        item which is still the same object is reused. Afterwards `texts` is updated: it contains
+        exactly the items of `table`.
         """
         for name in texts.keys() - table.keys():
             del texts[name]
         for name, item in table.items():
-            if name not in texts or texts[name][0] is not item:
+            is_text_current = name in texts and texts[name][0] is item
+            if not is_text_current:
                 values = merge_sorted(values_of(item), self.items.get(name, {}))
                 text = fastjson.dumps_pretty({name: values}, 1)
+                # Only the member, without the braces and the last newline of the object around it.
                 texts[name] = item, text[1 : text.rindex("\n")]
         items = ",".join([texts[name][1] for name in table])
         return fastjson.PrettyText(f"{{{items}\n\t}}" if items else "{}")
@@ -185,13 +194,20 @@ def _read_file(cls: type[T], text: str, what: str, key: str, item_cls: type[Any]
 
 
 def _render_file(table: Any, **known: Any) -> str:
-    """Return the text of a file with the fields `known`, the data version and unknown fields."""
+    """Return the text of a file, whose fields are sorted by name.
+
+    They are the fields `known`, the data version of `table`, and the unknown fields of the file.
+    """
     known["dataVersion"] = data_version_object(table.data_version)
     return fastjson.dumps_pretty(merge_sorted(known, table.unknown.fields))
 
 
 def _item_to_json(item: Any) -> dict[str, Any]:
-    """Return a topic or a group as a JSON object for its file."""
+    """Return a topic or a group as the JSON object that its file contains.
+
+    The fields are sorted by name. The attributes have the order in which Java's hash map iterates,
+    because RocketMQ writes them so.
+    """
     return {
         **OBJECT_CODECS[type(item)].write(item),
         "attributes": sort_map_as_java(item.attributes),
@@ -267,7 +283,8 @@ def encode_topic_table_file(
 ) -> str:
     """Return the text of `topics.json`.
 
-    `texts` has the texts of topics from the last call, and is updated for the next one.
+    `texts` has the texts of topics from the last call, which are reused for topics that have not
+    changed, and is updated for the next call. None means that no texts are kept.
     """
     topics = table.unknown.render_table(
         sort_map_as_java(table.topics, TABLE_BUCKETS), {} if texts is None else texts, _item_to_json
@@ -276,9 +293,10 @@ def encode_topic_table_file(
 
 
 def decode_topic_table_file(text: str) -> TopicTable:
-    """Decode the text of `topics.json`, as any release of RocketMQ writes it.
+    """Return the topics in the text of `topics.json`, as any release of RocketMQ writes it.
 
-    Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError.
+    Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError if the text
+    is not a JSON object, or a known field has another type.
     """
     return _read_file(TopicTable, text, "topic table", "topicConfigTable", TopicConfig)
 
@@ -347,7 +365,8 @@ def encode_group_table_file(
 ) -> str:
     """Return the text of `subscriptionGroup.json`.
 
-    `texts` has the texts of groups from the last call, and is updated for the next one.
+    `texts` has the texts of groups from the last call, which are reused for groups that have not
+    changed, and is updated for the next call. None means that no texts are kept.
     """
     forbidden = sort_map_as_java(table.forbidden, FORBIDDEN_BUCKETS)
     groups = table.unknown.render_table(
@@ -361,9 +380,10 @@ def encode_group_table_file(
 
 
 def decode_group_table_file(text: str) -> GroupTable:
-    """Decode the text of `subscriptionGroup.json`, as any release of RocketMQ writes it.
+    """Return the groups in the text of `subscriptionGroup.json`, written by any RocketMQ release.
 
-    Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError.
+    Fields that SluiceMQ does not know are preserved in `unknown`. Raises ProtocolError if the text
+    is not a JSON object, or a known field has another type.
     """
     return _read_file(GroupTable, text, "group table", "subscriptionGroupTable", GroupConfig)
 
@@ -386,38 +406,42 @@ encode_consumer_offsets, decode_consumer_offsets = body_codec(ConsumerOffsets, "
 def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
     """Return the text of `consumerOffset.json`.
 
-    Its member `groupTopicMap` is derived from the offsets, and only helps people who read the file.
+    Its member `groupTopicMap` has the topics of each group. It is derived from the offsets, and
+    only helps people who read the file. Keys that are not of the form `topic@group` are left out.
     """
     table = {
         key: sort_integer_map_as_java(queues, QUEUE_BUCKETS)
         for key, queues in sort_map_as_java(offsets.offsets, KEY_BUCKETS).items()
     }
-    topics_of: dict[str, list[str]] = {}
+    topics_by_group: dict[str, list[str]] = {}
     for key in table:
         topic, _, group = key.partition(SEPARATOR)
         if topic and group and SEPARATOR not in group:
-            topics_of.setdefault(group, []).append(topic)
-    groups = {
+            topics_by_group.setdefault(group, []).append(topic)
+    sorted_groups = {
         group: tuple(sort_keys_as_java(topics, TOPIC_SET_BUCKETS))
-        for group, topics in sort_map_as_java(topics_of, GROUP_BUCKETS).items()
+        for group, topics in sort_map_as_java(topics_by_group, GROUP_BUCKETS).items()
     }
-    return _render_file(offsets, groupTopicMap=groups, offsetTable=table)
+    return _render_file(offsets, groupTopicMap=sorted_groups, offsetTable=table)
 
 
 def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
-    """Decode the text of `consumerOffset.json`, as any release of RocketMQ writes it.
+    """Return the offsets in the text of `consumerOffset.json`, written by any RocketMQ release.
 
-    The function also decodes `lmqConsumerOffset.json`. There a separate table of light queues maps
-    `topic@group` to the offset of the only queue. Unknown fields are preserved in `unknown`. Raises
-    ProtocolError.
+    The text may also be that of `lmqConsumerOffset.json`. There `lmqOffsetTable`, the table of
+    light queues, maps `topic@group` to the offset of the only queue, which gets the queue id 0.
+    Unknown fields are preserved in `unknown`. Raises ProtocolError if the text is not a JSON
+    object, or a known field has another type.
     """
     values = load_object(text, "consumer offsets")
     offsets = OBJECT_CODECS[ConsumerOffsets].read(values)
-    light = take_object(values, "lmqOffsetTable").items()
-    table = {fastjson.to_text(key): {0: as_integer(offset, "An offset")} for key, offset in light}
+    light_offsets = {
+        fastjson.to_text(key): {0: as_integer(offset, "An offset")}
+        for key, offset in take_object(values, "lmqOffsetTable").items()
+    }
     known = ("dataVersion", "groupTopicMap", "offsetTable", "lmqOffsetTable")
     return ConsumerOffsets(
-        {**offsets.offsets, **table},
+        {**offsets.offsets, **light_offsets},
         offsets.data_version,
         UnknownFields(select_unknown_fields(values, known)),
     )
@@ -448,9 +472,12 @@ class OrderInfo:
 
 
 def _read_offsets(value: Any, what: str) -> tuple[int, ...]:
-    """Return offsets from a list with the first offset and the differences of the others to it."""
-    found = [as_integer(one, what) for one in as_list(value, what)]
-    return tuple(one + found[0] if index else one for index, one in enumerate(found))
+    """Return the offsets in a JSON list: the first offset, then differences to the first offset.
+
+    Raises ProtocolError if the value is not a list of integers.
+    """
+    numbers = [as_integer(item, what) for item in as_list(value, what)]
+    return tuple(numbers[0] + number if index else number for index, number in enumerate(numbers))
 
 
 ORDER_CODEC = declare_object(
@@ -583,18 +610,21 @@ def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
 
 
 def decode_consumer_filters_file(text: str) -> list[ConsumerFilter]:
-    """Decode the text of `consumerFilter.json`. Raises ProtocolError."""
-    found = []
+    """Return the filters in the text of `consumerFilter.json`.
+
+    Topic and group of a filter are the keys under which it is stored, whatever its own fields say.
+    Raises ProtocolError if the text is not a JSON object, or a known field has another type.
+    """
+    filters = []
     topics = take_object(load_object(text, "consumer filters"), "filterDataByTopic")
     for topic, entry in topics.items():
         for group, item in take_object(as_object(entry, "A topic"), "groupFilterData").items():
             values = as_object(item, "A filter")
             bloom = take_object(values, "bloomFilterData")
-            named = {**values, "topic": topic, "consumerGroup": group}
-            one = FILTER_CODEC.read(named)
+            stored = FILTER_CODEC.read({**values, "topic": topic, "consumerGroup": group})
             bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom, "bitPos"))
-            found.append(replace(one, bits=bits, bit_count=take_integer(bloom, "bitNum")))
-    return found
+            filters.append(replace(stored, bits=bits, bit_count=take_integer(bloom, "bitNum")))
+    return filters
 
 
 def encode_kv_config_file(namespaces: Mapping[str, Mapping[str, str]]) -> str:

@@ -18,7 +18,7 @@ from sluicemq.client.core.requests import (
     make_request,
     unregister,
 )
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records
@@ -60,7 +60,7 @@ class Popper:
         return await admin.run(talk(admin.directory))
 
     async def beat(self) -> None:
-        data = bodies.ConsumerData("G", subscriptions=(subscribe("T"),))
+        data = bodies.ConsumerData("G", subscriptions=(parse_subscription("T"),))
         await self._ask(heartbeat(bodies.Heartbeat("popper", (), (data,))))
 
     async def leave(self) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from simulation.stepped import SteppedBroker, SteppedClient
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import RETRY_TOPIC, StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue, allocate_average
@@ -145,8 +145,11 @@ class ModelConsumer:
 
     def _subscriptions(self) -> tuple[Subscription, ...]:
         retry = RETRY_PREFIX + self.shared.group
-        own = [subscribe(t, text, kind, self.version) for t, (kind, text) in self.wanted.items()]
-        return (*own, subscribe(retry, "*", TAG, self.version))
+        own = [
+            parse_subscription(t, text, kind, self.version)
+            for t, (kind, text) in self.wanted.items()
+        ]
+        return (*own, parse_subscription(retry, "*", TAG, self.version))
 
     def _share(self) -> list[MessageQueue]:
         answer = self.connection.call(38, {"consumerGroup": self.shared.group})

@@ -239,7 +239,7 @@ async def test_a_slave_reports_when_it_starts_and_ends_catching_up() -> None:
     assert not pace.is_behind, "one says nothing"
     for size in (4 * BEHIND_BYTES, 4 * BEHIND_BYTES, 1000, 4 * BEHIND_BYTES):
         pace.add_read(size)
-    assert (pace.is_behind, pace.is_long) == (True, False)
+    assert (pace.is_behind, pace.is_far_behind) == (True, False)
     for _ in range(LONG_BYTES // BEHIND_BYTES):
         pair.receiver._count_read(BEHIND_BYTES)
     assert told == [True]

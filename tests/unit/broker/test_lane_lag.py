@@ -14,7 +14,7 @@ from simulation.stepped import SMALL, SteppedBroker, send_fields
 from sluicemq.broker.lanes.filters import RuleFilter, get_rule_filter
 from sluicemq.broker.lanes.rules import MATCH_NOTHING, LaneRule, compute_rules
 from sluicemq.broker.lanes.rules import subscription_key as key_of
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records
@@ -167,7 +167,10 @@ def test_a_rule_takes_the_same_messages_by_columns_and_by_records(seed: int) -> 
             world.send()
         world.seal()
         keys = [
-            key_of("G", [subscribe(topic, text, kind) for topic, (kind, text) in wanted.items()])
+            key_of(
+                "G",
+                [parse_subscription(topic, text, kind) for topic, (kind, text) in wanted.items()],
+            )
             for wanted in world.rng.sample(WISHES, 4)
         ]
         for rule in compute_rules("T", keys[:2], keys[2:]).values():

@@ -126,7 +126,7 @@ def test_a_group_that_pops_has_no_lanes(broker: SteppedBroker, client: SteppedCl
     two.beat()
     assert "G" not in broker.core.lanes.table
     broker.clock.advance(60)
-    broker.core.lanes.run()
+    broker.core.lanes.run_periodic_work()
     assert broker.core.checkpoints.get_next_offset("G", "T", 0) > 0, (
         "no lane has taken the group back"
     )

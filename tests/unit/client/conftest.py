@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.filter.subscriptions import make_filter
-from sluicemq.filter.subscriptions import subscribe as parse_subscription
+from sluicemq.filter.subscriptions import make_filter, parse_subscription
 from sluicemq.model.ids import encode_host, offset_message_id, parse_host, tag_code
 from sluicemq.model.topic import BrokerData, GroupConfig, MessageQueue, QueueData, TopicRoute
 from sluicemq.net.dispatch import Dispatcher, Peer, encode_response_to

@@ -23,7 +23,7 @@ from sluicemq.client.admin.dead_letters import (
     replay_id,
 )
 from sluicemq.client.admin.subscriptions import GroupSubscriptions
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
@@ -50,7 +50,7 @@ def test_a_letter_whose_body_cannot_be_decoded_is_a_cluster_and_is_not_sent() ->
     bad = undecodable_letter()
     assert cluster_key(bad)[1].startswith("body: it is not valid zlib data")
     assert [len(one.examples) for one in cluster_dead_letters([bad, letter(b"x", **OWN)])] == [1, 1]
-    judge = ReplayJudge({"orders": (subscribe("orders", None),)})
+    judge = ReplayJudge({"orders": (parse_subscription("orders", None),)})
     verdict, reason = judge.verdict(
         prepare_replay(bad, DeadLetterEdit(find=b"not", replacement=b"now"), "billing").row
     )
@@ -160,7 +160,7 @@ def test_ids_differ_by_place(places: set[tuple[str, int, int]]) -> None:
 
 
 def test_what_a_group_wants_is_what_anybody_says_or_is_not_known() -> None:
-    a, b = subscribe("orders", "A"), Subscription("orders", "amount > 5", SQL92)
+    a, b = parse_subscription("orders", "A"), Subscription("orders", "amount > 5", SQL92)
     known = GroupSubscriptions("g", {"one": {"orders": a}, "two": None}, {"orders": b})
     wanted = known_subscriptions(known, ["orders", "bills"])
     assert wanted is not None
@@ -181,7 +181,7 @@ def row(**changes: Any) -> Mapping[str, Any]:
     } | changes  # fmt: skip
 
 
-SELECTOR = {"orders": (subscribe("orders", "amount > 5 AND KEYS = 'k1 k2'", "SQL92"),)}
+SELECTOR = {"orders": (parse_subscription("orders", "amount > 5 AND KEYS = 'k1 k2'", "SQL92"),)}
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,6 @@ def test_each_letter_gets_a_verdict_with_its_reason(
 
 
 def test_all_expressions_of_a_group_have_to_let_a_letter_through() -> None:
-    unequal = {"orders": (subscribe("orders", "A"), subscribe("orders", "B"))}
+    unequal = {"orders": (parse_subscription("orders", "A"), parse_subscription("orders", "B"))}
     assert ReplayJudge(unequal).verdict(row())[0] == "filtered"
     assert ReplayJudge(None).verdict(row())[0] == "unchecked"

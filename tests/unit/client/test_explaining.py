@@ -18,7 +18,7 @@ from sluicemq.client.admin.diagnose.group_rules import explain_group
 from sluicemq.client.admin.diagnose.message_rules import explain_message
 from sluicemq.client.admin.groups import QueueProgress, TopicMatching
 from sluicemq.client.admin.messages import GroupTrace
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -46,7 +46,7 @@ def about(offset: int = 5, routed: frozenset[str] | None = frozenset({"b"}), **p
 
 
 def member(name: str = "c1", said: Subscription | None = None, **state: int) -> MemberFacts:
-    said = said or subscribe("T")
+    said = said or parse_subscription("T")
     return MemberFacts(name, {said.topic: said}, {QUEUE: QueueState(0, **state)})
 
 
@@ -54,7 +54,9 @@ GROUP_FIELDS = {field.name for field in dataclasses.fields(GroupFacts)}
 
 
 def group(**changes: object) -> GroupFacts:
-    plain = GroupFacts("G", GroupConfig("G"), (member(),), {"T": subscribe("T")}, now_ms=NOW_MS)
+    plain = GroupFacts(
+        "G", GroupConfig("G"), (member(),), {"T": parse_subscription("T")}, now_ms=NOW_MS
+    )
     return dataclasses.replace(plain, **changes)
 
 
@@ -119,16 +121,16 @@ def test_what_members_do_not_tell_is_not_guessed() -> None:
          (Fate.WAITING, [Code.IN_HAND])),
         ({"fetched": 6, "members": (member(last_consume_ms=NOW_MS - 60_000),)},
          (Fate.WAITING, [Code.NOT_ACKNOWLEDGING])),
-        ({"members": (MemberFacts("c1", {"T": subscribe("T")}, {}),)},
+        ({"members": (MemberFacts("c1", {"T": parse_subscription("T")}, {}),)},
          (Fate.WAITING, [Code.QUEUE_IDLE, Code.MEMBER_IDLE])),
-        ({"subscriptions": {"U": subscribe("U")}}, (Fate.WAITING, [Code.NOT_SUBSCRIBED])),
+        ({"subscriptions": {"U": parse_subscription("U")}}, (Fate.WAITING, [Code.NOT_SUBSCRIBED])),
         ({"config": GroupConfig("G", consume_enable=False)},
          (Fate.WAITING, [Code.CONSUMING_OFF])),
         ({"subscriptions": {"T": Subscription("T", "price >", "SQL92")}},
          (Fate.WAITING, [Code.BROKEN_FILTER])),
         ({"subscriptions": {"T": Subscription("T", "price IS NULL ) x", "SQL92")}},
          (Fate.WAITING, [Code.BEHIND, Code.IGNORED_TEXT])),
-        ({"members": (member(), member("c2", subscribe("T", "A")))},
+        ({"members": (member(), member("c2", parse_subscription("T", "A")))},
          (Fate.WAITING, [Code.BEHIND, Code.UNEQUAL])),
     ],
 )  # fmt: skip
@@ -207,7 +209,7 @@ def test_a_group_is_told_what_of_its_filter_is_ignored() -> None:
 
 
 OLD = LaneFacts("aaaa", Subscription("T", "price > 30", "SQL92"), ["c1"], 9)
-YOUNG = LaneFacts("bbbb", subscribe("T", "*"), ["c2"], 2)
+YOUNG = LaneFacts("bbbb", parse_subscription("T", "*"), ["c2"], 2)
 GONE = LaneFacts("cccc", Subscription("T", "price = 1", "SQL92"), [], 3)
 OTHER = LaneFacts("dddd", None, ["c4"], None)
 
@@ -249,7 +251,7 @@ def laned(members: tuple[MemberFacts, ...], *lanes: tuple[str, tuple[str, ...], 
 
 
 def tags(name: str, tag: str, **state: int) -> MemberFacts:
-    return member(name, subscribe("T", tag), **state)
+    return member(name, parse_subscription("T", tag), **state)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from sluicemq.errors import (
     SendError,
     SendUnknownError,
 )
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
@@ -184,10 +184,10 @@ def test_answers_that_become_shorter_on_the_way_are_completed(fake_thread):
 def test_a_filtered_range_holds_the_matches_below_its_end_only(fake_thread):
     fill(fake_thread, 200)
     capped(fake_thread, 3)
-    with reader(fake_thread, 0, 151, subscribe("t", "B")) as bulk:
+    with reader(fake_thread, 0, 151, parse_subscription("t", "B")) as bulk:
         assert offsets(bytes(chunk) for chunk in bulk) == list(range(0, 151, 10))
         assert bulk.position == 151
-    with reader(fake_thread, 0, 145, subscribe("t", "B")) as bulk:
+    with reader(fake_thread, 0, 145, parse_subscription("t", "B")) as bulk:
         assert offsets(bytes(chunk) for chunk in bulk) == list(range(0, 145, 10))
 
 
@@ -215,7 +215,7 @@ def test_a_range_that_is_gone_or_not_there_yet_is_an_error(fake_thread):
     fake_thread.broker.first["t", 0] = 100
     with reader(fake_thread, 5, 8) as bulk, pytest.raises(OffsetOutOfRangeError, match="retention"):
         list(bulk)
-    with reader(fake_thread, 5, 8, subscribe("t", "B")) as bulk:
+    with reader(fake_thread, 5, 8, parse_subscription("t", "B")) as bulk:
         with pytest.raises(OffsetOutOfRangeError):
             list(bulk)
 

@@ -4,7 +4,7 @@ import pytest
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.check import FINDINGS_MAX, check_sql92, check_subscription, check_tags
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.subscription import SQL92, Subscription
 
 # expression, the text that the warning marks, its code, words of its fix
@@ -87,7 +87,7 @@ def test_check_of_a_subscription_raises_errors_and_returns_warnings() -> None:
 
 
 def test_surprising_tag_expressions_get_warnings() -> None:
-    assert check_subscription(subscribe("T", "A || B")) == []
+    assert check_subscription(parse_subscription("T", "A || B")) == []
     assert check_tags("*") == []
     assert [finding.code for finding in check_tags(" || ")] == ["no-tag"]
     assert [finding.code for finding in check_tags("A||*")] == ["star-tag"]

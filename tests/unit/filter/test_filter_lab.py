@@ -8,7 +8,7 @@ import pytest
 from blocks import block_of
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 from sluicemq.filter.lab import CostClass, Report, Sample, Trial, equivalent_tags
-from sluicemq.filter.subscriptions import compile_sql92, subscribe, to_tree
+from sluicemq.filter.subscriptions import compile_sql92, parse_subscription, to_tree
 from sluicemq.model.subscription import Subscription
 
 Rows = list[dict[str, str]]
@@ -97,7 +97,9 @@ def test_causes_contain_an_example_and_its_message() -> None:
 
 def test_difference_counts_messages_that_only_one_filter_accepts() -> None:
     rows = [{"TAGS": "A"}, {"TAGS": "B"}, {"TAGS": "C"}, {}]
-    difference = tried("TAGS = 'A' OR TAGS = 'C'", rows, subscribe("T", "A || B")).difference
+    difference = tried(
+        "TAGS = 'A' OR TAGS = 'C'", rows, parse_subscription("T", "A || B")
+    ).difference
     assert difference is not None
     assert difference.other == "TAGS IN ('A', 'B')"
     found = (difference.both, difference.only_here, difference.only_there, difference.neither)
@@ -107,7 +109,7 @@ def test_difference_counts_messages_that_only_one_filter_accepts() -> None:
 
 
 def test_subscriptions_of_all_kinds_can_be_compared() -> None:
-    assert to_tree(subscribe("T", "*")) == to_tree("TRUE")
+    assert to_tree(parse_subscription("T", "*")) == to_tree("TRUE")
     assert to_tree(Subscription("T", "||", "TAG")) == to_tree("FALSE")
     assert to_tree(Subscription("T", "a = 1", "SQL92")) == to_tree("a = 1")
     with pytest.raises(FilterSyntaxError):
@@ -202,7 +204,7 @@ def test_values_that_can_be_compared_have_no_findings() -> None:
 
 
 def test_a_report_can_be_written_as_json() -> None:
-    report = tried("delay > 10", flights(50), subscribe("T", "UA"))
+    report = tried("delay > 10", flights(50), parse_subscription("T", "UA"))
     written = orjson.loads(orjson.dumps(report))
     assert written["matched"] == report.matched
     assert written["cost"]["cost_class"] == "columns"

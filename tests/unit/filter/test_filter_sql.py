@@ -6,17 +6,17 @@ from sluicemq.filter.subscriptions import (
     SQL92_DISABLED,
     TagFilter,
     make_filter,
-    subscribe,
+    parse_subscription,
 )
 from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
 
 
 def test_everything_needs_no_filter() -> None:
-    assert make_filter(subscribe("T", "*")) is None
+    assert make_filter(parse_subscription("T", "*")) is None
 
 
 def test_tags_are_decided_by_the_consume_queue() -> None:
-    made = make_filter(subscribe("T", "a"))
+    made = make_filter(parse_subscription("T", "a"))
     assert isinstance(made, TagFilter)
     assert made.tag_codes == {97}
 

@@ -9,7 +9,12 @@ import pytest
 from blocks import block_of
 from sluicemq.filter.check import check_sql92
 from sluicemq.filter.plan import evaluate_verdict
-from sluicemq.filter.subscriptions import compile_sql92, make_filter, subscribe, tag_matches
+from sluicemq.filter.subscriptions import (
+    compile_sql92,
+    make_filter,
+    parse_subscription,
+    tag_matches,
+)
 from sluicemq.model.ids import tag_code
 
 PAGE = Path(__file__).parents[3] / "docs" / "filtering.md"
@@ -67,7 +72,7 @@ def test_expression_has_the_outcome_that_the_page_states(
 def test_tag_subscription_delivers_what_the_page_states(
     expression: str, tag: str, delivered: str
 ) -> None:
-    subscription = subscribe("T", expression)
+    subscription = parse_subscription("T", expression)
     text = None if tag == "none" else tag
     made = make_filter(subscription)
     by_broker = made is None or made.by_consume_queue(tag_code(text or ""))

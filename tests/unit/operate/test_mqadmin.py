@@ -2,13 +2,15 @@
 
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sluicemq.client.core.requests import request_error
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
-from sluicemq.mqadmin import commands, java
+from sluicemq.mqadmin import commands, groups, java
 from sluicemq.mqadmin.commands import (
     Command,
     FlagValues,
@@ -24,6 +26,7 @@ from sluicemq.mqadmin.commands import (
 )
 from sluicemq.mqadmin.table import COMMANDS
 from sluicemq.mqadmin.topics import parse_attributes
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command as Frame
 
 ROUTE = Command("topicRoute", parse_flag_declarations("t:topic=! l:list"), "", None)
@@ -122,6 +125,30 @@ def test_an_error_has_its_code_and_remark_where_scripts_search_for_them() -> Non
         "Caused by: org.apache.rocketmq.client.exception.MQBrokerException: CODE: 17  "
         "DESC: No topic route info BROKER: h:1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "code"), [("BROADCASTING", 2002), (None, 206), ("CLUSTERING", None)]
+)
+def test_a_group_without_offsets_says_why(model: str | None, code: int | None) -> None:
+    """`model` None stands for a group without members."""
+
+    class FakeAdmin:
+        def consume_stats(self, group: str, topic: str | None) -> Any:
+            return SimpleNamespace(queues={})
+
+        def group_connections(self, group: str) -> Any:
+            if model is None:
+                raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, "not online")
+            return SimpleNamespace(message_model=model)
+
+    session: Any = SimpleNamespace(admin=FakeAdmin())
+    if code is None:
+        assert not groups._fetch_consume_stats(session, "g", None).queues
+        return
+    with pytest.raises(RequestError) as caught:
+        groups._fetch_consume_stats(session, "g", None)
+    assert caught.value.code == code
 
 
 def test_values_are_formatted_as_by_java() -> None:

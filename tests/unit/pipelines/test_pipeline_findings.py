@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sluicemq.client.admin.subscriptions import GroupSubscriptions
 from sluicemq.client.ledger import make_blocking_engine
 from sluicemq.errors import ConfigurationError
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.trace_records import (
     ConsumeOutcome,
@@ -48,8 +48,8 @@ from sluicemq.pipelines.ready import find_ready_pipeline, format_table
 from sluicemq.pipelines.trace import TRACE, decode_bodies
 
 TESTS = Path(__file__).parents[2]
-TAG_A, TAG_B = subscribe("orders", "A"), subscribe("orders", "B||C")
-DEAR = subscribe("orders", "price > 30", SQL92)
+TAG_A, TAG_B = parse_subscription("orders", "A"), parse_subscription("orders", "B||C")
+DEAR = parse_subscription("orders", "price > 30", SQL92)
 BIT_A, BIT_B, BIT_DEAR = 1, 2, 4
 
 
@@ -124,7 +124,9 @@ def test_a_member_without_the_topic_makes_a_group_unequal() -> None:
 
 
 def test_tags_with_the_same_java_hash_collide_even_if_only_subscribed() -> None:
-    found = TopicSample("orders", (subscribe("orders", "BB"),), (MessageCount("Aa", 0, 0, 4),))
+    found = TopicSample(
+        "orders", (parse_subscription("orders", "BB"),), (MessageCount("Aa", 0, 0, 4),)
+    )
     (pair,) = find_collisions(found)
     assert (pair.tags, pair.code, pair.messages) == (("Aa", "BB"), 2112, 4)
     assert find_collisions(seen(("A", 0, 0, 1), (None, 0, 0, 1))) == []

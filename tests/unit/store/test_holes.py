@@ -19,7 +19,7 @@ from hole_watch import PAGE, TMPFS, HoleWatch, allocated
 from sluicemq.broker.trial import find_start_error
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError
-from sluicemq.filter.subscriptions import TagFilter, subscribe
+from sluicemq.filter.subscriptions import TagFilter, parse_subscription
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import decode_records, encode_properties
 from sluicemq.store.store import Store
@@ -62,7 +62,11 @@ def fill(store: Store, rng: random.Random, count: int = MESSAGES) -> None:
 def read_all(store: Store) -> int:
     """Read every queue in every way, look up every key; returns the number of messages."""
     count = 0
-    filters: list[Any] = [None, TagFilter(subscribe("T", "a")), TagFilter(subscribe("T", "none"))]
+    filters: list[Any] = [
+        None,
+        TagFilter(parse_subscription("T", "a")),
+        TagFilter(parse_subscription("T", "none")),
+    ]
     for key in store.queues():
         for message_filter in filters:
             offset, end = store.queue_offsets(*key)

@@ -51,6 +51,7 @@ class _ConnectionMemory:
     __slots__ = ("groups", "total")
 
     def __init__(self) -> None:
+        """Create it without reserved bytes."""
         self.total = 0
         self.groups: dict[str, dict[str, int]] = {CONSUMER: {}, PRODUCER: {}}
 
@@ -61,6 +62,7 @@ class ClientMemory:
     __slots__ = ("_by_connection", "_settings", "total")
 
     def __init__(self, settings: Settings) -> None:
+        """Create it without connections. `settings` has the limits."""
         self._settings = settings
         self._by_connection: dict[Peer, _ConnectionMemory] = {}
         self.total = 0
@@ -74,7 +76,7 @@ class ClientMemory:
         kind, group = role
         config = self._settings.broker
         connection = self._by_connection.get(peer) or _ConnectionMemory()
-        more = size - connection.groups[kind].get(group, 0)
+        more = size - connection.groups[kind].get(group, 0)  # negative if the role shrinks
         total = connection.total + more
         if more > 0 and total > config.client_bytes_max:
             raise RequestError(
@@ -118,4 +120,5 @@ class ClientMemory:
         return connection is not None and bool(connection.groups[kind])
 
     def __len__(self) -> int:
+        """Return the number of connections with reserved memory."""
         return len(self._by_connection)

@@ -143,18 +143,20 @@ class ConsumerGroup:
     def find_member(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
         """Return the member that sent a request with these header fields on `peer`, or None.
 
-        If `peer` is no member itself, the client id in CLIENT_ID_FIELD decides. If that client has
-        several connections, return the member of its last heartbeat: the other connections may be
-        broken, and their subscriptions outdated.
+        If `peer` is no member itself, return a member with the client id in CLIENT_ID_FIELD. If
+        that client has several connections, return the one with its last heartbeat: the others may
+        be broken, and their subscriptions outdated.
         """
         member = self.members.get(peer)
-        client_id = fields.get(CLIENT_ID_FIELD) if member is None and fields else None
-        if client_id is not None:
-            for other in self.members.values():
-                if other.client_id == client_id and (
-                    member is None or other.heartbeat_s >= member.heartbeat_s
-                ):
-                    member = other
+        if member is not None or not fields:
+            return member
+        client_id = fields.get(CLIENT_ID_FIELD)
+        if client_id is None:
+            return None
+        for other in self.members.values():
+            is_later = member is None or other.heartbeat_s >= member.heartbeat_s
+            if other.client_id == client_id and is_later:
+                member = other
         return member
 
     def update_older_connections(self, member: Member) -> str:
@@ -195,7 +197,9 @@ class ConsumerGroup:
     ) -> bool:
         """Set the subscriptions of the group, by topic. Return whether the set of topics changed.
 
-        Changed filters are taken from `compiled` if they are there, and compiled here otherwise.
+        A changed filter is taken from `compiled` if it was compiled there for this subscription,
+        and is compiled here otherwise. If only the version of a subscription is newer, its filter
+        stays. `change_count` increases with each change.
         """
         topics_changed = subscriptions.keys() != self.subscriptions.keys()
         self.change_count += topics_changed
@@ -204,10 +208,10 @@ class ConsumerGroup:
         for topic, new in subscriptions.items():
             current = self.subscriptions.get(topic)
             if current is None or not current.has_same_filter(new):
-                source, ready = (compiled or {}).get(topic, (None, None))
-                self.subscriptions[topic] = (
-                    ready if ready is not None and source is new else CompiledSubscription(new)
-                )
+                compiled_from, ready = (compiled or {}).get(topic, (None, None))
+                if ready is None or compiled_from is not new:
+                    ready = CompiledSubscription(new)
+                self.subscriptions[topic] = ready
                 self.change_count += 1
             elif new.version > current.subscription.version:
                 current.subscription = new
@@ -239,6 +243,11 @@ class Consumers:
         contracts: Contracts,
         memory: ClientMemory,
     ) -> None:
+        """Create the table without groups.
+
+        `filters` keeps SQL92 expressions, `lanes` has the groups with lanes, `contracts` decides
+        about different subscriptions, and `memory` limits what heartbeats make the broker use.
+        """
         self.settings = context.settings
         self.clock = context.clock
         self.group_configs = context.groups
@@ -255,27 +264,32 @@ class Consumers:
         members = self.groups.get(group)
         return members.subscriptions.get(topic) if members is not None else None
 
-    def client_name(self, name: str, peer: Peer) -> str:
+    def client_name(self, group_name: str, peer: Peer) -> str:
         """Return the client id of a member, or the address of a connection that is no member.
 
         Called for each pop: keep it cheap.
         """
-        group = self.groups.get(name)
+        group = self.groups.get(group_name)
         member = group.members.get(peer) if group is not None else None
         return member.client_id if member is not None else str(peer.remote)
 
     def groups_subscribed_to(self, topic: str) -> set[str]:
         """Return the names of the connected groups that subscribe to the topic."""
-        return {name for name, group in self.groups.items() if topic in group.subscriptions}
+        return {
+            group_name for group_name, group in self.groups.items() if topic in group.subscriptions
+        }
 
-    def lane_of(self, name: str, peer: Peer, fields: Mapping[str, str] | None) -> LaneMember | None:
-        """Return the lane for which a request reads; None without a lane.
+    def lane_of(
+        self, group_name: str, peer: Peer, fields: Mapping[str, str] | None
+    ) -> LaneMember | None:
+        """Return the lane for which the client of a request reads; None without a lane.
 
-        There is none if the group has no lanes, or the request is not from a member with a lane.
+        `peer` and `fields` are the connection and the header fields of the request. There is none
+        if the group has no lanes, or the request is not from a member with a lane.
         This is the only question that the rest of the broker asks about lanes.
         """
-        lanes = self.lanes.table.get(name)
-        group = self.groups.get(name)
+        lanes = self.lanes.table.get(group_name)
+        group = self.groups.get(group_name)
         if lanes is None or group is None:
             return None
         member = group.find_member(peer, fields)
@@ -283,24 +297,28 @@ class Consumers:
             return None
         return LaneMember(lanes, member.client_id, member.subscription_key)
 
-    def end_lanes(self, name: str) -> None:
-        """End the lanes of a group that pops, because no member reads by them."""
-        if name in self.lanes.table:
-            self.lanes.forget_group(name)
-            if name in self.groups:
-                self.groups[name].merge_member_subscriptions()
+    def end_lanes(self, group_name: str) -> None:
+        """End the lanes of a group that pops, because no member reads by them.
+
+        The group's subscriptions become the union of its members'. Do nothing without lanes.
+        """
+        if group_name in self.lanes.table:
+            self.lanes.forget_group(group_name)
+            if group_name in self.groups:
+                self.groups[group_name].merge_member_subscriptions()
 
     def client_ids_sharing_queues(
-        self, name: str, peer: Peer, fields: Mapping[str, str] | None
+        self, group_name: str, peer: Peer, fields: Mapping[str, str] | None
     ) -> list[str]:
-        """Return the clients among which the requesting client must distribute the queues.
+        """Return the ids of the clients among which the requesting client distributes the queues.
 
         In a group with lanes these are the clients of its lane, because each lane reads all queues.
+        Otherwise these are all clients of the group. Return [] if the group has no members.
         """
-        group = self.groups.get(name)
+        group = self.groups.get(group_name)
         if group is None:
             return []
-        lane = self.lane_of(name, peer, fields)
+        lane = self.lane_of(group_name, peer, fields)
         if lane is None:
             return group.client_ids
         return [
@@ -311,28 +329,30 @@ class Consumers:
 
     def commit_offset(
         self,
-        name: str,
+        group_name: str,
         peer: Peer,
         fields: Mapping[str, str] | None,
         topic: str,
         queue_id: int,
         offset: int,
     ) -> None:
-        """Commit an offset of a consumer, for the group or for the lane of the member.
+        """Commit an offset of a queue, for the group or for the lane of the requesting member.
 
-        In a group with lanes, the commit of a client that is no member is ignored.
+        `peer` and `fields` are the connection and the header fields of the request, by which the
+        member is found. In a group with lanes, do nothing if the client is no member with a lane.
         """
-        if name not in self.lanes.table:
-            self.lanes.offsets.commit(name, topic, queue_id, offset)
-        elif reader := self.lane_of(name, peer, fields):
-            reader.commit((topic, queue_id), offset)
+        if group_name not in self.lanes.table:
+            self.lanes.offsets.commit(group_name, topic, queue_id, offset)
+        elif lane_member := self.lane_of(group_name, peer, fields):
+            lane_member.commit((topic, queue_id), offset)
 
     # ----------------------------------------------------------------------------- heartbeats
 
     def prepare_subscriptions(self, data: ConsumerData) -> WorkItem[HeartbeatSubscriptions]:
         """Compute, in steps, what `record_heartbeat` needs of a consumer's subscriptions.
 
-        Filters that the group does not have yet are compiled.
+        Compile the filters that the group does not have yet. Work item: it yields None after each
+        SUBSCRIPTIONS_PER_STEP subscriptions, where other work may run. Nothing is recorded.
         """
         group = self.groups.get(data.group)
         by_topic = {item.topic: item for item in data.subscriptions}
@@ -362,11 +382,19 @@ class Consumers:
         fingerprint: int,
         subscribed: HeartbeatSubscriptions,
     ) -> bool:
-        """Add or update a member by its heartbeat. Return whether the fingerprint changed.
+        """Add or update a member by its full heartbeat, and apply its subscriptions.
 
-        `subscribed` is what `prepare_subscriptions` returned for `data`. Raises ContractError if
-        the group refuses the subscriptions; the client is no member then. The caller has reserved
-        the memory of the member (`ClientMemory`).
+        `data` is the part of the heartbeat about the group, `member` the client with its
+        connection, `fingerprint` the hash of the subscriptions that the client sent (0 without
+        one), and `subscribed` what `prepare_subscriptions` returned for `data`. The caller has
+        reserved the memory of the member (`ClientMemory`).
+
+        The subscriptions become those of the group, or of a lane if they differ. SQL92 expressions
+        are kept in `filters`. Members are notified to rebalance if a member has joined or the
+        topics or lanes have changed. Return whether the last fingerprint (of the group, or of the
+        member in a group with lanes) was another one; False if there was none.
+
+        Raises ContractError if the group refuses the subscriptions; the client is no member then.
         """
         group = self.groups.get(data.group) or ConsumerGroup(data.group)
         known = group.members.get(member.peer) or member
@@ -381,6 +409,7 @@ class Consumers:
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
         group.members[member.peer] = known
+        # Compared at the end, to find out whether the heartbeat has changed the member.
         before_update = (
             known.client_id,
             known.subscription_key,
@@ -392,17 +421,16 @@ class Consumers:
         old_key, known.subscription_key = known.subscription_key, key
         if joined:
             old_key = group.update_older_connections(known)
-        keys = self._subscribe(group, known, old_key, subscribed.compiled)
+        rebalancing_keys = self._subscribe(group, known, old_key, subscribed.compiled)
         if not subscribed.is_tag_type or data.group in self.filters.table:
-            self.filters.update_group(
-                data.group,
-                [
-                    subscription
-                    for each in group.members.values()
-                    for subscription in each.subscriptions.values()
-                ],
-            )
+            all_subscriptions = [
+                subscription
+                for other in group.members.values()
+                for subscription in other.subscriptions.values()
+            ]
+            self.filters.update_group(data.group, all_subscriptions)
 
+        # In a group with lanes each member has a fingerprint of its own.
         old_fingerprint, group.fingerprint = group.fingerprint, fingerprint
         has_lanes = group.name in self.lanes.table
         if has_lanes:
@@ -411,60 +439,70 @@ class Consumers:
         if joined or before_update != (known.client_id, key, fingerprint, known.subscriptions):
             group.change_count += 1
         if joined:
-            keys = {key} if has_lanes else None
-        if keys is None or keys:
-            self.notices.notify_change(group.name, keys)
+            rebalancing_keys = {key} if has_lanes else None
+        must_notify = rebalancing_keys is None or bool(rebalancing_keys)  # None: all members
+        if must_notify:
+            self.notices.notify_change(group.name, rebalancing_keys)
         return old_fingerprint not in {0, fingerprint}
 
-    def _check_contract(self, name: str, member: Member, key: str) -> None:
-        """Raise ContractError, and remove the member, if the group refuses its subscription."""
-        others = self.other_subscription_keys(name, member.client_id)
-        lanes = self.lanes.table.get(name)
+    def _check_contract(self, group_name: str, member: Member, key: str) -> None:
+        """Raise ContractError, and remove the member, if the group refuses its subscription.
+
+        `key` is the member's new subscription key.
+        """
+        others = self.other_subscription_keys(group_name, member.client_id)
+        lanes = self.lanes.table.get(group_name)
         if lanes is not None:
             # A strict group may have lanes from the time before it was strict. Then the
             # subscription of the oldest lane counts that still has members.
             absent_keys = {
-                absent.subscription_key for absent in self.contracts.absent_members(name).values()
+                absent.subscription_key
+                for absent in self.contracts.absent_members(group_name).values()
             }
-            live_keys, _ = lanes.get_ordered_keys()
+            live_keys, _ = lanes.get_live_and_idle_keys()
             used_keys = [k for k in live_keys if lanes.lanes[k].members or k in absent_keys]
             others = {other: k for other, k in others.items() if k in used_keys[:1]}
         try:
-            self.contracts.check_subscription(name, member.client_id, key, others, member.peer)
+            self.contracts.check_subscription(
+                group_name, member.client_id, key, others, member.peer
+            )
         except ContractError:
-            self.unregister(name, member.peer, member.client_id)
+            self.unregister(group_name, member.peer, member.client_id)
             raise
 
-    def snapshot_member(self, name: str, peer: Peer) -> "MemberSnapshot | None":
-        """Return a snapshot of the member with this connection.
+    def snapshot_member(self, group_name: str, peer: Peer) -> "MemberSnapshot | None":
+        """Return a snapshot of the member with this connection, to detect repeated heartbeats.
 
-        Return None if an equal heartbeat might change something: there is no such member, or the
-        group is strict, has lanes or pops.
+        Return None if an equal heartbeat might change something nevertheless: there is no such
+        member, or the group is not configured, is strict, has lanes or pops.
         """
-        group, config = self.groups.get(name), self.group_configs.table.get(name)
+        group, config = self.groups.get(group_name), self.group_configs.table.get(group_name)
         member = group.members.get(peer) if group is not None else None
         if (
             group is None
             or config is None
             or member is None
-            or name in self.lanes.table
-            or name in self.contracts.popping_groups
-            or self.contracts.contract_of(name) == STRICT
+            or group_name in self.lanes.table
+            or group_name in self.contracts.popping_groups
+            or self.contracts.contract_of(group_name) == STRICT
         ):
             return None
-        filters = tuple(self.filters.table.get(name, {}).values())
+        filters = tuple(self.filters.table.get(group_name, {}).values())
         return MemberSnapshot(group, group.change_count, config, member, filters)
 
-    def other_subscription_keys(self, name: str, client_id: str) -> dict[str, str]:
-        """Return the subscription keys of the other clients and absent members, by client id."""
-        group = self.groups.get(name)
+    def other_subscription_keys(self, group_name: str, client_id: str) -> dict[str, str]:
+        """Return the subscription keys of the other clients and absent members, by client id.
+
+        Clients without a key, which assign queues themselves, are left out.
+        """
+        group = self.groups.get(group_name)
         members = group.members.values() if group is not None else ()
         keys = {
             member.client_id: member.subscription_key
             for member in members
             if member.subscription_key and member.client_id != client_id
         }
-        for other, absent in self.contracts.absent_members(name).items():
+        for other, absent in self.contracts.absent_members(group_name).items():
             if other != client_id:
                 keys.setdefault(other, absent.subscription_key)
         return keys
@@ -474,15 +512,25 @@ class Consumers:
     ) -> set[str] | None:
         """Apply the subscriptions of a member to its group or its lane.
 
-        `old_key` is the subscription key that the client had before. Return the subscription keys
-        of the members that have to rebalance; None means all members.
+        `old_key` is the subscription key that the client had before; "" if it had none. Return the
+        subscription keys of the members that have to rebalance; None means all members, and an
+        empty set means none. There are four cases:
+
+        1. All members have the same subscriptions: these become the subscriptions of the group. All
+           members rebalance if the topics have changed.
+        2. The member assigns queues itself (no key) beside others: the group does not change.
+        3. The group pops: its subscriptions become the union of its members'. All members rebalance
+           if the member's subscriptions have changed.
+        4. The subscriptions differ: the member is added to the lane with its key. If that is new to
+           it, the members of its old and new lane rebalance.
         """
         others = group.other_subscription_keys(member)
         key = member.subscription_key
         if not others and not self.contracts.absent_members(group.name):
             self.contracts.popping_groups.discard(group.name)
 
-        if group.name not in self.lanes.table and set(others.values()) <= {key}:
+        have_all_same_key = set(others.values()) <= {key}
+        if group.name not in self.lanes.table and have_all_same_key:
             if key and key != group.subscription_key:
                 is_first = group.consume_from_where == FROM_FIRST_OFFSET
                 self.lanes.storage.start_join_offsets(group.name, key, from_first=is_first)
@@ -503,55 +551,62 @@ class Consumers:
         group.merge_member_subscriptions()
         return {key, old_key} if is_new else set()
 
-    def record_short_heartbeat(self, name: str, member: Member, fingerprint: int) -> bool:
-        """Update a member by a heartbeat without subscriptions (V2); add it if the group is known.
+    def record_short_heartbeat(self, group_name: str, member: Member, fingerprint: int) -> bool:
+        """Update or add a member by a heartbeat without subscriptions (V2).
 
-        Return whether the client has to send a full heartbeat, because the group is unknown or its
+        A new member gets the subscriptions of the group, if it has no lanes and the client's
+        `fingerprint` is the group's; members are notified to rebalance then. Return True if the
+        client has to send a full heartbeat, because the group has no subscriptions or the
         fingerprint is another.
+
+        Raises RequestError if a new member would use too much memory.
         """
-        group = self.groups.get(name)
+        group = self.groups.get(group_name)
         if group is None or not group.subscriptions:
             return True
         known = group.members.get(member.peer)
-        has_lanes = name in self.lanes.table
+        has_lanes = group_name in self.lanes.table
         if known is not None:
             known.heartbeat_s = member.heartbeat_s
         elif has_lanes or group.fingerprint != fingerprint:
             return True  # the client may have another subscription
         else:
-            self.memory.reserve(member.peer, (CONSUMER, name), MEMBER_BYTES)
-            self.contracts.remove_absent_member(name, member.client_id)
+            self.memory.reserve(member.peer, (CONSUMER, group_name), MEMBER_BYTES)
+            self.contracts.remove_absent_member(group_name, member.client_id)
             member.subscription_key = group.subscription_key
             member.subscriptions = {
                 topic: compiled.subscription for topic, compiled in group.subscriptions.items()
             }
             group.members[member.peer] = member
             group.change_count += 1
-            self.notices.notify_change(name, None)
+            self.notices.notify_change(group_name, None)
         expected = known.fingerprint if has_lanes and known is not None else group.fingerprint
         return expected != fingerprint
 
     def check_subscription(
-        self, name: str, client_id: str, subscription: Subscription, peer: Peer
+        self, group_name: str, client_id: str, subscription: Subscription, peer: Peer
     ) -> None:
         """Raise ContractError if a strict group would refuse a client that is about to start.
 
-        Only one of the client's subscriptions is known; it is compared with the same topic of each
-        member.
+        The refusal is recorded, as for a heartbeat. Only one of the client's subscriptions is
+        known; it is compared with the same topic of each member.
         """
         atom = normalize_atom(subscription.kind, subscription.expression)
-        for other, other_key in self.other_subscription_keys(name, client_id).items():
+        for other, other_key in self.other_subscription_keys(group_name, client_id).items():
             if parse_key(other_key).get(subscription.topic) != atom:
-                key = subscription_key(name, [subscription])
-                self.contracts.check_subscription(name, client_id, key, {other: other_key}, peer)
+                key = subscription_key(group_name, [subscription])
+                self.contracts.check_subscription(
+                    group_name, client_id, key, {other: other_key}, peer
+                )
 
-    def _notify_members(self, name: str, keys: set[str] | None) -> int:
-        """Tell the members with these subscription keys (None: all members) to rebalance.
+    def _notify_members(self, group_name: str, keys: set[str] | None) -> int:
+        """Send NOTIFY_CONSUMER_IDS_CHANGED to the members with one of these subscription keys.
 
-        Return their number, which is 0 for a broadcasting group, where each member reads all
-        queues.
+        None as `keys` means all members. Only clients that can rebalance are notified. Return the
+        number of notified members. It is 0 if notices are disabled in the configuration of the
+        broker or the group, and in a broadcasting group, where each member reads all queues.
         """
-        group, config = self.groups.get(name), self.group_configs.table.get(name)
+        group, config = self.groups.get(group_name), self.group_configs.table.get(group_name)
         if (
             group is None
             or group.message_model == BROADCASTING
@@ -559,7 +614,7 @@ class Consumers:
             or (config is not None and not config.notify_changes_enable)
         ):
             return 0
-        fields = encode_header(ConsumerGroupRequest(group=name))
+        fields = encode_header(ConsumerGroupRequest(group=group_name))
         notified = [
             peer
             for peer, member in group.members.items()
@@ -571,54 +626,62 @@ class Consumers:
 
     # -------------------------------------------------------------------------------- leaving
 
-    def unregister(self, name: str, peer: Peer, client_id: str = "") -> None:
-        """Remove the member with the connection `peer` from a group, if there is one.
+    def unregister(self, group_name: str, peer: Peer, client_id: str = "") -> None:
+        """Remove the member with the connection `peer` from a group, and release its memory.
 
-        If `client_id` is given, the client also stops being an absent member, even if its request
-        comes on another connection than its heartbeats did.
+        The client leaves its lane, unless it has another connection. A group without members is
+        removed, and its SQL92 expressions become dead. The other members, or those of the lane, are
+        notified to rebalance.
+
+        If `client_id` is not "", the client also stops being an absent member, even if its request
+        comes on another connection than its heartbeats did. Do nothing else if `peer` is no member.
         """
-        self.memory.release(peer, (CONSUMER, name))
+        self.memory.release(peer, (CONSUMER, group_name))
         if client_id:
-            self.contracts.remove_absent_member(name, client_id)
-        group = self.groups.get(name)
+            self.contracts.remove_absent_member(group_name, client_id)
+        group = self.groups.get(group_name)
         member = group.members.pop(peer, None) if group is not None else None
         if group is None or member is None:
             return
         group.change_count += 1
-        lanes = self.lanes.table.get(name)
+        lanes = self.lanes.table.get(group_name)
         if lanes is not None and not any(
             (other.client_id, other.subscription_key) == (member.client_id, member.subscription_key)
             for other in group.members.values()
         ):
             lanes.remove_member(member.subscription_key, member.client_id)
         if not group.members:
-            del self.groups[name]
-            self.filters.update_group(name, ())
-            self.lanes.storage.forget_join_offsets(name)
-            self.contracts.forget_group(name)
+            del self.groups[group_name]
+            self.filters.update_group(group_name, ())
+            self.lanes.storage.forget_join_offsets(group_name)
+            self.contracts.forget_group(group_name)
         elif lanes is not None:
             group.merge_member_subscriptions()
-        self.notices.notify_change(name, None if lanes is None else {member.subscription_key})
+        self.notices.notify_change(group_name, None if lanes is None else {member.subscription_key})
 
     def remove_connection(self, peer: Peer) -> WorkItem[None]:
-        """Take a closed connection out of its groups, one group at each step.
+        """Remove a closed connection from its groups, one group at each step.
 
-        A client of a strict group becomes an absent member unless it has another connection.
+        A client of a strict group becomes an absent member unless it has another connection. Work
+        item: it yields None after each group.
         """
         self.contracts.forget_connection(peer)
-        for name in self.memory.groups_of(peer, CONSUMER):
-            group = self.groups.get(name)
+        for group_name in self.memory.groups_of(peer, CONSUMER):
+            group = self.groups.get(group_name)
             member = group.members.get(peer) if group is not None else None
-            self.unregister(name, peer)
+            self.unregister(group_name, peer)
             if group is not None and member is not None:
                 if member.client_id not in group.client_ids:
                     self.contracts.add_absent_member(
-                        name, member.client_id, member.subscription_key, member.heartbeat_s
+                        group_name, member.client_id, member.subscription_key, member.heartbeat_s
                     )
                 yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
-        """Remove members whose last heartbeat is older than `age_ms`. Return their connections."""
+        """Remove members whose last heartbeat is older than `age_ms`. Return their connections.
+
+        Each removal is logged. A connection is listed once for each of its groups.
+        """
         limit_s = self.clock.monotonic_s() - age_ms / 1000
         expired = [
             (group.name, member)
@@ -626,11 +689,13 @@ class Consumers:
             for member in group.members.values()
             if member.heartbeat_s < limit_s
         ]
-        for name, member in expired:
+        for group_name, member in expired:
             log.info(
-                "removed client %s from group %s: its heartbeats stopped", member.client_id, name
+                "removed client %s from group %s: its heartbeats stopped",
+                member.client_id,
+                group_name,
             )
-            self.unregister(name, member.peer)
+            self.unregister(group_name, member.peer)
         return [member.peer for _, member in expired]
 
 
@@ -638,10 +703,13 @@ class Producers:
     """The producer groups that have connected members."""
 
     def __init__(self, clock: Clock, memory: ClientMemory) -> None:
+        """Create the table without groups. `memory` limits what heartbeats use."""
         self._clock = clock
         self._memory = memory
         self.groups: dict[str, dict[Peer, Member]] = {}
+        """By group and connection: the members."""
         self._by_client: dict[str, Peer] = {}
+        """By client id: the connection of the client's last heartbeat."""
 
     def find_connection(self, client_id: str) -> Peer | None:
         """Return the open connection of a client that is a producer of any group, or None."""
@@ -649,11 +717,11 @@ class Producers:
         return peer if peer is not None and not peer.closed else None
 
     def record_heartbeat(self, group: str, member: Member) -> None:
-        """Add or update a member of a group.
+        """Add or update a member of a producer group, and reserve its memory.
 
-        A new member is ignored if there are PRODUCER_GROUPS_MAX groups or the name is too long.
-        Raises RequestError if the connection, or all connections together, would use too much
-        memory.
+        The connection becomes the one that `find_connection` returns for the client. A new member
+        is ignored if there are PRODUCER_GROUPS_MAX groups or the name is too long. Raises
+        RequestError if the connection, or all connections together, would use too much memory.
         """
         members = self.groups.get(group, {})
         known = members.get(member.peer)
@@ -667,14 +735,17 @@ class Producers:
             self.groups[group] = members
             members[member.peer] = member
             return
-        if known.client_id != member.client_id and self._by_client.get(known.client_id) is (
-            member.peer
-        ):
+        has_new_id = known.client_id != member.client_id
+        if has_new_id and self._by_client.get(known.client_id) is member.peer:
             del self._by_client[known.client_id]
         known.client_id, known.heartbeat_s = member.client_id, member.heartbeat_s
 
     def unregister(self, group: str, peer: Peer) -> None:
-        """Remove the connection `peer` from a group; do nothing if it is no member."""
+        """Remove the connection `peer` from a group, and release its memory.
+
+        If it is in no other producer group, `find_connection` does not return it any more. Do
+        nothing if it is no member.
+        """
         self._memory.release(peer, (PRODUCER, group))
         members = self.groups.get(group)
         member = members.pop(peer, None) if members is not None else None
@@ -689,13 +760,16 @@ class Producers:
             del self._by_client[member.client_id]
 
     def remove_connection(self, peer: Peer) -> WorkItem[None]:
-        """Take a closed connection out of its groups, one group at each step."""
+        """Remove a closed connection from its groups. Work item: None is yielded after each."""
         for group in self._memory.groups_of(peer, PRODUCER):
             self.unregister(group, peer)
             yield None
 
     def expire(self, age_ms: int) -> list[Peer]:
-        """Remove members whose last heartbeat is older than `age_ms`. Return their connections."""
+        """Remove members whose last heartbeat is older than `age_ms`. Return their connections.
+
+        A connection is listed once for each of its groups.
+        """
         limit_s = self._clock.monotonic_s() - age_ms / 1000
         expired = [
             (name, member.peer)

@@ -36,31 +36,29 @@ class SealingProcess:
     """
 
     def __init__(self, nice: int = NICE) -> None:
+        """Prepare the process, which the first job starts. `nice` is added to its niceness."""
         self._nice = nice
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._is_used = False
+        """Whether there was a job since the last call of `release_unused`."""
         self._used_s = 0.0
+        """The monotonic time of the last call of `release_unused` that found a job."""
 
     def seal(self, job: "SealJob", units: Sequence[bytes]) -> tuple[str, int]:
         """Write the file of a block in the process, which is started if necessary.
 
-        `units` are the units of the block. Return the name and the size in bytes of the file.
-        Raises OSError if the process fails; there is no file then.
+        `units` are the units of the block. The process receives the job as one line of JSON and
+        then the units, and answers with one line of JSON: {"name": …, "size": …} or {"error": …}.
+        Return the name and the size in bytes of the file. Blocks until the file is written.
+
+        Raises OSError if the process fails; there is no file then, and the process is ended.
         """
         with self._lock:
             self._is_used = True
             try:
                 if self._process is None:
-                    root = str(Path(__file__).parents[3])
-                    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-                    threads = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-m", MODULE, str(self._nice)],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        env={**os.environ, "PYTHONPATH": path, **threads},
-                    )
+                    self._process = self._start()
                 process = self._process
                 assert process.stdin is not None
                 assert process.stdout is not None
@@ -79,8 +77,24 @@ class SealingProcess:
             self._stop()
             raise OSError(outcome.get("error", ended))
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the process, with this package on its path, and return it. Raises OSError."""
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+        # One thread: the process must not take more than one core from the broker.
+        threads = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", MODULE, str(self._nice)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, **threads},
+        )
+
     def release_unused(self, now_s: float) -> None:
-        """End the process if it has had no job for IDLE_S. The owner calls it between jobs."""
+        """End the process if it has had no job for IDLE_S before `now_s`.
+
+        The owner calls this regularly, between jobs.
+        """
         if self._is_used:
             self._is_used, self._used_s = False, now_s
         elif self._process is not None and now_s > self._used_s + IDLE_S:
@@ -92,6 +106,7 @@ class SealingProcess:
             self._stop()
 
     def _stop(self) -> None:
+        """Kill the process and wait for its end. The caller holds the lock."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -93,9 +93,11 @@ class Contracts:
         return self.contract_of(group) == STRICT
 
     def add_absent_member(self, group: str, client_id: str, key: str, heartbeat_s: float) -> None:
-        """Note that a member of a strict group lost its connection without unregistering.
+        """Add an absent member: a client that lost its connection without unregistering.
 
-        Do nothing for other groups.
+        `key` is its subscription key, and `heartbeat_s` the monotonic time of its last heartbeat.
+        Do nothing if the group is not strict, if `key` is "", or if the group has
+        ABSENT_MEMBERS_MAX absent members.
         """
         if key and self._tracks_absent_members(group):
             absent = self._absent_members.setdefault(group, {})
@@ -103,13 +105,16 @@ class Contracts:
                 absent[client_id] = AbsentMember(key, heartbeat_s)
 
     def remove_absent_member(self, group: str, client_id: str) -> None:
-        """Note that a client is back, or has unregistered."""
+        """Remove an absent member, which is back or has unregistered. Do nothing for others."""
         absent = self._absent_members.get(group)
         if absent is not None and absent.pop(client_id, None) is not None and not absent:
             del self._absent_members[group]
 
     def absent_members(self, group: str) -> dict[str, AbsentMember]:
-        """Return the absent members of a group that have not expired, by client id."""
+        """Return the absent members of a group that have not expired, by client id.
+
+        Remove the expired ones. If the group is not strict any more, remove all and return {}.
+        """
         absent = self._absent_members.get(group)
         if absent is None:
             return {}
@@ -141,6 +146,7 @@ class Contracts:
             self.refusals.pop((group, client_id), None)
             return
 
+        # The text names one of the clients as an example.
         other, other_key = next(iter(different.items()))
         absent = self.absent_members(group)
         if different.keys() <= absent.keys():
@@ -164,20 +170,27 @@ class Contracts:
         raise ContractError(reason)
 
     def record_refusal(self, group: str, client_id: str, reason: str, peer: Peer) -> None:
-        """Record why a client is refused, and log it at most every REFUSAL_LOG_INTERVAL_S."""
+        """Record why a client is refused, and log it at most every REFUSAL_LOG_INTERVAL_S.
+
+        The first refusal of a client is counted as a conflict of the group. Beyond REFUSALS_MAX
+        clients, the refusals of further clients are logged each time and not kept.
+        """
         known = self.refusals.get((group, client_id))
-        now_s = self.clock.monotonic_s()
+        logged_s = self.clock.monotonic_s()
         if known is None:
             self.conflict_counts[group] = self.conflict_counts.get(group, 0) + 1
-        if known is None or now_s - known.logged_s >= REFUSAL_LOG_INTERVAL_S:
+        if known is None or logged_s - known.logged_s >= REFUSAL_LOG_INTERVAL_S:
             log.warning("%s", reason)
         else:
-            now_s = known.logged_s
+            logged_s = known.logged_s
         if known is not None or len(self.refusals) < REFUSALS_MAX:
-            self.refusals[group, client_id] = Refusal(reason, peer, now_s)
+            self.refusals[group, client_id] = Refusal(reason, peer, logged_s)
 
     def refusal_reason(self, group: str, peer: Peer, client_id: str | None) -> str:
-        """Return why the client that sent a request was refused; "" if it was not."""
+        """Return why a client was refused by a group; "" if it was not.
+
+        The client is found by its connection `peer` or by its client id.
+        """
         for (name, refused_id), refusal in self.refusals.items():
             if name == group and (refusal.peer is peer or refused_id == client_id):
                 return refusal.reason
@@ -192,9 +205,11 @@ class Contracts:
     def record_lane_member(
         self, group: str, client_id: str, key: str, others: Mapping[str, str]
     ) -> None:
-        """Count a member with a subscription of its own, and warn unless the contract allows lanes.
+        """Count a member that got a lane as a conflict, and warn if the contract is compatible.
 
-        Each subscription of a group is counted and logged once.
+        `key` is its subscription key, and `others` has those of the other clients by client id.
+        Each key of a group is counted and logged once, until WARNED_MAX keys are remembered; then
+        all are forgotten.
         """
         if key in self._warned_keys.get(group, ()):
             return
@@ -225,7 +240,10 @@ class Contracts:
             del self.refusals[item]
 
     def popped_subscriptions(self, group: str) -> list[tuple[str, str, str]]:
-        """Return (topic, kind, expression) for each topic that the group pops."""
+        """Return (topic, kind, expression) for each topic that the group pops.
+
+        Return [] if the group is not in `popping_groups`.
+        """
         if group not in self.popping_groups:
             return []
         return [
@@ -235,7 +253,7 @@ class Contracts:
         ]
 
     def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Forget the pops of a deleted topic or group."""
+        """Forget the filters of pops of a deleted topic, or of a deleted group."""
         deleted = [item for item in self.pop_filters if item[0] == group or item[1] == topic]
         for item in deleted:
             del self.pop_filters[item]

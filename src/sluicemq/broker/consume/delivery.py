@@ -71,7 +71,11 @@ class _QueueTiming:
     """Whether the last answer was delayed."""
 
     def adjust_delay(self, passed_s: float) -> None:
-        """Adapt the delay after a delayed answer, which the next pull followed by `passed_s`."""
+        """Adapt the delay to the time `passed_s` between a delayed answer and the next pull.
+
+        If the pull came within QUICK_S, the delay becomes DELAY_S_MAX. If it came after LATE_S, the
+        client has paused nevertheless: the delay is halved, and becomes 0 below DELAY_S_MIN.
+        """
         self.was_delayed = False
         if passed_s < QUICK_S:
             self.delay_s = DELAY_S_MAX
@@ -89,14 +93,31 @@ class SpanEstimator:
     span_max: int = PULL_SPAN_MAX
     """The current estimate, in offsets."""
     _grows_at_s: float = 0.0
+    """The monotonic time from which on the span may grow; 0 before the first wide answer."""
     _shrinks_at_s: float = 0.0
+    """The monotonic time from which on the span may shrink again."""
     _backoff_s: float = BACKOFF_MIN_S
+    """The length of the next pause."""
     _failed_span: int = 0
     """The last span after which a client seemed to have paused at its limit; 0 before the first."""
     _queue_timings: dict[int, _QueueTiming] = field(default_factory=dict)
 
     def record_pull(self, queue_id: int, now_s: float) -> None:
-        """Learn from the time between the last answer for the queue and the pull that comes now."""
+        """Adapt `span_max` to the time between the last answer for the queue and this pull.
+
+        `now_s` is when the pull has come. `span_max` changes only if the last answer was wide: if
+        its span was more than half of `span_max`.
+
+        - If the pull came within QUICK_S, `span_max` grows to twice the span of that answer, at
+          most to SPAN_MAX. It does not grow in the GROWTH_DELAY_S after the first wide answer, nor
+          in the pause after it has shrunk.
+        - If the pull came between LATE_S and SLOW_S, `span_max` is halved, but not below SPAN_MIN.
+          Then a pause begins in which it neither grows nor shrinks. Each pause is twice as long as
+          the one before, until a span as wide as the one that failed has succeeded.
+
+        If the last answer was delayed, also adapt the delay of the queue. Do nothing if the queue
+        has no last answer. Called for each pull with a filter: keep it cheap.
+        """
         queue = self._queue_timings.get(queue_id)
         if queue is None:
             return
@@ -125,8 +146,10 @@ class SpanEstimator:
     ) -> SpanLimit:
         """Return the span limit of a read from `offset` on.
 
-        `commit_offset` is the offset that the client has processed, None if the pull does not say.
-        `is_parked`: the pull was parked, so whatever it finds is delivered at once.
+        `commit_offset` is the offset up to which the client has processed the queue; None if the
+        pull does not say. Then the client is taken to have processed everything before `offset`,
+        except the messages of its last answer. `is_parked` says that the pull was parked, so that
+        whatever it finds is delivered at once.
         """
         queue = self._queue_timings.get(queue_id)
         if queue is None:
@@ -138,15 +161,16 @@ class SpanEstimator:
         return SpanLimit(consumed, self.span_max, is_patient)
 
     def record_delay(self, queue_id: int) -> float:
-        """Record that a pull out of reach is delayed, and return the delay in seconds."""
+        """Record that the answer to a pull out of reach is delayed. Return the delay in seconds."""
         queue = self._queue_timings[queue_id]
         queue.was_delayed = True
         return queue.delay_s
 
     def record_answer(self, queue_id: int, result: ReadResult, now_s: float) -> None:
-        """Record what a read returned for a queue.
+        """Record the answer for a queue, which leaves at `now_s`, for the next `record_pull`.
 
-        `result` is a ReadResult, or the compiled engine's `Given` with the same attributes.
+        The answer tests the client's limit if it is wide (see `record_pull`). `result` is a
+        ReadResult, or the compiled engine's `Given` with the same attributes.
         """
         queue = self._queue_timings[queue_id]
         queue.next_offset, queue.answered_s = result.next_offset, now_s
@@ -194,11 +218,12 @@ class DeliveryState:
     def add_range_to_check(
         self, message_filter: MessageFilter, queue_id: int, start: int, end: int
     ) -> None:
-        """Note that the filter was evaluated on [`start`, `end`) and may have failed there.
+        """Add the offsets [`start`, `end`) to `ranges_to_check`, where the filter may have failed.
 
-        The range is joined to the last one if it follows it. Called once for each pull, not for
-        each message. If a reader jumps, or changes its filter, more often than the ranges are
-        taken, the oldest ranges are dropped.
+        The range extends the last one of the same filter and queue if it begins where that one
+        ends. Otherwise it is a new range. Beyond FILTERS_MAX filters, FILTERS_CHARS_MAX characters
+        or RANGE_BOUNDS_MAX bounds, the oldest ranges are dropped; they are never checked then.
+        Called once for each pull, not for each message.
         """
         bounds = self.ranges_to_check.get((message_filter, queue_id))
         if bounds is None:
@@ -229,22 +254,26 @@ class DeliveryStates(dict[tuple[str, str], DeliveryState]):
     __slots__ = ("_pulled_by",)
 
     def __init__(self, pulled_by: Callable[[str, str], dict[int, int]]) -> None:
-        """Take `pulled_by(group, topic)`, which returns the dict for `fetched_offsets`.
+        """Create the table without entries.
 
-        See `Offsets.pulled_by`.
+        `pulled_by(group, topic)` returns the dict that a new entry has as `fetched_offsets`. See
+        `Offsets.pulled_by`.
         """
         super().__init__()
         self._pulled_by = pulled_by
 
     def __missing__(self, key: tuple[str, str]) -> DeliveryState:
+        """Create the entry of a (topic, group), and return it."""
         topic, group = key
         state = self[key] = DeliveryState(self._pulled_by(group, topic))
         return state
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the offsets that pulls of a deleted topic have noted, but keep the counters.
+        """Reset what depends on the offsets of a deleted topic, for every group.
 
-        A new topic of the same name begins at offset 0.
+        A new topic of the same name begins at offset 0. So the span estimate begins again, and
+        ranges to check are dropped. The counters stay. `fetched_offsets` belongs to `Offsets`,
+        which resets it.
         """
         for (name, _), state in self.items():
             if name == topic:

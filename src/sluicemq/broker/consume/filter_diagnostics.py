@@ -36,6 +36,7 @@ from sluicemq.broker.consume.matching import RECORDS_PER_STEP, MatchCounter, Mat
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.lanes.filters import RuleFilter
+from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.lane import Lane
 from sluicemq.broker.lanes.lanes_file import describe_atoms, describe_lanes
 from sluicemq.broker.lanes.rules import get_atoms_by_topic
@@ -43,7 +44,7 @@ from sluicemq.broker.offsets import UnfinishedMessages
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import parse_subscription, preparation_jobs
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.model.topic import pop_origin
 from sluicemq.net.dispatch import Peer
@@ -105,37 +106,46 @@ class FilterFailures:
         self,
         queue_id: int,
         criteria: MatchCriteria,
-        first: int,
+        first_offset: int,
         verdicts: "NDArray[np.uint8]",
         properties_at: Callable[[int], Mapping[str, str] | None],
     ) -> None:
-        """Count the ERROR verdicts in `verdicts` by reason.
+        """Count the ERROR verdicts in `verdicts` by reason, and add samples.
 
-        The verdicts are those on the messages from offset `first` on. `properties_at(offset)`
-        returns the properties of a message, None if there is none.
+        `verdicts` are those on the messages from offset `first_offset` on.
+        `properties_at(offset)` returns the properties of a message, None if there is none.
+
+        A verdict does not say why an evaluation failed, so evaluations are repeated. At most
+        EXPLAINED_MAX are, fewer if the expression is long, evenly spaced over the failed ones. All
+        failures are then distributed over the reasons in proportion to the repeated evaluations.
         """
-        verdict = criteria.verdict
-        assert verdict is not None
-        rows = (verdicts == ERROR).nonzero()[0].tolist()
-        count_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(criteria.weight, 1)))
-        repeated = rows[:: -(-len(rows) // count_max)] if rows else []
+        evaluate = criteria.verdict
+        assert evaluate is not None
+        failed_rows = (verdicts == ERROR).nonzero()[0].tolist()
+        repeated_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(criteria.weight, 1)))
+        row_step = max(1, math.ceil(len(failed_rows) / repeated_max))
         reasons: dict[str, int] = {}
-        for row in repeated:
+        for row in failed_rows[::row_step]:
+            offset = first_offset + row
             try:
-                verdict(properties_at(first + row) or {})
+                evaluate(properties_at(offset) or {})
             except FilterEvaluationError as error:
                 reasons[error.reason] = reasons.get(error.reason, 0) + 1
-                self.samples.append(bodies.FilterFailure(queue_id, first + row, str(error)))
+                self.samples.append(bodies.FilterFailure(queue_id, offset, str(error)))
 
-        # Distribute all failures over the reasons in proportion to the repeated evaluations.
-        rows_left, reasons_left = len(rows), sum(reasons.values())
-        for reason, count in reasons.items():
-            share = rows_left * count // reasons_left
-            rows_left, reasons_left = rows_left - share, reasons_left - count
+        # The last reason gets what is left, so that the shares add up to all failures.
+        failures_left, repeated_left = len(failed_rows), sum(reasons.values())
+        for reason, repeated_count in reasons.items():
+            share = failures_left * repeated_count // repeated_left
+            failures_left -= share
+            repeated_left -= repeated_count
             self.add(reason, share)
 
     def add(self, reason: str, count: int) -> None:
-        """Count `count` failures with this reason."""
+        """Count `count` failures with this reason.
+
+        A new reason counts as OTHER_REASONS if there are REASONS_MAX already.
+        """
         if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
             reason = OTHER_REASONS
         self.reasons[reason] = self.reasons.get(reason, 0) + count
@@ -144,8 +154,13 @@ class FilterFailures:
 class QueueLag(NamedTuple):
     """The lag of a group in one queue.
 
-    `tally` is None if the filter of the group is unknown. `lanes` has the tally of each lane, from
-    the lane's own offset on. `in_flight` and `extra` are those of `UnfinishedMessages`.
+    - `committed` is the offset from which on the lag is counted.
+    - `offset_min` and `offset_max` are the first offset of the queue, and the end of the count.
+    - `tally` counts the matching messages; None if the filter of the group is unknown.
+    - `lanes` has each lane with its tally, from the lane's own offset on.
+    - `in_flight` is the number of popped messages that are not acknowledged.
+    - `extra` is the number of unfinished messages before `committed`, negative if messages behind
+      it are done (`UnfinishedMessages`).
     """
 
     queue_id: int
@@ -182,7 +197,15 @@ class FilterHandlers(BrokerComponent):
         deliveries: dict[TopicGroup, DeliveryState],
         unfinished: Callable[[str, str, int], UnfinishedMessages],
     ) -> None:
-        """`unfinished(group, topic, queue_id)` returns the unfinished messages of a group."""
+        """Create the handlers.
+
+        - `consumers` has the subscriptions and lanes of connected groups, and `filters` the SQL92
+          expressions that are kept of the others.
+        - `deliveries` has what each group received of each topic, with the ranges in which filters
+          may have failed.
+        - `unfinished(group, topic, queue_id)` returns the messages of a queue that a group has not
+          finished.
+        """
         super().__init__(context)
         self.consumers = consumers
         self.filters = filters
@@ -191,21 +214,26 @@ class FilterHandlers(BrokerComponent):
         self.unfinished = unfinished
         self.failures: dict[TopicGroup, FilterFailures] = {}
         self.survey_results: dict[TopicGroup, tuple[int, float | None]] = {}
-        """The last survey: each filtered group's lag, and the seconds until it has none."""
+        """The results of the last survey, by topic and group, for groups with a filter.
+
+        Each is the lag in messages, and the time in seconds until it is 0; None if that is unknown.
+        """
         self._is_surveying = False
         self._criteria_cache: ByteCache[MatchCriteria | None] = ByteCache(
             _compile_or_none, estimate_filter_bytes, CRITERIA_BYTES_MAX
         )
         self.match_counter = MatchCounter(self.store)
-        self._survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
+        self._next_survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
+        """The monotonic time from which on the next survey is due."""
 
     # --- subscriptions of groups
 
     def find_subscription(self, group: str, topic: str) -> Subscription | None:
         """Return the subscription of a group to a topic; None if it is unknown.
 
-        It is that of the pops or heartbeats of the group, or else the SQL92 expression that the
-        table of expressions has kept. For a retry topic of pops it is that of the original topic.
+        It is that of the pops of the group, else that of its heartbeats, else the SQL92 expression
+        that the table of expressions has kept. For a retry topic of pops it is that of the original
+        topic. Raises RequestError if the expression of pops does not compile.
         """
         # Messages of a retry topic are filtered by the subscription to the original topic.
         origin = pop_origin(topic, group)
@@ -221,8 +249,11 @@ class FilterHandlers(BrokerComponent):
             return None
         return Subscription(topic, stored.expression, stored.kind, version=stored.version)
 
-    def known_topics(self, group: str) -> set[str]:
-        """Return the topics to which the subscription of the group is known."""
+    def topics_of_group(self, group: str) -> set[str]:
+        """Return the topics to which the group subscribes, as far as the broker knows.
+
+        These are the topics in the heartbeats of its members, and those of kept SQL92 expressions.
+        """
         topics = set(self.filters.table.get(group, ()))
         members = self.consumers.groups.get(group)
         if members is not None:
@@ -232,7 +263,7 @@ class FilterHandlers(BrokerComponent):
     def compile_criteria(self, subscription: Subscription) -> WorkItem[MatchCriteria | None]:
         """Return the criteria of a subscription; None if its expression does not compile.
 
-        Compiled criteria are cached.
+        Compiled criteria are cached. Work item: it yields jobs for another thread.
         """
         yield from preparation_jobs(subscription.expression, subscription.kind)
         return self._criteria_cache(subscription.kind, subscription.expression)
@@ -242,16 +273,17 @@ class FilterHandlers(BrokerComponent):
     def count_lag(
         self, group: str, topic: str, subscription: Subscription | None
     ) -> WorkItem[list[QueueLag]]:
-        """Count the lag in each queue of a topic for a group with this subscription.
+        """Count the lag in each queue of a topic as if the group had this subscription.
 
-        Lanes are not considered: see `count_group_lag`.
+        The tallies are None if `subscription` is None or does not compile. Lanes and `extra` are
+        not considered: see `count_group_lag`. Return [] if the topic does not exist. Work item.
         """
         queues: list[QueueLag] = []
-        known = self.topics.get(topic)
+        topic_entry = self.topics.get(topic)
         criteria = None
         if subscription is not None:
             criteria = yield from self.compile_criteria(subscription)
-        for queue_id in range(known.config.read_queues if known is not None else 0):
+        for queue_id in range(topic_entry.config.read_queues if topic_entry is not None else 0):
             start, in_flight, extra = self.unfinished(group, topic, queue_id)
             tally = None
             if criteria is not None:
@@ -276,55 +308,80 @@ class FilterHandlers(BrokerComponent):
         return queues
 
     def count_group_lag(self, group: str, topic: str) -> WorkItem[list[QueueLag]]:
-        """Count the lag in each queue of a topic for a group, by its lanes if it has some."""
-        group_lanes = self.consumers.lanes.table.get(group)
-        known = self.topics.get(topic)
-        if group_lanes is None or known is None:
-            counted = yield from self.count_lag(group, topic, self.find_subscription(group, topic))
-            return [
-                queue._replace(
-                    tally=queue.tally
-                    and replace(queue.tally, count=queue.tally.count + queue.extra)
-                )
-                for queue in counted
-            ]
+        """Count the lag of a group in each queue of a topic, with its own subscription.
 
+        If the group has lanes, the lag is the sum over its lanes. Otherwise the `extra` messages of
+        pops are part of the tally. Return [] if the topic does not exist. Work item.
+        """
+        group_lanes = self.consumers.lanes.table.get(group)
+        topic_entry = self.topics.get(topic)
+        if group_lanes is not None and topic_entry is not None:
+            queue_count = topic_entry.config.read_queues
+            return (yield from self._count_lag_of_lanes(group, group_lanes, topic, queue_count))
+
+        queues = yield from self.count_lag(group, topic, self.find_subscription(group, topic))
+        with_extra: list[QueueLag] = []
+        for queue in queues:
+            tally = queue.tally
+            if tally is not None:
+                tally = replace(tally, count=tally.count + queue.extra)
+            with_extra.append(queue._replace(tally=tally))
+        return with_extra
+
+    def _count_lag_of_lanes(
+        self, group: str, group_lanes: GroupLanes, topic: str, queue_count: int
+    ) -> WorkItem[list[QueueLag]]:
+        """Count the lag of a group with lanes in each queue of a topic.
+
+        The committed offset of a queue is the least of its lanes, the tally is the sum over the
+        lanes, and its time estimate is that of the slowest lane. Work item.
+        """
         queues = []
-        for queue_id in range(known.config.read_queues):
+        for queue_id in range(queue_count):
             now_s = self.clock.monotonic_s()
             group_lanes.ensure_queue((topic, queue_id))
-            lanes = []
-            for lane in [
-                group_lanes.lanes[key] for keys in group_lanes.get_ordered_keys() for key in keys
-            ]:
+            live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
+            lanes: list[tuple[Lane, Tally]] = []
+            for lane in [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]:
                 lane_queue = lane.queues.get((topic, queue_id))
                 if lane_queue is not None:
-                    name = f"{group}@{lane.id}"
                     tally = yield from self.match_counter.count_lane_lag(
-                        name, topic, queue_id, lane_queue, now_s
+                        f"{group}@{lane.id}", topic, queue_id, lane_queue, now_s
                     )
                     lanes.append((lane, tally))
-            first, end = self.store.queue_offsets(topic, queue_id)
+            offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
             committed, total = self.offsets.committed(group, topic, queue_id), None
             if lanes:
-                # The group is where its last lane is, and its lag is the sum over its lanes.
                 tallies = [tally for _, tally in lanes]
                 slowest = max(
                     tallies, key=lambda tally: math.inf if tally.eta_s is None else tally.eta_s
                 )
-                committed, end = min(tally.start for tally in tallies), slowest.end
+                committed, offset_max = min(tally.start for tally in tallies), slowest.end
                 count = sum(tally.count for tally in tallies)
                 total = replace(slowest, start=committed, count=count)
-            queues.append(QueueLag(queue_id, committed, first, end, total, tuple(lanes)))
+            queues.append(
+                QueueLag(
+                    queue_id=queue_id,
+                    committed=committed,
+                    offset_min=offset_min,
+                    offset_max=offset_max,
+                    tally=total,
+                    lanes=tuple(lanes),
+                )
+            )
             yield None
         return queues
 
     # --- evaluations that failed
 
     def check_fetched(self, group: str, topic: str) -> WorkItem[None]:
-        """Evaluate filters again on what the group has fetched since the last call.
+        """Evaluate filters again on the messages that the group has fetched since the last call.
 
-        Evaluations that fail are recorded in `failures`.
+        The messages are those of `DeliveryState.ranges_to_check`, which is empty afterwards.
+        Evaluations that fail are recorded in `failures`. Messages that were deleted meanwhile are
+        not evaluated, nor are expressions that do not compile.
+
+        Work item: it yields functions for another thread, and None where other work may run.
         """
         delivery = self.deliveries.get((topic, group))
         if delivery is None or not delivery.ranges_to_check:
@@ -332,34 +389,46 @@ class FilterHandlers(BrokerComponent):
         ranges, delivery.ranges_to_check = delivery.ranges_to_check, {}
         failures = self.failures.setdefault((topic, group), FilterFailures())
         for (message_filter, queue_id), bounds in ranges.items():
+            range_starts, range_ends = bounds[::2], bounds[1::2]
+            read_at = partial(self.match_counter.properties.read_at, topic, queue_id)
             for text in sorted(_sql92_expressions(message_filter)):
                 criteria = yield from self.compile_criteria(Subscription(topic, text, SQL92))
                 if criteria is None:
                     continue
-                for start, end in zip(bounds[::2], bounds[1::2], strict=True):
-                    low = max(start, self.store.queue_offsets(topic, queue_id)[0])
-                    steps = self.match_counter.iter_verdicts(topic, queue_id, criteria, low, end)
+                for start, end in zip(range_starts, range_ends, strict=True):
+                    offset_min, _ = self.store.queue_offsets(topic, queue_id)
+                    steps = self.match_counter.iter_verdicts(
+                        topic, queue_id, criteria, max(start, offset_min), end
+                    )
                     for step in steps:
-                        if callable(step):
+                        if callable(step):  # a job for another thread
                             yield step
                             continue
                         if step is not None:
-                            first, verdicts = step
-                            read_at = partial(
-                                self.match_counter.properties.read_at, topic, queue_id
+                            failures.record_failures(
+                                queue_id, criteria, step.first_offset, step.verdicts, read_at
                             )
-                            failures.record_failures(queue_id, criteria, first, verdicts, read_at)
                         yield None
 
     # --- surveys
 
     def survey_if_due(self) -> None:
-        """Begin a survey of all filters in the background if the last one is long enough ago."""
+        """Start a survey of all filters in the background, at most every SURVEY_PERIOD_S.
+
+        A survey finds failed evaluations (`failures`), and counts the lag of each group that has a
+        filter or lanes (`survey_results`). Do nothing if the last survey was started later than
+        that, or is still running. If there is nothing to survey, only clear `survey_results`.
+        """
         now_s = self.clock.monotonic_s()
-        if now_s < self._survey_s or self._is_surveying:
+        if now_s < self._next_survey_s or self._is_surveying:
             return
-        self._survey_s = now_s + SURVEY_PERIOD_S
-        to_check = [pair for pair, delivery in self.deliveries.items() if delivery.ranges_to_check]
+        self._next_survey_s = now_s + SURVEY_PERIOD_S
+        to_check = [
+            topic_and_group
+            for topic_and_group, delivery in self.deliveries.items()
+            if delivery.ranges_to_check
+        ]
+        # Without a filter and without lanes, the lag is the difference of two offsets.
         filtering = [
             (name, subscription)
             for name, group in self.consumers.groups.items()
@@ -371,26 +440,38 @@ class FilterHandlers(BrokerComponent):
             self.survey_results = {}
             return
 
-        def survey() -> WorkItem[None]:
-            results: dict[TopicGroup, tuple[int, float | None]] = {}
-            try:
-                for topic, group in to_check:
-                    yield from self.check_fetched(group, topic)
-                for group, subscription in filtering:
-                    queues = yield from self.count_group_lag(group, subscription.topic)
-                    tallies = [queue.tally for queue in queues if queue.tally is not None]
-                    if tallies:
-                        count = sum(tally.count for tally in tallies)
-                        results[subscription.topic, group] = count, combined_eta_s(tallies)
-            finally:
-                self._is_surveying = False
-            self.survey_results = results
-
         self._is_surveying = True
-        self.background.run_in_background(survey())
+        self.background.run_in_background(self._survey(to_check, filtering))
+
+    def _survey(
+        self, to_check: list[TopicGroup], filtering: list[tuple[str, Subscription]]
+    ) -> WorkItem[None]:
+        """Find failed evaluations and count the lag of groups. Work item.
+
+        `check_fetched` is called for each (topic, group) in `to_check`. For each group and
+        subscription in `filtering`, the lag over all queues is counted. The lags replace
+        `survey_results` at the end.
+        """
+        results: dict[TopicGroup, tuple[int, float | None]] = {}
+        try:
+            for topic, group in to_check:
+                yield from self.check_fetched(group, topic)
+            for group, subscription in filtering:
+                queues = yield from self.count_group_lag(group, subscription.topic)
+                tallies = [queue.tally for queue in queues if queue.tally is not None]
+                if tallies:
+                    count = sum(tally.count for tally in tallies)
+                    results[subscription.topic, group] = count, combined_eta_s(tallies)
+        finally:
+            self._is_surveying = False
+        self.survey_results = results
 
     def runtime_info(self) -> dict[str, str]:
-        """Return entries for GET_BROKER_RUNTIME_INFO (28) with the counters of each filter."""
+        """Return entries for GET_BROKER_RUNTIME_INFO (28) with the counters of each filter.
+
+        For example {"sluiceFilter:TOPIC@GROUP": "matched 5 filtered 20 errors 0"}, for each topic
+        and group of which messages were filtered or evaluations have failed.
+        """
         table = {}
         for (topic, group), delivery in self.deliveries.items():
             failures = self.failures.get((topic, group))
@@ -409,17 +490,19 @@ class FilterHandlers(BrokerComponent):
     ) -> Command | None:
         """Answer SLUICE_FILTERED_LAG (900131): the exact lag and the counters of a group.
 
-        Return None if the answer follows later. With an expression in the request, the lag is
-        counted as if the group had that expression. Raises RequestError if the group does not
-        exist.
+        The request may name one topic; otherwise all topics are reported to which the group
+        subscribes or has committed offsets. With an expression in the request, the lag is counted
+        as if the group had that expression. Return None if the answer follows later. Raises
+        RequestError if the group does not exist.
         """
         group, expression = header.group, header.expression
         self.groups.check_exists(group)
 
         def steps() -> WorkItem[Command]:
-            names = self.known_topics(group) | self.offsets.topics_of(group)
+            """Check and count one topic after the other, and return the answer."""
+            all_topics = self.topics_of_group(group) | self.offsets.topics_of(group)
             matchings = []
-            for topic in [header.topic] if header.topic else sorted(names):
+            for topic in [header.topic] if header.topic else sorted(all_topics):
                 if topic not in self.topics:
                     continue
                 subscription = self.find_subscription(group, topic)
@@ -438,12 +521,12 @@ class FilterHandlers(BrokerComponent):
                         topic=topic,
                         kind=subscription.kind if subscription is not None else "",
                         expression=subscription.expression if subscription is not None else None,
-                        queues=tuple(map(_queue_matching, queues)),
+                        queues=tuple(map(_encode_queue_lag, queues)),
                         matched=delivery.messages_out if delivery is not None else 0,
                         filtered=delivery.filtered_count if delivery is not None else 0,
                         errors=failures.reasons,
                         failures=tuple(failures.samples),
-                        lanes=tuple(_lane_matchings(topic, queues)),
+                        lanes=tuple(_iter_lane_lags(topic, queues)),
                     )
                 )
             return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(matchings))
@@ -487,7 +570,11 @@ class FilterHandlers(BrokerComponent):
         """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
 
         If the ranges have more messages than the request allows, the newest part of each is taken.
-        `compared` is the subscription with which the expression is compared, if any.
+        `compared` is the subscription with which the expression is compared, if any. The body of
+        the answer is JSON with the keys `report`, `stored` (the number of messages in the ranges)
+        and `messages` (queue, offset and properties of each sample in the report). Work item.
+
+        Raises RequestError if the expression does not compile.
         """
         topic, rows_max = header.topic, header.count_max or ROWS_MAX
         yield from preparation_jobs(header.expression, header.kind or TAG)
@@ -502,10 +589,10 @@ class FilterHandlers(BrokerComponent):
         if compared is not None:
             weight += len(compared.expression)
         for queue_id, start, end in ranges:
-            first = start
+            trial_start = start
             if stored > rows_max:
-                first = end - max((end - start) * rows_max // stored, 1)
-            yield from self._add_queue(trial, weight, topic, queue_id, first, end)
+                trial_start = end - max((end - start) * rows_max // stored, 1)
+            yield from self._add_queue_to_trial(trial, weight, topic, queue_id, trial_start, end)
 
         report = yield trial.report
         read_at = self.match_counter.properties.read_at
@@ -528,12 +615,15 @@ class FilterHandlers(BrokerComponent):
         data = yield partial(orjson.dumps, body, default=str)
         return Command(ResponseCode.SUCCESS, {}, data)
 
-    def _add_queue(
+    def _add_queue_to_trial(
         self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
-        """Add the messages [`start`, `end`) of a queue to a trial.
+        """Add the messages [`start`, `end`) of a queue to a trial, in steps.
 
-        `weight` is the number of characters of its expressions.
+        `weight` is the number of characters of its expressions. Short expressions are evaluated on
+        blocks of columns, here. Without columns, or with a long expression, records are read in
+        steps, and each ROWS_PER_JOB of them are evaluated by a job on another thread. Yield these
+        jobs, and None where other work may run.
         """
         records = self.match_counter.properties
         blocks = self.store.columns.iter_blocks(topic, queue_id, start, end)
@@ -586,7 +676,10 @@ class FilterHandlers(BrokerComponent):
 
 
 def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
-    """Return the SQL92 expressions of a filter; those that must match for the rule of a lane."""
+    """Return the SQL92 expressions of a filter.
+
+    Of the rule of a lane these are the expressions that must match, not those that must not match.
+    """
     if isinstance(message_filter, Selector):
         return {message_filter.text}
     rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
@@ -594,35 +687,44 @@ def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
 
 
 def _parse_subscription(topic: str, expression: str, kind: str | None) -> Subscription:
-    """Return the subscription to a topic. Raises RequestError if it does not compile."""
+    """Return the subscription to a topic; None or "" as `kind` means tags.
+
+    Raises RequestError if the expression does not compile.
+    """
     try:
-        return subscribe(topic, expression, kind or None)
+        return parse_subscription(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
 
 
-def _lane_matchings(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
-    """Yield the lag of each lane; live lanes come before idle ones, the oldest first."""
+def _iter_lane_lags(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneMatching]:
+    """Yield the lag of each lane in all queues, as the body of an answer describes it.
+
+    Live lanes come before idle ones, and the oldest first. `queues` are the queues of `topic`.
+    """
     lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
         kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
         lane_queues = [
             queue._replace(committed=tally.start, tally=tally)
             for queue in queues
-            for each, tally in queue.lanes
-            if each is lane
+            for queue_lane, tally in queue.lanes
+            if queue_lane is lane
         ]
         yield bodies.LaneMatching(
             lane=lane.id,
             kind=kind,
             expression=expression,
             client_ids=tuple(sorted(lane.members)),
-            queues=tuple(map(_queue_matching, lane_queues)),
+            queues=tuple(map(_encode_queue_lag, lane_queues)),
         )
 
 
-def _queue_matching(queue: QueueLag) -> bodies.QueueMatching:
-    """Return the lag of a queue as the body of an answer describes it."""
+def _encode_queue_lag(queue: QueueLag) -> bodies.QueueMatching:
+    """Return the lag of a queue as the part of an answer's body that describes it.
+
+    In the body the tally is called `matching`; it is None if the filter is unknown.
+    """
     tally = queue.tally
     eta_s = tally.eta_s if tally is not None else None
     return bodies.QueueMatching(
@@ -638,7 +740,12 @@ def _queue_matching(queue: QueueLag) -> bodies.QueueMatching:
 
 
 def combined_eta_s(tallies: list[Tally]) -> float | None:
-    """Return the seconds until the slowest queue is done; None if one of them is unknown."""
-    times = [tally.eta_s for tally in tallies]
-    known = [time for time in times if time is not None]
-    return max(known, default=0.0) if len(known) == len(times) else None
+    """Return the time in seconds until the slowest queue has no lag.
+
+    Return None if the time of a queue is unknown, and 0.0 if there are no tallies.
+    """
+    times_s = [tally.eta_s for tally in tallies]
+    known_s = [time_s for time_s in times_s if time_s is not None]
+    if len(known_s) < len(times_s):
+        return None
+    return max(known_s, default=0.0)

@@ -36,7 +36,12 @@ from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.files import Files
 from sluicemq.filter.selector import Selector
-from sluicemq.filter.subscriptions import is_tag_kind, make_filter, preparation_jobs, subscribe
+from sluicemq.filter.subscriptions import (
+    is_tag_kind,
+    make_filter,
+    parse_subscription,
+    preparation_jobs,
+)
 from sluicemq.model.subscription import ALL, TAG, MessageFilter, Subscription
 from sluicemq.store.gather import PostponedError, PostponedWork
 from sluicemq.wire.codes import ResponseCode
@@ -71,22 +76,25 @@ class RequestFilters:
     """A cache of the filters whose expressions come with requests."""
 
     def __init__(self) -> None:
+        """Create an empty cache, limited to FILTERS_BYTES_MAX."""
+
         def filter_of(kind: str, expression: str) -> MessageFilter | None:
-            return make_filter(subscribe("", expression, kind))
+            return make_filter(parse_subscription("", expression, kind))
 
         self._cache = ByteCache(filter_of, estimate_filter_bytes, FILTERS_BYTES_MAX)
 
     def get_filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
         """Return the filter of an expression; None if every message matches.
 
-        `kind` None or "" means tags. Raises RequestError for an expression that does not compile,
-        and PostponedError for one that takes long to compile.
+        None or "" as `kind` means tags, and as `expression` of tags it means every message. Raises
+        RequestError for an expression that does not compile. Raises PostponedError for one that
+        takes long to compile: the caller runs its work elsewhere, and then calls this again.
         """
         kind = kind or TAG
         expression = expression or (ALL if is_tag_kind(kind) else "")
         if expression == ALL and kind == TAG:
             return None
-        for job in preparation_jobs(expression, kind):
+        for job in preparation_jobs(expression, kind):  # there is none if it compiles quickly
             raise PostponedError(PostponedWork(job, lambda _: None))
         try:
             return self._cache(kind, expression)
@@ -118,7 +126,7 @@ class CompiledSubscription:
         try:
             if self.is_tag_type and not subscription.codes:
                 # Some clients do not send the tag codes; the broker computes them.
-                parsed = subscribe(
+                parsed = parse_subscription(
                     subscription.topic, subscription.expression, version=subscription.version
                 )
                 self.subscription = subscription = parsed
@@ -149,22 +157,28 @@ class CompiledSubscription:
 
 
 class ConsumerFilters:
-    """The SQL92 expressions of all groups: group -> topic -> expression.
-
-    `on_sql92_topic(topic)` is called for each topic that connected members filter by SQL92.
-    """
+    """The SQL92 expressions of all groups: group -> topic -> expression."""
 
     def __init__(
         self, settings: Settings, files: Files, clock: Clock, on_sql92_topic: Callable[[str], None]
     ) -> None:
+        """Create an empty table for the file in the store. `load` reads the file.
+
+        `settings` has the shape of Bloom filters and the time for which dead expressions are kept.
+        `on_sql92_topic(topic)` is called when an expression for the topic is added or becomes
+        alive.
+        """
         config = settings.broker
         self._clock = clock
         self._on_sql92_topic = on_sql92_topic
         self._bloom_shape = bloom_shape(config.filter_groups_expected, config.filter_error_percent)
         self._retention_ms = config.filter_kept_ms
         self.table: dict[str, dict[str, ConsumerFilter]] = {}
+        """By group and topic: the expression."""
         self.size_bytes = 0
+        """The estimated bytes of the table. They are limited to TABLE_BYTES_MAX."""
         self._is_full = False
+        """Whether the last new expression had no room, which was logged then."""
         self.document = Document(
             files,
             f"{settings.store.root}/config/consumerFilter.json",
@@ -176,7 +190,15 @@ class ConsumerFilters:
     # ------------------------------------------------------------------------------- the file
 
     def load(self) -> None:
-        """Read the file. Raises StoreDamagedError."""
+        """Read the file into the table. Raises StoreDamagedError.
+
+        If one expression in the file was made for another shape of Bloom filters, because the
+        settings have changed, log a warning and load nothing, as RocketMQ does.
+
+        Every loaded expression is dead until a heartbeat names it. An expression that was alive in
+        the file becomes dead as of DEAD_BEFORE_START_MS ago, or as of its creation if that is
+        later, and the file is saved again. Dead expressions keep their time.
+        """
         found = self.document.load(decode_consumer_filters_file) or []
         for item in found:
             if (item.bit_count, len(item.bits)) != self._bloom_shape:
@@ -187,9 +209,10 @@ class ConsumerFilters:
                     self.document.path,
                 )
                 return
-        limit = self._clock.now_ms() - DEAD_BEFORE_START_MS
+        assumed_dead_ms = self._clock.now_ms() - DEAD_BEFORE_START_MS
         for item in found:
-            dead_ms = item.dead_ms or max(item.born_ms, limit)
+            was_alive = not item.dead_ms
+            dead_ms = max(item.born_ms, assumed_dead_ms) if was_alive else item.dead_ms
             self._put(dataclasses.replace(item, dead_ms=dead_ms))
         self.document.changed = any(not item.dead_ms for item in found)
 
@@ -202,6 +225,7 @@ class ConsumerFilters:
                     self._remove(group, item.topic)
 
     def _remove(self, group: str, topic: str) -> None:
+        """Remove an expression, which must be in the table."""
         topics = self.table[group]
         self.size_bytes -= _size_of(topics.pop(topic))
         if not topics:
@@ -211,9 +235,15 @@ class ConsumerFilters:
     # ---------------------------------------------------------------------------- heartbeats
 
     def update_group(self, group: str, subscriptions: Iterable[Subscription]) -> None:
-        """Take over the subscriptions of the members of a group.
+        """Update the expressions of a group to `subscriptions`, those of all its members.
 
-        Pass () when the last member of the group is gone.
+        Pass () when the last member of the group is gone. Subscriptions by tags are ignored.
+
+        - A new expression is added, if it compiles and there is room.
+        - The same expression becomes alive again.
+        - Another expression with a newer version replaces the old one, or removes it if the new one
+          does not compile. With an older or equal version it is ignored.
+        - Expressions for topics that are not in `subscriptions` become dead.
         """
         named = set()
         for subscription in subscriptions:
@@ -235,7 +265,10 @@ class ConsumerFilters:
                 self._put(dataclasses.replace(item, dead_ms=self._clock.now_ms()))
 
     def _compile_and_put(self, group: str, subscription: Subscription) -> bool:
-        """Put an expression into the table if it compiles. Return whether it compiles."""
+        """Put an expression into the table if it compiles and there is room.
+
+        Return whether it compiles.
+        """
         try:
             make_filter(subscription)
         except FilterError:
@@ -263,8 +296,9 @@ class ConsumerFilters:
     def _make_room(self, subscription: Subscription) -> bool:
         """Return whether the table has room for an expression; remove dead ones to make room.
 
-        Expressions that have been dead for longest are removed first, until at most three quarters
-        of the limit are used.
+        Dead expressions are removed only if there is no room, those that have been dead for longest
+        first, until at most three quarters of the limit are used. If that does not help, log a
+        warning once.
         """
         size = ENTRY_BYTES + len(subscription.expression)
         if self.size_bytes + size > TABLE_BYTES_MAX:
@@ -289,6 +323,7 @@ class ConsumerFilters:
         return has_room
 
     def _put(self, item: ConsumerFilter) -> None:
+        """Add or replace an expression. Call `on_sql92_topic` if it is alive."""
         topics = self.table.setdefault(item.group, {})
         if item.topic in topics:
             self.size_bytes -= _size_of(topics[item.topic])
@@ -300,6 +335,7 @@ class ConsumerFilters:
 
 
 def _size_of(item: ConsumerFilter) -> int:
+    """Return the estimated bytes of an entry of the table."""
     return ENTRY_BYTES + len(item.expression)
 
 
@@ -322,13 +358,13 @@ class BloomShape(NamedTuple):
         """
         code = murmur3_64(f"{group}#{topic}".encode())
         low, high = code & 0xFFFFFFFF, code >> 32
-        found = []
+        indices = []
         for number in range(1, self.bits_per_group + 1):
             mixed = (low + number * high) & 0xFFFFFFFF
-            if mixed & 0x80000000:
+            if mixed & 0x80000000:  # in Java, the sum is a negative int: its bits are inverted
                 mixed ^= 0xFFFFFFFF
-            found.append(mixed % self.bit_count)
-        return tuple(found)
+            indices.append(mixed % self.bit_count)
+        return tuple(indices)
 
 
 def bloom_shape(groups: int, error_percent: int) -> BloomShape:
@@ -343,16 +379,20 @@ def bloom_shape(groups: int, error_percent: int) -> BloomShape:
 
 
 def murmur3_64(data: bytes) -> int:
-    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0."""
+    """Return the first half of the 128-bit murmur3 hash (x64) of `data` with seed 0.
+
+    It is a number of 64 bits without sign.
+    """
     first = second = 0
-    for at in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
-        low = int.from_bytes(data[at : at + 8], "little")
-        high = int.from_bytes(data[at + 8 : at + 16], "little")
+    for start in range(0, len(data) + 1, 16):  # the last block is shorter than 16 bytes, or empty
+        is_whole_block = start + 16 <= len(data)
+        low = int.from_bytes(data[start : start + 8], "little")
+        high = int.from_bytes(data[start + 8 : start + 16], "little")
         first ^= _rotate_left(low * _C1, 31) * _C2 & _MASK
-        if at + 16 <= len(data):
+        if is_whole_block:
             first = (_rotate_left(first, 27) + second) * 5 + 0x52DCE729 & _MASK
         second ^= _rotate_left(high * _C2, 33) * _C1 & _MASK
-        if at + 16 <= len(data):
+        if is_whole_block:
             second = (_rotate_left(second, 31) + first) * 5 + 0x38495AB5 & _MASK
     first ^= len(data)
     second ^= len(data)
@@ -362,11 +402,13 @@ def murmur3_64(data: bytes) -> int:
 
 
 def _rotate_left(value: int, count: int) -> int:
+    """Return the lowest 64 bits of `value`, rotated left by `count` bits."""
     value &= _MASK
     return (value << count | value >> (64 - count)) & _MASK
 
 
 def _finalize(value: int) -> int:
+    """Return murmur3's finalizer fmix64 of `value`."""
     value = (value ^ value >> 33) * 0xFF51AFD7ED558CCD & _MASK
     value = (value ^ value >> 33) * 0xC4CEB9FE1A85EC53 & _MASK
     return value ^ value >> 33

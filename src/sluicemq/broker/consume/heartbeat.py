@@ -99,6 +99,7 @@ class HeartbeatHandlers(BrokerComponent):
     def __init__(
         self, context: BrokerContext, *, consumers: Consumers, producers: Producers
     ) -> None:
+        """Create the handlers. `consumers` and `producers` are the tables of members."""
         super().__init__(context)
         self.consumers = consumers
         self.producers = producers
@@ -106,8 +107,10 @@ class HeartbeatHandlers(BrokerComponent):
         """Groups that the log has mentioned as unknown."""
 
     def heartbeat(self, command: Command, peer: Peer) -> bytes | Postponed:
-        """Answer HEART_BEAT (34). Return the encoded answer, or Postponed if something changed.
+        """Answer HEART_BEAT (34).
 
+        If it repeats the last heartbeat of its connection, only update the heartbeat times and
+        return the encoded answer. Otherwise return Postponed: the heartbeat is processed in steps.
         The version in the answer lets old clients use SQL92 (spec/remoting.md §4).
         """
         last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
@@ -139,9 +142,16 @@ class HeartbeatHandlers(BrokerComponent):
         return last.encode_answer(opaque)
 
     def _process(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
-        """Update the groups of a heartbeat one by one, and return its answer.
+        """Process a heartbeat: make the client a member of its groups, and return the answer.
 
-        A heartbeat may name thousands of groups, each with expressions to compile.
+        Groups and retry topics are created if they may be. A group that does not exist is skipped,
+        with a warning. The heartbeat is kept as the repeatable one of its connection if it has
+        changed nothing. The answer is an error if a group refuses the client's subscriptions; the
+        client is a member of the other groups then. The answer is Announced if a retry topic was
+        created: it leaves after the topic is registered.
+
+        Work item: a heartbeat may name thousands of groups, each with expressions to compile.
+        Raises RequestError if the client would use too much memory.
         """
         data, sizes = yield from decode_body(_decode_with_sizes, command.body)
         new_member = partial(
@@ -153,18 +163,12 @@ class HeartbeatHandlers(BrokerComponent):
             heartbeat_s=self.clock.monotonic_s(),
         )
         snapshots: list[MemberSnapshot | None] = []
-        has_changed, creates_topic, refusal = False, False, ""
+        needs_full, creates_topic, refusal = False, False, ""
         for consumer, size in zip(data.consumers, sizes, strict=True):
             yield from self._precompile(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
             if config is None:
-                # The client gets no messages and no error, so the log has to tell the reason.
-                if (
-                    consumer.group not in self.logged_unknown_groups
-                    and len(self.logged_unknown_groups) < UNKNOWN_GROUPS_LOGGED_MAX
-                ):
-                    self.logged_unknown_groups.add(consumer.group)
-                    log.warning(UNKNOWN_GROUP, consumer.group, data.client_id)
+                self._log_unknown_group(consumer.group, data.client_id)
                 continue
             retry_topic = RETRY_PREFIX + consumer.group
             if retry_topic not in self.topics and config.retry_queues > 0:
@@ -185,13 +189,13 @@ class HeartbeatHandlers(BrokerComponent):
                     )
                 except ContractError as error:
                     refusal, needs_full_heartbeat = str(error), False
-            has_changed = has_changed or needs_full_heartbeat
+            needs_full = needs_full or needs_full_heartbeat
             snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
         yield from self._add_producer(data.producer_groups, new_member)
 
         response = HeartbeatResponse(
             supports_v2=True,
-            subscription_changed=has_changed if data.fingerprint else True,
+            subscription_changed=needs_full if data.fingerprint else True,
             lanes=True if command.fields and LANES_FIELD in command.fields else None,
         )
         answer = Command(ResponseCode.SUCCESS, encode_header(response))
@@ -200,17 +204,30 @@ class HeartbeatHandlers(BrokerComponent):
             for group in data.producer_groups
         ]
         peer.attributes.pop(REPEATABLE_LABEL, None)
-        if not (has_changed or creates_topic or refusal):
+        if not (needs_full or creates_topic or refusal):
             self._save_repeatable(command, peer, response, snapshots, producers)
         if refusal:
             # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates_topic else answer
 
+    def _log_unknown_group(self, group: str, client_id: str) -> None:
+        """Log once that a group does not exist, for the first UNKNOWN_GROUPS_LOGGED_MAX groups.
+
+        The client gets no messages and no error, so the log has to say the reason.
+        """
+        is_log_full = len(self.logged_unknown_groups) >= UNKNOWN_GROUPS_LOGGED_MAX
+        if group not in self.logged_unknown_groups and not is_log_full:
+            self.logged_unknown_groups.add(group)
+            log.warning(UNKNOWN_GROUP, group, client_id)
+
     def _add_producer(
         self, groups: Sequence[str], new_member: Callable[[], Member]
     ) -> WorkItem[None]:
-        """Make the client a member of these producer groups."""
+        """Make the client a member of these producer groups, PRODUCERS_PER_STEP in one step.
+
+        `new_member()` returns the client as a new member.
+        """
         for count, group in enumerate(groups, 1):
             self.producers.record_heartbeat(group, new_member())
             if count % PRODUCERS_PER_STEP == 0:
@@ -226,8 +243,9 @@ class HeartbeatHandlers(BrokerComponent):
     ) -> None:
         """Keep a heartbeat as the repeatable one of its connection if repeating changes nothing.
 
-        `snapshots` and `producers` contain None for members that do not exist or whose next
-        heartbeat has to be processed in full.
+        `snapshots` and `producers` are the client's members after the heartbeat. They contain None
+        for a member that does not exist, or whose next heartbeat has to be processed in full. Do
+        nothing if there is a None.
         """
         known_producers = [(group, member) for group, member in producers if member is not None]
         known_snapshots = [snapshot for snapshot in snapshots if snapshot is not None]
@@ -249,10 +267,11 @@ class HeartbeatHandlers(BrokerComponent):
         body: bytes | memoryview,
         peer: Peer,
     ) -> bool:
-        """Return whether a heartbeat repeats `last`, and then update the heartbeat times.
+        """If a heartbeat repeats `last`, update the heartbeat times of its members.
 
-        False also means that something on which the effect of `last` depends has changed since.
-        Keep it cheap.
+        Return whether it does. Return False, with nothing updated, if the fields, the version or
+        the body differ, or if something has changed since on which the effect of `last` depends:
+        a member, its group or a retry topic. Keep it cheap.
         """
         if last.fields != fields or last.version != version or last.body_hash != hash(bytes(body)):
             return False
@@ -276,7 +295,11 @@ class HeartbeatHandlers(BrokerComponent):
         return True
 
     def _precompile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
-        """Compile filters into the caches, in steps, before they are needed at once."""
+        """Compile filters into the caches, in steps, before they are needed at once.
+
+        Ignore expressions that do not compile. Work item: it yields jobs for another thread, and
+        None where other work may run.
+        """
         yield None
         for subscription in subscriptions:
             yield from preparation_jobs(subscription.expression, subscription.kind)
@@ -286,7 +309,10 @@ class HeartbeatHandlers(BrokerComponent):
                 yield None
 
     def unregister(self, header: UnregisterClientRequest, command: Command, peer: Peer) -> Command:
-        """Answer UNREGISTER_CLIENT (35): remove a client from its producer and consumer group."""
+        """Answer UNREGISTER_CLIENT (35): remove a client from a producer and a consumer group.
+
+        The header names one of the groups, or both.
+        """
         if header.producer_group:
             self.producers.unregister(header.producer_group, peer)
         if header.consumer_group:
@@ -296,7 +322,8 @@ class HeartbeatHandlers(BrokerComponent):
     def list_members(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """Answer GET_CONSUMER_LIST_BY_GROUP (38) with the ids of the clients that share the queues.
 
-        In a group with lanes, these are the clients in the lane of the requesting client.
+        In a group with lanes, these are the clients in the lane of the requesting client. The
+        answer is SYSTEM_ERROR if there are none.
         """
         client_ids = self.consumers.client_ids_sharing_queues(header.group, peer, command.fields)
         if not client_ids:
@@ -308,12 +335,14 @@ class HeartbeatHandlers(BrokerComponent):
     def check_subscription(self, command: Command, peer: Peer) -> Postponed:
         """Answer CHECK_CLIENT_CONFIG (46): whether a subscription would be accepted.
 
-        Java clients ask this for SQL92 subscriptions before they start.
+        Java clients ask this for SQL92 subscriptions before they start. The answer is SUCCESS, or
+        the error that a heartbeat with the subscription would cause.
         """
         asked = bodies.decode_check_client_config(command.body)
         is_sql92_enabled = self.settings.broker.enable_property_filter
 
         def steps() -> WorkItem[Command]:
+            """Compile the expression in steps, and return the answer."""
             subscription = asked.subscription
             if subscription is None:
                 return Command(ResponseCode.SUCCESS)

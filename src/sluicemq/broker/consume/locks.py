@@ -32,7 +32,7 @@ class QueueLocks:
     __slots__ = ("_clock", "_groups", "_next_cleanup_s", "_size", "document")
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
-        """Prepare the file of leases in the store at `root`; `load` reads it."""
+        """Create the table without leases, for the file in the store at `root`; `load` reads it."""
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
@@ -40,14 +40,18 @@ class QueueLocks:
         self._next_cleanup_s = 0.0
 
     def load(self) -> None:
-        """Read the file and grant each lease in it again. Raises StoreDamagedError."""
+        """Read the file and grant each lease in it again, for LEASE_S from now on.
+
+        Raises StoreDamagedError if the content of the file is invalid.
+        """
 
         def parse(text: str) -> dict[str, dict[str, list[tuple[str, str, int]]]]:
+            """Return group -> client id -> [(topic, broker, queue id)]. See `_render`."""
             return {
                 str(group): {
                     str(client_id): [
                         (str(topic), str(broker), int(number))
-                        for topic, broker, number in (as_list(one, _NAME) for one in queues)
+                        for topic, broker, number in (as_list(queue, _NAME) for queue in queues)
                     ]
                     for client_id, queues in as_object(owners, _NAME).items()
                 }
@@ -60,7 +64,10 @@ class QueueLocks:
         self.document.changed = False
 
     def _render(self) -> str:
-        """Return the text of the file: a JSON object group -> client id -> list of queues."""
+        """Return the text of the file, with the leases that have not expired.
+
+        It is JSON: {GROUP: {CLIENT_ID: [[TOPIC, BROKER, QUEUE_ID], …]}}.
+        """
         now = self._clock.monotonic_s()
         owners: dict[str, dict[str, list[list[object]]]] = {}
         for group, leases in self._groups.items():
@@ -72,11 +79,13 @@ class QueueLocks:
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lease each of the queues that is free, expired or already leased to the client.
 
-        Return the queues of `queues` that the client holds now.
+        The lease lasts LEASE_S from now on. Return those of `queues` that are leased to the client
+        now. Beyond LEASES_MAX leases, expired leases are removed, at most once a second; if that
+        does not help, queues without a lease cannot be locked.
         """
         now = self._clock.monotonic_s()
         leases = self._groups.get(group, {})
-        held = set()
+        leased = set()
         for queue in queues:
             owner, end = leases.get(queue, ("", 0.0))
             if queue not in leases:
@@ -88,10 +97,10 @@ class QueueLocks:
             if owner == client_id or end <= now:
                 self.document.changed |= owner != client_id
                 leases[queue] = (client_id, now + LEASE_S)
-                held.add(queue)
+                leased.add(queue)
         if leases:
             self._groups[group] = leases
-        return held
+        return leased
 
     def _remove_expired(self, now: float) -> None:
         """Remove the expired leases of all groups. The next cleanup is possible in a second."""

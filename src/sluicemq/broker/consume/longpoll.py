@@ -60,8 +60,10 @@ Retrying them takes longer than two writes to a producer that waits for its answ
 class LongPolls:
     """All parked pulls and pops of a broker.
 
-    `queue_frame` sends an answer with the next `flush`. `send_after_commit` sends an answer once
-    the broker's messages are durable. At most `parked_max` requests are parked.
+    - `queue_frame(peer, frame)` sends an answer with the next `flush()`.
+    - `send_after_commit(peer, *answer)` sends a `Durable` answer once the broker's messages are
+      durable.
+    - `parked_max` is the most requests that are parked.
     """
 
     queue_frame: Callable[[Peer, bytes], None]
@@ -75,10 +77,12 @@ class LongPolls:
     _by_queue: dict[tuple[str, int], dict[str, CompetingPops]] = field(default_factory=dict)
     _by_peer: dict[Peer, set[Parked]] = field(default_factory=dict)
     _deadlines: list[tuple[float, int, Peer, Parked]] = field(default_factory=list)
+    """A heap of (deadline, number, connection, request). The number makes each entry unique."""
     _numbers: Iterator[int] = field(default_factory=count)
     _size: int = 0
 
     def __len__(self) -> int:
+        """Return the number of parked requests."""
         return self._size
 
     def count_waiting_pops(self, topic: str, queue_id: int, competition_key: str) -> int:
@@ -104,14 +108,16 @@ class LongPolls:
     def wake(self, topic: str, queue_id: int, offset_max: int | None = None) -> None:
         """Retry the requests that wait for a queue whose messages below `offset_max` are visible.
 
-        `offset_max` None means that something else has changed, for example the offset of a group.
-        Each pull is retried when the event loop has time for it, and only once if it is woken again
-        before. Called for each commit: keep it cheap.
+        None as `offset_max` means that something else has changed, for example the offset of a
+        group. A pull that has read up to `offset_max` is not retried. A pull whose connection has
+        used up its share of time is retried later, and only once if it is woken again before. Of
+        the pops of a group, the one that has waited longest is retried first (`_offer`). Called for
+        each commit: keep it cheap.
         """
         waiting = self._by_queue.get((topic, queue_id), NO_WAITERS)
         if not (waiting or self.parked_pops):
             return
-        pulls = tuple(waiting.get("", {}).items())
+        pulls = tuple(waiting.get("", {}).items())  # pulls have the competition key ""
         if len(pulls) >= FLUSH_PULLS_MIN:
             self.flush()
         for parked, peer in pulls:
@@ -134,7 +140,9 @@ class LongPolls:
     def _offer(self, pops: CompetingPops) -> None:
         """Retry the pop that has waited longest, then the next one as long as messages are left.
 
-        Called for each commit: keep it cheap.
+        Stop at a pop whose retry is pending, or becomes pending because its connection has used up
+        its share of time: this pop keeps the offer. Remove pops whose connection has closed. Called
+        for each commit: keep it cheap.
         """
         while pops:
             parked, peer = next(iter(pops.items()))
@@ -154,11 +162,14 @@ class LongPolls:
                 return
 
     def _offer_to_others(self, parked: Parked) -> None:
-        """Offer the messages that were offered to a pop to the others of its group.
+        """Offer the messages that were offered to a pop to the other pops of its group.
 
         Do nothing for a pull.
         """
-        for key in parked.queues if parked.competition_key else ():
+        is_pop = bool(parked.competition_key)
+        if not is_pop:
+            return
+        for key in parked.queues:
             self._offer(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
 
     def retry(
@@ -167,10 +178,10 @@ class LongPolls:
         peer: Peer,
         write: Callable[[Peer, bytes], None] = Peer.write,
     ) -> None:
-        """Retry a parked request now, and send its answer with `write`.
+        """Retry a parked request now, and send its answer with `write(peer, frame)`.
 
-        If a pop leaves messages, they are offered to the other pops of its group. `Peer.write`
-        sends the answer at once.
+        The default sends the answer at once. The request stays parked if it has no answer. If a pop
+        leaves messages, they are offered to the other pops of its group.
         """
         self._retry(parked, peer, write)
         if parked.has_left_messages:
@@ -185,10 +196,11 @@ class LongPolls:
         *,
         is_last: bool = False,
     ) -> None:
-        """Retry a parked request, and remove it if it is answered.
+        """Retry a parked request, and send its answer and remove it if there is an answer.
 
-        With `is_last` it is always answered. An exception is logged and becomes the answer, so that
-        other requests are not affected.
+        With `is_last` it is removed in any case. A `Durable` answer is sent after the next commit,
+        any other with `write`. An exception is logged and becomes the answer, so that other
+        requests are not affected. Do nothing if the request was answered already.
         """
         parked.is_attempt_pending = False
         if parked.is_done:
@@ -207,14 +219,17 @@ class LongPolls:
                 write(peer, answer or b"")
 
     def retry_after(self, parked: Parked, peer: Peer, work: PostponedWork | None) -> WorkItem[None]:
-        """Run `work` if there is one, then retry the request. `Background` runs the steps."""
+        """Run `work` on another thread if it is not None, then retry the request. Work item."""
         yield None
         if work is not None:
             work.store_result((yield work.run))
         self.retry(parked, peer)
 
     def expire(self, now_s: float) -> None:
-        """Answer the requests whose deadline is at or before `now_s`."""
+        """Answer the requests whose deadline is at or before `now_s`, with a last retry.
+
+        What was offered to a pop, or what it leaves, is offered to the other pops of its group.
+        """
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
             had_offer = parked.is_attempt_pending and not parked.is_done
@@ -253,7 +268,10 @@ class LongPolls:
                 self._offer_to_others(parked)
 
     def _remove(self, parked: Parked, peer: Peer) -> None:
-        """Remove a parked request from all tables. It stays in the heap until its deadline."""
+        """Mark a parked request as done, and remove it from all tables.
+
+        It stays in the heap until its deadline, or until the heap is rebuilt.
+        """
         parked.is_done = True
         self._size -= 1
         parked_of_peer = self._by_peer[peer]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.lanes.filters import RuleColumnFilter, RuleFilter
 from sluicemq.broker.lanes.lane_queue import LaneQueue
@@ -62,6 +62,14 @@ TALLIES_KEPT: Final = 65_536
 """The most tallies that are kept."""
 
 
+class BlockVerdicts(NamedTuple):
+    """The verdicts of a filter on consecutive messages, the first one at `first_offset`."""
+
+    first_offset: int
+    verdicts: "NDArray[np.uint8]"
+    """One verdict of `filter.plan` for each message, such as TRUE, FALSE or ERROR."""
+
+
 class StoredProperties:
     """The properties of stored messages, read record by record. This is slow."""
 
@@ -76,18 +84,21 @@ class StoredProperties:
     def iter_range(
         self, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (offset, properties) of each existing message in [`start`, `end`)."""
+        """Yield (offset, properties) of each existing message in [`start`, `end`).
+
+        Offsets without a record are skipped. Stop at the first offset without a unit.
+        """
         while start < end:
             units = self._store.reader.units(
                 topic, queue_id, start, min(end - start, RECORDS_PER_STEP)
             )
             if not len(units):
                 return
-            for position, size, _ in UNIT.iter_unpack(units):
+            for offset, (position, size, _) in enumerate(UNIT.iter_unpack(units), start):
                 properties = self._read_unit(position, size)
                 if properties is not None:
-                    yield start, properties
-                start += 1
+                    yield offset, properties
+            start += len(units) // UNIT_BYTES
 
     def iter_tags(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
         """Yield the tag of each unit whose index is in `hits`; "" for a message without a tag."""
@@ -97,6 +108,7 @@ class StoredProperties:
             yield "" if properties is None else properties.get(TAGS, "")
 
     def _read_unit(self, position: int, size: int) -> dict[str, str] | None:
+        """Return the properties of the record that a unit locates; None if there is no record."""
         view = None if size == BLANK_SIZE else self._store.reader.view_at(position)
         if view is None or len(view) < size:
             return None
@@ -140,7 +152,10 @@ class MatchCriteria:
 
     @classmethod
     def from_rule(cls, rule: LaneRule) -> "MatchCriteria":
-        """Return the criteria of a lane's rule."""
+        """Return the criteria of a lane's rule.
+
+        They match every message if the rule does, and none if the rule has no clause.
+        """
         criteria = cls(Subscription("", ALL))
         criteria.key = ("RULE", rule)
         rule_filter = RuleFilter(rule)
@@ -185,14 +200,17 @@ class Tally:
     def eta_s(self) -> float | None:
         """The seconds until the range will contain no match, at the speed of the samples.
 
-        None if that is unknown, or never at this speed.
+        It is 0.0 if the range contains no match, and None if the number of matches does not fall,
+        or if there is only one sample.
         """
         if not self.count:
             return 0.0
-        begin_s, passed, arrived = self.samples[0]
-        end_s, *_ = self.samples[-1]
-        drained = (self.passed_count - passed) - (self.arrived_count - arrived)
-        return self.count * (end_s - begin_s) / drained if drained > 0 else None
+        first_s, first_passed, first_arrived = self.samples[0]
+        last_s, *_ = self.samples[-1]
+        passed = self.passed_count - first_passed
+        arrived = self.arrived_count - first_arrived
+        drained = passed - arrived
+        return self.count * (last_s - first_s) / drained if drained > 0 else None
 
 
 class MatchCounter:
@@ -202,9 +220,11 @@ class MatchCounter:
     """
 
     def __init__(self, store: Store) -> None:
+        """Create a counter without tallies."""
         self._store = store
         self.properties = StoredProperties(store)
         self._tallies: dict[tuple[str, str, int], tuple[tuple[str, object], Tally]] = {}
+        """By group, topic and queue id: the last tally, and the key of its criteria."""
 
     def count_lag(
         self,
@@ -215,25 +235,22 @@ class MatchCounter:
         start: int,
         now_s: float,
     ) -> WorkItem[Tally]:
-        """Count the matches from `start` to the end of a queue.
+        """Count the matches from offset `start` to the end of a queue, and keep the tally.
 
-        The last tally of the group is updated if that is possible.
+        `start` is moved into the queue if it is outside. `now_s` is the monotonic time for the
+        samples. If the last tally of `group` has the same criteria and the same messages, only the
+        messages that the range has left behind and taken in are examined. Otherwise all are, and
+        the samples begin again. The tally is not kept if messages were deleted meanwhile.
         """
         key = (group, topic, queue_id)
-        first, end = self._store.queue_offsets(topic, queue_id)
-        start = min(max(start, first), end)
+        offset_min, end = self._store.queue_offsets(topic, queue_id)
+        start = min(max(start, offset_min), end)
         count = partial(self.count_range, topic, queue_id, criteria)
-
-        known_key, known = self._tallies.get(key, (None, None))
-        if known is not None and (
-            known_key != criteria.key
-            or known.start < first
-            or known.last_position != self._position_of(topic, queue_id, known.end - 1)
-        ):
-            known = None
+        known = self._find_valid_tally(key, criteria, offset_min)
 
         if known is not None and known.start <= start <= known.end <= end:
-            # Count the shorter one of the parts before and after `start`.
+            # The group has moved on: the range has lost [known.start, start) and gained
+            # [known.end, end). Count the shorter one of the parts before and after `start`.
             if start - known.start <= known.end - start:
                 passed = yield from count(known.start, start)
             else:
@@ -243,6 +260,7 @@ class MatchCounter:
             passed, arrived = known.passed_count + passed, known.arrived_count + arrived
             samples = known.samples.copy()
         else:
+            # The samples begin again, because the speed of the group is not known any more.
             if known is not None and start < known.start <= known.end <= end:
                 # The offset of the group was reset to an earlier one.
                 before = yield from count(start, known.start)
@@ -270,22 +288,39 @@ class MatchCounter:
                 del self._tallies[next(iter(self._tallies))]
         return tally
 
+    def _find_valid_tally(
+        self, key: tuple[str, str, int], criteria: MatchCriteria, offset_min: int
+    ) -> Tally | None:
+        """Return the last tally of (group, topic, queue id) if it is still right, else None.
+
+        It is if it was counted with the same criteria, none of its messages were deleted (the
+        queue begins at `offset_min`), and the topic was not deleted and created again.
+        """
+        criteria_key, tally = self._tallies.get(key, (None, None))
+        if tally is None or criteria_key != criteria.key or tally.start < offset_min:
+            return None
+        _, topic, queue_id = key
+        position = self._position_of(topic, queue_id, tally.end - 1)
+        return tally if tally.last_position == position else None
+
     def count_lane_lag(
         self, name: str, topic: str, queue_id: int, lane_queue: LaneQueue, now_s: float
     ) -> WorkItem[Tally]:
         """Count the messages that a lane still has to receive in the queue of `lane_queue`.
 
-        Only the messages under the last rule are counted from a tally. Those under earlier rules
-        are counted again each time: they are gone once the lane has passed them.
+        `name` is the name under which the tally is kept. The rule of a lane may change at some
+        offsets of the queue. Only the messages under the last rule are counted from a kept tally.
+        Those under earlier rules are counted again each time: after the lane has passed them, they
+        are never counted again.
         """
         first, end = self._store.queue_offsets(topic, queue_id)
         start = rule_start = min(max(lane_queue.current_offset, first), end)
         earlier: list[tuple[int, int, LaneRule]] = []
-        rule, until = lane_queue.find_rule(rule_start)
-        while until is not None and until < end:
-            earlier.append((rule_start, until, rule))
-            rule_start = until
-            rule, until = lane_queue.find_rule(rule_start)
+        rule, rule_end = lane_queue.find_rule(rule_start)
+        while rule_end is not None and rule_end < end:
+            earlier.append((rule_start, rule_end, rule))
+            rule_start = rule_end
+            rule, rule_end = lane_queue.find_rule(rule_start)
 
         criteria = MatchCriteria.from_rule(rule)
         tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
@@ -303,7 +338,11 @@ class MatchCounter:
     def count_range(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the matches among the messages [`start`, `end`) of a queue."""
+        """Count the matches among the messages [`start`, `end`) of a queue.
+
+        Nothing is read if the criteria match every message or none. Otherwise tags are compared
+        (`_count_tags`), or blocks of columns evaluated, or records if there are no columns.
+        """
         if start >= end or criteria.matches_nothing:
             return 0
         if criteria.matches_everything:
@@ -325,9 +364,10 @@ class MatchCounter:
     def _count_batch(
         self, topic: str, queue_id: int, criteria: MatchCriteria, batch: "list[ColumnBlock | Load]"
     ) -> WorkItem[int]:
-        """Count the matches in some blocks in one job.
+        """Count the matches in the blocks of `batch`, in one job.
 
-        The job also loads the blocks that are not in memory.
+        The job also loads the blocks that are not in memory. It runs on another thread if it loads
+        a block or takes long. Where the columns cannot decide, records are evaluated afterwards.
         """
         vectorised = criteria.vectorised
         assert vectorised is not None
@@ -367,14 +407,15 @@ class MatchCounter:
     def _count_verdicts(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the matches row by row, with records where columns cannot decide."""
+        """Count the matches row by row, with records where columns cannot decide. Work item."""
         total = 0
         for step in self.iter_verdicts(topic, queue_id, criteria, start, end, only_matches=True):
-            if callable(step):
+            if callable(step):  # a job for another thread
                 yield step
-            else:
-                total += 0 if step is None else step[1].tobytes().count(TRUE)
-                yield None
+                continue
+            if step is not None:
+                total += step.verdicts.tobytes().count(TRUE)
+            yield None
         return total
 
     def iter_verdicts(
@@ -386,12 +427,13 @@ class MatchCounter:
         end: int,
         *,
         only_matches: bool = False,
-    ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
+    ) -> Iterator[Job | BlockVerdicts | None]:
         """Evaluate an SQL92 filter on the messages [`start`, `end`), in order.
 
-        Yield (offset of the first message, array of verdicts) for each block; between them yield
-        jobs to run on another thread, and None where other work may run. With `only_matches`,
-        blocks without a match may be left out.
+        Yield three kinds of items. `BlockVerdicts` are the results for one block. A callable is a
+        job: the caller must run it, usually on another thread, before it asks for the next item.
+        None means that other work may run now. With `only_matches`, blocks without a match may be
+        left out.
         """
         columns = self._store.columns
         if not columns.is_loaded:
@@ -407,7 +449,7 @@ class MatchCounter:
                 records = dict(self.properties.iter_range(topic, queue_id, low, high))
                 rows = [offset - low for offset in records]
                 yield from _judge_records(criteria, rows, list(records.values()), verdicts)
-                yield low, verdicts
+                yield BlockVerdicts(low, verdicts)
             return
         vectorised = criteria.vectorised
         assert vectorised is not None
@@ -429,12 +471,16 @@ class MatchCounter:
                     read_at = partial(self.properties.read_at, topic, queue_id)
                     properties = [read_at(block.first_offset + row) for row in rows]
                     yield from _judge_records(criteria, rows, properties, verdicts)
-            yield block.first_offset, verdicts
+            yield BlockVerdicts(block.first_offset, verdicts)
 
     def _count_tags(
         self, topic: str, queue_id: int, criteria: MatchCriteria, start: int, end: int
     ) -> WorkItem[int]:
-        """Count the messages whose tag is one of the wanted tags."""
+        """Count the messages among [`start`, `end`) whose tag is one of the wanted tags.
+
+        The tag codes in the consume queue are compared first, in steps of TAG_UNITS units; the tags
+        of the hits are read from columns or records.
+        """
         from sluicemq.store import bulk  # noqa: PLC0415 - NumPy is loaded only for filters
 
         assert criteria.codes is not None
@@ -466,7 +512,7 @@ class MatchCounter:
 
         `units` are units of the queue, and `hits` the indices of those with a wanted tag code.
         `part` has the tags of all messages from the first of `units` on; None if there are no
-        columns.
+        columns. If the columns cannot decide, the records of the hits are read.
         """
         block: ColumnBlock | None = None
         if isinstance(part, ColumnBlock):
@@ -495,7 +541,10 @@ class MatchCounter:
 
 
 def _count_rows(criteria: MatchCriteria, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
-    """Return how many of these rows have a wanted tag; None if the columns cannot decide."""
+    """Return how many of `rows` of a block have a wanted tag; None if the columns cannot decide.
+
+    They cannot if the block has odd rows, or too many distinct tags for a column.
+    """
     import numpy as np  # noqa: PLC0415 - NumPy is loaded only for filters
 
     if len(block.odd) or TAGS in block.excluded:
@@ -517,12 +566,14 @@ def _judge_records(
 ) -> Iterator[Job | None]:
     """Write the verdict on each of `rows` into `verdicts`, in steps.
 
-    `properties` are those of the rows, None where there is no message.
+    `properties` are those of the rows, None where there is no message; its verdict is FALSE. Yield
+    None after each ROWS_PER_STEP, or one job for all rows if the expression is long.
     """
     verdict = criteria.verdict
     assert verdict is not None
 
     def judge(start: int, stop: int) -> None:
+        """Write the verdicts on `rows[start:stop]`. Runs on any thread."""
         for row, values in zip(rows[start:stop], properties[start:stop], strict=True):
             verdicts[row] = FALSE if values is None else evaluate_verdict(verdict, values)
 

@@ -44,7 +44,7 @@ class NoticeBudget:
     is_pending: bool = False
 
     def refill(self, now_s: float) -> None:
-        """Add the tokens for the time since the last call."""
+        """Add the tokens for the time from the last call to `now_s`, up to NOTICES_BURST."""
         refilled = self.tokens + NOTICES_PER_SECOND * (now_s - self.refilled_s)
         self.tokens = min(refilled, float(NOTICES_BURST))
         self.refilled_s = now_s
@@ -63,7 +63,11 @@ class GroupChangeNotices:
     _budgets: dict[str, NoticeBudget] = field(default_factory=dict)
 
     def notify_change(self, group: str, keys: SubscriptionKeys) -> None:
-        """Notify members of `group` that it has changed, now or together with later changes."""
+        """Notify the members of `group` with these subscription keys that the group has changed.
+
+        None as `keys` means all members. They are notified at once if the group has tokens and no
+        change waits. Otherwise the keys are added to those that wait for `send_due`.
+        """
         now_s = self.clock.monotonic_s()
         budget = self._budgets.get(group)
         if budget is None:
@@ -74,13 +78,13 @@ class GroupChangeNotices:
         elif keys is None or not budget.is_pending:
             budget.pending_keys = None if keys is None else set(keys)
             budget.is_pending = True
-        elif budget.pending_keys is not None:
+        elif budget.pending_keys is not None:  # else all members are notified anyway
             budget.pending_keys |= keys
 
     def send_due(self) -> None:
-        """Send the pending notices of groups whose bucket has tokens again.
+        """Send the pending notices of all groups whose token bucket is not empty.
 
-        Called several times a second.
+        Remove full buckets without pending notices. Called several times a second.
         """
         now_s = self.clock.monotonic_s()
         for group, budget in tuple(self._budgets.items()):

@@ -21,6 +21,7 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
+from sluicemq.broker.topics import Topic
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
@@ -54,6 +55,7 @@ class GroupOffsetHandlers(BrokerComponent):
     """
 
     def __init__(self, context: BrokerContext, *, consumers: Consumers, polls: LongPolls) -> None:
+        """Create the handlers. `polls` has the requests that wait for the queues of a reset."""
         super().__init__(context)
         self.consumers = consumers
         self.polls = polls
@@ -64,17 +66,44 @@ class GroupOffsetHandlers(BrokerComponent):
     def reset_offsets(
         self, header: ResetOffsetRequest, command: Command, peer: Peer
     ) -> Command | Announced:
-        """Answer INVOKE_BROKER_TO_RESET_OFFSET (222) with the new offset of each queue.
+        """Reset the offsets of a group on a topic: answer INVOKE_BROKER_TO_RESET_OFFSET (222).
 
-        The answer leaves once the offsets are on disk, if the broker resets them itself. Raises
-        RequestError if the topic, group or queue does not exist, or the offset is not in the queue.
+        If the broker resets offsets itself, the answer contains the new offset of each queue, and
+        leaves once they are on disk. Otherwise the connected members are asked to reset theirs.
+
+        Raises RequestError if the topic, group or queue does not exist, or if the offset is not in
+        the queue.
         """
         topic = self.topics.require(header.topic)
         self.groups.check_exists(header.group)
         is_server_side = self.settings.broker.server_side_reset
+        offsets = self._choose_offsets(header, topic, is_server_side=is_server_side)
+        log.info(
+            "%s resets group %s of topic %s: %s",
+            peer.remote,
+            header.group,
+            topic.name,
+            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
+        )
+        if is_server_side:
+            self._apply_reset(header.group, offsets)
+            body = bodies.encode_queue_offsets(offsets)
+            return Announced(Command(ResponseCode.SUCCESS, body=body))
+        return self._ask_consumers_to_reset(header, offsets, command.language)
+
+    def _choose_offsets(
+        self, header: ResetOffsetRequest, topic: Topic, *, is_server_side: bool
+    ) -> dict[MessageQueue, int]:
+        """Return the queues that a request resets, each with its new offset.
+
+        If the broker resets offsets itself (`is_server_side`), the request may name one queue, and
+        also the offset. Otherwise all queues are reset. Without an offset (None or -1), the new one
+        is that of the time in the request, or the end of the queue if the time is negative.
+
+        Raises RequestError if the queue does not exist, or if the offset is not in the queue.
+        """
         name, queue_id, offset = topic.name, header.queue_id, header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
-        offsets: dict[MessageQueue, int] = {}
         if is_server_side and queue_id >= 0:
             if queue_id not in queue_ids:
                 raise RequestError(
@@ -91,31 +120,24 @@ class GroupOffsetHandlers(BrokerComponent):
                         f"Offset {offset} is outside queue {queue_id} of topic {name}, which "
                         f"holds {low} to {high}.",
                     )
-                offsets = {self._message_queue(name, queue_id): offset}
-        if not offsets:
-            reader, ends = self.store.reader, self.store.queue_offsets
-            offsets = {
-                self._message_queue(name, queue_id): ends(name, queue_id)[1]
-                if header.time_ms < 0
-                else reader.offset_by_time(name, queue_id, header.time_ms, "lower")
-                for queue_id in queue_ids
-            }
+                return {self._message_queue(name, queue_id): offset}
+        return {
+            self._message_queue(name, queue_id): self._offset_at(name, queue_id, header.time_ms)
+            for queue_id in queue_ids
+        }
 
-        log.info(
-            "%s resets group %s of topic %s: %s",
-            peer.remote,
-            header.group,
-            topic.name,
-            ", ".join(f"queue {queue.queue_id} to {offset}" for queue, offset in offsets.items()),
-        )
-        if is_server_side:
-            self._apply_reset(header.group, offsets)
-            body = bodies.encode_queue_offsets(offsets)
-            return Announced(Command(ResponseCode.SUCCESS, body=body))
-        return self._ask_consumers_to_reset(header, offsets, command.language)
+    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """Return the offset of a queue at a store time; the end of the queue if it is negative."""
+        if time_ms < 0:
+            return self.store.queue_offsets(topic, queue_id)[1]
+        return self.store.reader.offset_by_time(topic, queue_id, time_ms, "lower")
 
     def _apply_reset(self, group: str, offsets: dict[MessageQueue, int]) -> None:
-        """Reset offsets of a group or its lanes, and wake the requests that wait for the queues."""
+        """Reset offsets of a group, or of its lanes if it has some.
+
+        Wake the requests that wait for the queues, and schedule a commit, so that the offsets get
+        on disk.
+        """
         for queue, offset in offsets.items():
             if not self.consumers.lanes.reset_queue(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
@@ -127,8 +149,11 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Command:
         """Send RESET_CONSUMER_CLIENT_OFFSET (220) to every member, which resets its queues.
 
-        Without `force` an offset does not move forward. A queue without a committed offset has no
-        reader that could follow, so the request is refused, as by RocketMQ's broker.
+        Return the answer, with the offsets. Without `force`, a queue whose new offset would be
+        greater than the committed one keeps the committed one. The answer is an error, and nothing
+        is sent, if the group has no members, or if a queue has no committed offset, as in
+        RocketMQ. `language` is that of the requesting client: the C++ client expects the offsets in
+        another format.
         """
         group = self.consumers.groups.get(header.group)
         if group is None:
@@ -173,8 +198,10 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Announced:
         """Answer CLONE_GROUP_OFFSET (314): give the target group the offsets of the source.
 
-        This is done for one topic, or for all topics of the source besides retry topics. Connected
-        members of the target are moved as by a reset.
+        This is done for the topic in the request, or for all topics of the source; retry topics are
+        left out. Queues without an offset of the source do not change. The target group is created
+        if it may be. Its connected members are moved as by a reset. Raises RequestError if a group
+        does not exist.
         """
         self.groups.check_exists(header.source_group)
         if self.groups.get_or_create(header.target_group) is None:
@@ -205,21 +232,25 @@ class GroupOffsetHandlers(BrokerComponent):
     def query_time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """Answer QUERY_CONSUME_TIME_SPAN (303) with times for each queue of a topic.
 
-        These are the store times in ms of the first, the last and the last consumed message. The
-        delay is the age in ms of the next message to consume, 0 if there is none.
+        These are the store times in ms of the first, the last and the last consumed message. If the
+        group has consumed nothing, that of the first one is used. The time of the last message is
+        -1 if the queue is empty. The delay is the age in ms of the next message to consume, 0 if
+        there is none. Raises RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         name, spans = topic.name, []
         reader, now_ms = self.store.reader, self.clock.now_ms()
         for queue_id in range(topic.config.write_queues):
-            high = self.store.queue_offsets(name, queue_id)[1]
-            offset = self.offsets.committed(header.group, name, queue_id)
+            end = self.store.queue_offsets(name, queue_id)[1]
+            committed = self.offsets.committed(header.group, name, queue_id)
             first_ms = consumed_ms = reader.earliest_time_ms(name, queue_id)
-            if offset > 0:
-                consumed_ms = reader.store_time_ms(name, queue_id, offset - 1)
-            next_ms = reader.store_time_ms(name, queue_id, max(offset, 0)) if high > offset else 0
+            if committed > 0:
+                consumed_ms = reader.store_time_ms(name, queue_id, committed - 1)
+            next_ms = 0
+            if end > committed:
+                next_ms = reader.store_time_ms(name, queue_id, max(committed, 0))
             delay_ms = max(0, now_ms - next_ms) if next_ms > 0 else 0
-            last_ms = reader.store_time_ms(name, queue_id, high - 1) if high else -1
+            last_ms = reader.store_time_ms(name, queue_id, end - 1) if end else -1
             queue = self._message_queue(name, queue_id)
             spans.append(bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
@@ -233,16 +264,16 @@ class GroupOffsetHandlers(BrokerComponent):
         the compared group is behind all other groups gets NO_GROUP_BEHIND. RocketMQ also deletes
         the offsets of the groups in `filterGroups`; here they stay.
         """
-        groups_left_out = set(filter(None, (header.excluded_groups or "").split(",")))
-        least: dict[int, int] = {}
-        compared: dict[int, int] = {}
+        excluded_groups = set(filter(None, (header.excluded_groups or "").split(",")))
+        least: dict[int, int] = {}  # by queue id: the least offset
+        compared: dict[int, int] = {}  # by queue id: the offset of the compared group
         for group, topic, queue_id, offset in self.offsets.iter_offsets():
             if topic != header.topic:
                 continue
             if group == header.compare_group:
                 compared[queue_id] = offset
             is_stored = offset >= self.store.queue_offsets(topic, queue_id)[0]
-            if group not in groups_left_out and is_stored:
+            if group not in excluded_groups and is_stored:
                 least[queue_id] = min(offset, least.get(queue_id, offset))
         for queue_id, offset in compared.items():
             if least.get(queue_id, NO_GROUP_BEHIND) > offset:
@@ -254,7 +285,9 @@ class GroupOffsetHandlers(BrokerComponent):
     ) -> Postponed:
         """Answer QUERY_CONSUME_QUEUE (321) with at most UNITS_MAX units of a queue.
 
-        With a group, each unit says whether its tag code matches the filter of the group.
+        With a group, each unit says whether its tag code matches the filter of the group, and the
+        answer contains the group's subscription, or a text that the group is not online. Raises
+        RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
         low, high = self.store.queue_offsets(topic.name, header.queue_id)
@@ -279,6 +312,7 @@ class GroupOffsetHandlers(BrokerComponent):
             filter_text = "null" if compiled else f"{header.group}@{topic.name} is not online!"
 
         def encode() -> bytes:
+            """Return the body of the answer. Runs on another thread."""
             decoded = [
                 bodies.QueueUnit(position, size, code, not codes or code in codes)
                 for position, size, code in UNIT.iter_unpack(data)
@@ -293,4 +327,5 @@ class GroupOffsetHandlers(BrokerComponent):
         return Postponed(steps())
 
     def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
+        """Return the name of a queue of this broker."""
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)

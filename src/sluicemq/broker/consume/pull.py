@@ -132,6 +132,12 @@ class PullHandlers(BrokerComponent):
         deliveries: DeliveryStates,
         filters: RequestFilters,
     ) -> None:
+        """Create the handlers.
+
+        `consumers` has the members of groups with their filters and lanes, `polls` parks pulls,
+        `deliveries` counts what groups receive, and `filters` caches the filters of expressions in
+        requests.
+        """
         super().__init__(context)
         self.consumers = consumers
         self.polls = polls
@@ -167,7 +173,11 @@ class PullHandlers(BrokerComponent):
         answer to `peer` in pieces. Raises KeyError, TypeError, ValueError or RequestError for a
         malformed header. Called for every pull: keep it cheap.
         """
-        missed = None if self.compiled is None else self.compiled.claim()
+        # If the compiled engine has just stopped before this pull because it had no plan for it,
+        # claim the (key, header) of the pull now: after another return it would be claimed for a
+        # later pull. The plan is saved at the end, so only a pull that was allowed and found
+        # messages gets one.
+        missed_pull = None if self.compiled is None else self.compiled.claim()
         try:
             context = PullContext(command.fields, peer)
             self.checks.prepare(context)
@@ -198,8 +208,8 @@ class PullHandlers(BrokerComponent):
             )  # raises an error that names the field
             raise
 
-        if missed is not None:
-            self._save_plan(missed, context, command)
+        if missed_pull is not None:
+            self._save_plan(missed_pull, context, command)
         pieces = self._encode_found(context, command.opaque, result)
         if result.size_bytes < UNJOINED_BYTES_MIN:
             return b"".join(pieces)
@@ -232,10 +242,12 @@ class PullHandlers(BrokerComponent):
     def pull_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """Answer a plain PULL_MESSAGE (11) for which messages exist.
 
-        `header` is the decoded JSON header; the body of a pull is not used. Return the encoded
-        answer, True if it was written to `peer` in pieces, or False for every request that `pull`
-        has to handle. The time it takes is charged to the share of the connection, like that of
-        every request. Called for every pull: keep it cheap.
+        A pull is plain if its queue has messages from its offset on, its filter is by tags or
+        missing, and its group exists and has no lanes and no pending reset. `header` is the decoded
+        JSON header; the body of a pull is not used. Return the encoded answer, True if it was
+        written to `peer` in pieces, or False for every request that `pull` has to handle. The time
+        it takes is charged to the share of the connection, like that of every request. Called for
+        every pull: keep it cheap.
         """
         scheduler = self.scheduler
         try:
@@ -304,14 +316,18 @@ class PullHandlers(BrokerComponent):
         return self.compiled.run  # type: ignore[no-any-return]
 
     def _save_plan(
-        self, missed: tuple[bytes, bytes], context: PullContext, command: Command
+        self, missed_pull: tuple[bytes, bytes], context: PullContext, command: Command
     ) -> None:
         """Give the compiled engine a plan, so that it handles further pulls like this one.
 
-        `missed` is the (key, header) of the last pull for which the engine had no plan. Do nothing
-        if that is not the pull of `command`, or if the pull is not plain enough for the engine.
+        A plan contains everything that is the same for each pull of a client from a queue: group,
+        topic, filter, limits, and the answer's header with gaps for the numbers of each pull.
+        `missed_pull` is the (key, header) of the last pull for which the engine had no plan. Do
+        nothing if that is not the pull of `command`, or if the engine cannot handle such pulls:
+        those with a filter that it does not know, bulk pulls, those of groups with lanes, and all
+        pulls if slaves serve readers.
         """
-        key, header = missed
+        key, header = missed_pull
         values, message_filter = orjson.loads(header), context.filter
         config = self.settings.broker
         assert engine.pulls is not None, "the engine has reported a missed pull"
@@ -322,10 +338,15 @@ class PullHandlers(BrokerComponent):
         scan = None
         if message_filter is not None and codes is None:
             scan = reader.cached_column_scan(message_filter)
+        is_this_pull = [values[name] for name in ("opaque", "flag", "extFields")] == [
+            command.opaque,
+            0,
+            command.fields,
+        ]
+        is_filter_known = message_filter is None or codes is not None or scan is not None
         if (
-            [values[name] for name in ("opaque", "flag", "extFields")]
-            != [command.opaque, 0, command.fields]
-            or (message_filter is not None and codes is None and scan is None)
+            not is_this_pull
+            or not is_filter_known
             or context.bytes_max is not None
             or count_max > engine.pulls.count_max
             or config.slave_read
@@ -362,6 +383,7 @@ class PullHandlers(BrokerComponent):
             _PLACEHOLDERS[3],
             b"FOUND",
         )
+        # Split the header at the numbers that differ from pull to pull.
         for placeholder in _PLACEHOLDERS:
             text = text.replace(b"%d" % placeholder, b"\0")
         plan.answer = tuple(text.split(b"\0"))
@@ -370,7 +392,12 @@ class PullHandlers(BrokerComponent):
     def _answer_or_park(
         self, context: PullContext, command: Command, result: ReadResult
     ) -> bytes | Parked | Postponed:
-        """Answer a read without messages, or park the pull if the client allows it.
+        """Return the answer to a read without messages, or the pull to be parked.
+
+        - If a slow filter has to be evaluated first, return Postponed: the pull is repeated then.
+        - If the first match is out of the reader's reach, delay the pull.
+        - At the end of the queue, return Parked if the client allows it (FLAG_SUSPEND).
+        - Otherwise return the encoded answer without messages.
 
         Called for every pull that reaches the end of a queue: keep it cheap.
         """
@@ -398,8 +425,9 @@ class PullHandlers(BrokerComponent):
     def _delay_match(self, context: PullContext, command: Command) -> bytes | Parked:
         """Delay a pull whose first match is out of the reader's reach, then answer with the match.
 
-        The delay is some milliseconds (`delivery.SpanEstimator`). An immediate answer without
-        messages would be no progress for the client.
+        Return Parked, and schedule the retry after some milliseconds (`delivery.SpanEstimator`).
+        Without timers (`call_later` is None) return the encoded answer at once. An immediate answer
+        without messages would be no progress for the client.
         """
         delay_s = context.delivery.span_estimator.record_delay(context.queue_id)
         parked = Parked(
@@ -419,7 +447,8 @@ class PullHandlers(BrokerComponent):
     ) -> bytes | Parked | None:
         """Return the answer to a pull that may not read because of its lane or a reset, else None.
 
-        Called for every pull: keep it cheap.
+        A pull that waits for its lane is returned as Parked if the client allows it. Called for
+        every pull: keep it cheap.
         """
         resets = self.offsets.resets.table
         if context.group not in self._lanes and not (
@@ -451,10 +480,12 @@ class PullHandlers(BrokerComponent):
         """
         lane = self.consumers.lane_of(context.group, context.peer, context.fields)
         if lane is None:
-            moved = self.offsets.resets.redirect(
+            new_offset = self.offsets.resets.redirect(
                 context.group, *context.queue, context.offset, is_parked=is_parked
             )
-            return READ if moved is None else PullDecision(PullAction.REDIRECT, offset=moved)
+            if new_offset is None:
+                return READ
+            return PullDecision(PullAction.REDIRECT, offset=new_offset)
         if is_parked:
             return lane.retry_pull(context.queue, context.offset, context.lane_key)
         if context.commit_offset is not None:
@@ -464,7 +495,10 @@ class PullHandlers(BrokerComponent):
         return decision
 
     def _encode_decision(self, context: PullContext, opaque: int, decision: PullDecision) -> bytes:
-        """Return the encoded answer to a pull that may not read because of `decision`."""
+        """Return the encoded answer to a pull that may not read because of `decision`.
+
+        For a redirected pull, also record the new offset as the one that the group fetches next.
+        """
         code, remark = _DECISION_ANSWERS[decision.action]
         offset = context.offset if decision.action is PullAction.WAIT else decision.offset
         if decision.action is PullAction.REDIRECT:
@@ -477,8 +511,13 @@ class PullHandlers(BrokerComponent):
     def _read(self, context: PullContext, offset: int, is_parked: bool = False) -> ReadResult:
         """Read the store from `offset` on with the filter and the limits of the pull.
 
-        `is_parked`: the pull was parked and is retried. Add the filtered messages to the counters
-        of the group, and record what the client will hold. Called for every pull: keep it cheap.
+        A member of a lane reads with the rule of its lane, and not beyond the offset at which the
+        rule changes. Another reader with a filter reads with a span limit. `is_parked` says that
+        the pull was parked and is retried.
+
+        Also update the state of the group: count filtered messages, record the read for the span
+        estimate or the lane, and note the range if the filter may have failed there. Called for
+        every pull: keep it cheap.
         """
         delivery, message_filter = context.delivery, context.filter
         committed = context.commit_offset
@@ -532,9 +571,11 @@ class PullHandlers(BrokerComponent):
     def _retry_parked(self, context: PullContext, parked: Parked, is_last: bool) -> bytes | None:
         """Retry a parked pull: return the encoded answer, or None to keep it parked.
 
-        With `is_last` the pull is always answered, and its next offset moves past the messages that
-        the filter rejected. An empty answer means that the answer is written later. Called whenever
-        a parked pull is woken: keep it cheap.
+        The read goes on where the last one ended (`parked.scan_offset`). The answer is an error if
+        the topic was deleted, and asks the client to pull again if the filter of the group has
+        changed meanwhile. With `is_last` the pull is always answered, and its next offset moves
+        past the messages that the filter rejected. b"" means that the answer is written later.
+        Called whenever a parked pull is woken: keep it cheap.
         """
         opaque = parked.command.opaque
         if context.topic not in self.topics.table:
@@ -565,12 +606,16 @@ class PullHandlers(BrokerComponent):
     def _answer_or_keep_parked(
         self, context: PullContext, parked: Parked, result: ReadResult, is_last: bool
     ) -> bytes | None:
-        """Handle a retry without messages: return the answer, or None to keep the pull parked.
+        """Return the answer after a retry that found no messages, or None to keep the pull parked.
 
-        A read that did not reach the end of the queue continues in the background. A slave that has
-        found a master answers at once, so that the client asks the master. With `is_last`, a read
-        that has to evaluate a slow filter first is repeated in the background. The answer would
-        otherwise ask the client to retry although no message was examined; b"" is returned instead.
+        Without `is_last` the pull stays parked if it was at the end of the queue or has examined
+        messages. It then goes on from the offset at which the read ended; if that is not the end of
+        the queue, the next read is scheduled in the background. A slave that has found a master
+        answers at once, so that the client asks the master.
+
+        With `is_last` the pull is answered. But if a slow filter has to be evaluated first, no
+        message was examined: return b"", and repeat the pull in the background, which writes the
+        answer.
         """
         if is_last and result.postponed is not None:
             command, peer = parked.command, context.peer
@@ -599,11 +644,11 @@ class PullHandlers(BrokerComponent):
     # ------------------------------------------------------------------------------- answers
 
     def _response_code(self, context: PullContext, result: ReadResult, offset: int) -> int:
-        """Return the response code for a read; on a slave, `result.next_offset` may change.
+        """Return the response code for a read that began at `offset`.
 
-        A slave that serves readers (slaveReadEnable) resets no client's offset, unless
-        offsetCheckInSlave is set, because its log may be the shorter one. Called for every pull:
-        keep it cheap.
+        On a slave, `result.next_offset` may be changed to `offset`: a slave that serves readers
+        (slaveReadEnable) resets no client's offset, unless offsetCheckInSlave is set, because its
+        log may be the shorter one. Called for every pull: keep it cheap.
         """
         code = _CODE_BY_STATUS.get(result.status) or _EMPTY_QUEUE_CODES[offset == 0]
         settings = self.settings
@@ -663,7 +708,10 @@ class PullHandlers(BrokerComponent):
     def _encode_not_found(
         self, context: PullContext, opaque: int, code: int, result: ReadResult
     ) -> bytes:
-        """Return the encoded answer of a read that found no messages."""
+        """Return the encoded answer of a read that found no messages.
+
+        Record its next offset as the one that the group fetches next.
+        """
         status = result.status
         if status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
             status = ReadStatus.NO_MESSAGE_IN_QUEUE  # RocketMQ creates the queue to read it
@@ -679,7 +727,7 @@ class PullHandlers(BrokerComponent):
         bounds: tuple[int, int, int],
         remark: str,
     ) -> bytes:
-        """Return an encoded answer without messages, with `remark`.
+        """Return an encoded answer without messages, with `remark`, and count it.
 
         `bounds` is (next offset, end offset of the queue, first offset of the queue).
         """
@@ -689,10 +737,11 @@ class PullHandlers(BrokerComponent):
         return _FRAME_PREFIX.pack(len(text) + 4, len(text)) + text
 
     def _suggested_broker_id(self, context: PullContext) -> int:
-        """Return the id of the broker that the client should ask next.
+        """Return the id of the broker that the client should ask next (spec/ha.md §4).
 
-        Another broker than this one is suggested for reads of messages that are probably no longer
-        in memory (spec/ha.md §4).
+        If the messages at the requested offset are probably no longer in memory, it is the group's
+        `broker_id_when_slow`. Otherwise it is the master on a slave that follows one, else the
+        group's `broker_id`.
         """
         group = self.groups.config_of(context.group) or GroupConfig(context.group)
         is_near = self.store.reader.is_in_memory(*context.queue, context.offset)

@@ -141,14 +141,18 @@ class PullChecks:
     _lanes: dict[str, GroupLanes] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Keep the table of lanes, which is read for every pull."""
         self._lanes = self.consumers.lanes.table
 
     def prepare(self, context: PullContext) -> None:
         """Run every check that can refuse a pull, in RocketMQ's order, and complete `context`.
 
-        Raises PullRefusedError, or PostponedError if the filter of the request takes long to
-        compile. Called for every pull: keep it cheap.
+        Set its `filter`, `sys_flags`, `bytes_max` and `delivery`. Create the group if it does not
+        exist and may be created. Raises PullRefusedError, or PostponedError if the filter of the
+        request takes long to compile. Called for every pull: keep it cheap.
         """
+        # Every pull passes here, so one condition finds out whether there may be a reason to refuse
+        # it. `_raise_refusal` then finds the reason in RocketMQ's order.
         group = self.groups.table.get(context.group) or self.groups.get_or_create(context.group)
         topic = self.topics.get(context.topic)
         if (
@@ -187,9 +191,10 @@ class PullChecks:
     def _raise_refusal(
         self, context: PullContext, group: GroupConfig | None, topic: Topic | None
     ) -> None:
-        """Raise PullRefusedError for the first reason to refuse the pull; return if none applies.
+        """Raise PullRefusedError for the first reason to refuse the pull, in RocketMQ's order.
 
-        The order of the reasons is RocketMQ's.
+        Return if none applies: a group that is forbidden to read some topics may read this one.
+        None as `group` or `topic` means that it does not exist.
         """
         config, name = self.settings.broker, context.group
         if not config.broker_permission & PERM_READ:
@@ -234,8 +239,9 @@ class PullChecks:
     ) -> MessageFilter | None:
         """Return the filter that the heartbeats of the group declared; None if all messages match.
 
-        Raises PullRefusedError if the group has no such subscription, has an older version of it,
-        or may not use it.
+        In a group with lanes it is that of the member's subscription; such a read then uses the
+        rule of the lane instead. Raises PullRefusedError if the group has no such subscription, has
+        an older version of it, or may not use it.
         """
         if group is None:
             raise PullRefusedError(
@@ -267,12 +273,12 @@ class PullChecks:
     def _member_subscription(
         self, context: PullContext, group: ConsumerGroup
     ) -> CompiledSubscription | None:
-        """Return the subscription of the member that sent the pull; None if the member has no lane.
+        """Return the group's subscription for a member with a lane; None if it has no lane.
 
-        In a group with lanes the version that the client knows is compared with the member's own
-        heartbeat. Raises PullRefusedError for clients that are not members. A reader that was
-        connected before the broker restarted, and has not sent a heartbeat yet, would otherwise
-        skip its own messages by the filter of other members.
+        Raises PullRefusedError if the client is not a member, if the member does not subscribe to
+        the topic, or if the client knows a newer version than the member's last heartbeat. The
+        reason: a reader that was connected before the broker restarted, and has not sent a
+        heartbeat yet, would otherwise skip its own messages by the filter of other members.
         """
         member = group.find_member(context.peer, context.fields)
         if member is None:
@@ -295,9 +301,10 @@ class PullChecks:
     def _reserve_bulk_bytes(self, context: PullContext) -> int | None:
         """Return the size limit of a bulk answer in bytes; None if the ordinary limit applies.
 
-        The bytes reserved for one connection are bounded within one iteration of the event loop: a
-        client that sends a thousand pulls at once must not cause a thousand answers of megabytes. A
-        limit is never below BULK_BYTES_MIN.
+        The limit is reserved until the next iteration of the event loop. The bytes reserved for one
+        connection are bounded within one iteration of the event loop: a client that sends a
+        thousand pulls at once must not cause a thousand answers of megabytes. A limit is never
+        below BULK_BYTES_MIN.
         """
         header = decode_header(PullMessageRequest, context.fields)
         if not header.bulk:

@@ -84,7 +84,11 @@ class Certificates(NamedTuple):
     """The private key of `certificate`, without a password."""
 
     def context(self) -> ssl.SSLContext:
-        """Return a client's TLS context. Raise ConfigurationError if a file cannot be used."""
+        """Return a client's TLS context that trusts `ca`, and presents `certificate` if it is set.
+
+        If `ca` is "", the system's authorities are trusted. Raises ConfigurationError if a file
+        cannot be used.
+        """
         try:
             context = ssl.create_default_context(cafile=self.ca or None)
             if self.certificate:
@@ -162,7 +166,10 @@ class Etcd:
     async def swap(
         self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
     ) -> bool:
-        """Make all of `changes` in one etcd transaction, or none; see `Consensus.swap`."""
+        """Make all of `changes` in one etcd transaction, or none; see `Consensus.swap`.
+
+        An expected version is compared with the key's `mod_revision`, which is 0 for a missing key.
+        """
         versions = {
             **conditions,
             **{

@@ -354,7 +354,10 @@ class Tunnel:
     """
 
     def __init__(self, forwarder: Forwarder, peer: Peer) -> None:
-        """Create the tunnel of `peer`, the client's connection. It does not connect yet."""
+        """Create the tunnel of `peer`, the client's connection. It does not connect yet.
+
+        `forwarder` makes the connection to the master and runs the tunnel's tasks.
+        """
         self.waiting_count = 0
         """The number of requests that wait for an answer or for a master."""
         self.last_used_s = 0.0

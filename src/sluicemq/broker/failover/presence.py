@@ -27,7 +27,9 @@ class Presence:
     """The last heartbeat of each open connection, and of connections that were lost recently."""
 
     def __init__(self) -> None:
+        """Create it without heartbeats."""
         self._heartbeats: dict[Peer, Command] = {}
+        """By open connection: its last heartbeat."""
         self._lost: dict[str, list[tuple[float, Command]]] = {}
         """By IP address: the times at which connections were lost, with their heartbeats."""
 

@@ -188,7 +188,8 @@ class Replica:
         `role_executor` changes the broker's role, and `consensus` keeps the records. `incarnation`
         is that of the broker's store. `forwarder` forwards requests of clients to the master; None
         means that no client connects, as in tests. `serves_reads` says whether the broker answers
-        pulls as a slave (slaveReadEnable). `lease_s` is explained at LEASE_S. `make_run_id` returns a new unique id at each call.
+        pulls as a slave (slaveReadEnable). `lease_s` is explained at LEASE_S. `make_run_id` returns
+        a new unique id at each call.
         """
         self.run_id = make_run_id()
         """The id of this run of the process. It changes when the replica stops being master."""
@@ -231,10 +232,10 @@ class Replica:
     async def run(self) -> None:
         """Execute the steps that the records demand, until cancelled.
 
-        Before each step, publish this replica's record if that is due. A step is executed at the latest when the pause that the last one returned is over, and
-        earlier when a record changes or the lease is lost. Errors are logged, each text once in a
-        row, and the step is tried again after RECHECK_S or RETRY_S. Only BrokerClosedError is
-        raised.
+        Before each step, publish this replica's record if that is due. A step is executed at the
+        latest when the pause that the last one returned is over, and earlier when a record changes
+        or the lease is lost. Errors are logged, each text once in a row, and the step is tried
+        again after RECHECK_S or RETRY_S. Only BrokerClosedError is raised.
         """
         end_watch = self._consensus.watch(self._prefix, self._on_entries)
         logged = ""
@@ -648,21 +649,22 @@ class Replica:
         requests and remain the master.
         """
         self._is_handing_over = True
-        executor, state, done = self._role_executor, self._term, asyncio.Event()
+        executor, state, is_confirmed = self._role_executor, self._term, asyncio.Event()
         executor.pause_requests(True)
         try:
             await asyncio.sleep(PAUSE_SETTLE_S)
             if (in_sync := executor.in_sync) is not None:
-                in_sync.wait(executor.log_end.position, lambda _: done.set())
+                in_sync.wait(executor.log_end.position, lambda _: is_confirmed.set())
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
-                    await done.wait()
+                    await is_confirmed.wait()
 
             self._step_down(f"it hands over to replica {successor.id}")
-            after = election.state_after_switch(state, successor)
+            next_state = election.state_after_switch(state, successor)
             if leave_in_sync_set:
-                remaining = {key: value for key, value in after.in_sync.items() if key != self._id}
-                after = after._replace(in_sync=remaining)
-            await self._swap_until_answered(after)
+                others = dict(next_state.in_sync)
+                others.pop(self._id, None)
+                next_state = next_state._replace(in_sync=others)
+            await self._swap_until_answered(next_state)
         except TimeoutError:
             executor.pause_requests(False)
             log.warning(

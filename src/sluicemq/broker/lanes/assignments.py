@@ -29,23 +29,25 @@ MOVE_WAIT_MS: Final = 30_000
 
 
 class LaneAssignments:
-    """The lane for which each client of one group reads each queue. Lanes are given by their key.
+    """The lane for which each client of one group reads each queue.
 
-    A client that changes lanes keeps its assignments until it has committed its messages, or until
-    MOVE_WAIT_MS are over.
+    A lane is represented by its key. A client that changes lanes keeps its assignments until it has
+    committed the messages that it has in flight, or until MOVE_WAIT_MS are over.
     """
 
     __slots__ = ("_clock", "_lanes", "_moving_until_ms", "_redirects")
 
     def __init__(self, clock: Clock, on_change: Callable[[], None]) -> None:
-        """Call `on_change` when the redirects in the file of lanes have changed."""
+        """Create an empty table. `on_change()` is called after each change of the redirects."""
         self._clock = clock
         self._lanes: dict[tuple[str, QueueKey], str] = {}
-        """By client id and queue."""
+        """By client id and queue: the key of the lane for which the client reads the queue. It is
+        "" if that lane has been removed."""
         self._moving_until_ms: dict[str, int] = {}
         """By client id: until when the client may finish messages of its old lane."""
         self._redirects = Resets(on_change)
-        """The offsets of which clients do not know yet, with the client id as group."""
+        """The offsets to which clients must be redirected. The client id is used as the group of a
+        reset, because each client is redirected on its own."""
 
     def lane_of(self, client_id: str, queue: QueueKey, default: str) -> str:
         """Return the lane for which the client reads the queue, or `default` if it has not read it.
@@ -55,7 +57,11 @@ class LaneAssignments:
         return self._lanes.get((client_id, queue), default)
 
     def assign(self, client_id: str, queue: QueueKey, key: str) -> None:
-        """Let the client, which has no messages of another lane in flight, read for a lane."""
+        """Assign a queue to the client, to be read for the lane `key`.
+
+        The client must have no messages of another lane in flight. If it was to be redirected in
+        the queue, it no longer is.
+        """
         self._lanes[client_id, queue] = key
         if self._redirects:
             self._redirects.discard(client_id, *queue)
@@ -68,25 +74,33 @@ class LaneAssignments:
         return (client_id, queue) in self._lanes
 
     def redirect(self, client_id: str, queue: QueueKey, key: str, offset: int) -> None:
-        """Let the client read the queue for a lane, from `offset` on, to which it is redirected."""
+        """Assign a queue to the client for the lane `key`, and redirect it to `offset`.
+
+        Its commits in the queue are ignored until it knows the offset (`must_ignore_commits`).
+        """
         self.assign(client_id, queue, key)
         self._redirects.add(client_id, *queue, offset)
 
     def get_redirect(self, client_id: str, queue: QueueKey, offset: int) -> int | None:
         """Return the offset to which the client's pull from `offset` must be redirected.
 
-        Return None if it may pull from there. The redirect ends when the client has followed it.
+        Return None if it may pull from there. The redirect ends when the pull proves that the
+        client knows it (`Resets.redirect`).
         """
         return self._redirects.redirect(client_id, *queue, offset) if self._redirects else None
 
     def must_ignore_commits(self, client_id: str, queue: QueueKey) -> bool:
-        """Return whether commits of the client are invalid, as it does not know of its redirect."""
+        """Return whether the client does not know yet that it is redirected in the queue.
+
+        Then its commits there are invalid, because they are for its old lane.
+        """
         return bool(self._redirects) and self._redirects.blocks_commits(client_id, *queue)
 
     def assume_reads(self, client_id: str, queues: Iterable[tuple[QueueKey, str]]) -> None:
-        """Assume that a new member still reads queues for some lanes, unless it is assigned.
+        """Assign queues to a new member, to be read for the lanes for which it read them before.
 
-        It read `queues`, each with the key of a lane, before it became a member.
+        `queues` are the queues of which it was the last reader, each with the key of the lane. A
+        queue that the client is assigned already is left out.
         """
         for queue, key in queues:
             self._lanes.setdefault((client_id, queue), key)
@@ -94,26 +108,33 @@ class LaneAssignments:
     def start_move(self, client_id: str, key: str, queues: Iterable[QueueKey]) -> None:
         """Start the client's move from the lane `key` to another one.
 
-        It may have messages of `queues` in flight, and reads them for the old lane until it has
-        committed these messages.
+        The client may have messages of `queues` in flight, and reads these queues for the old lane
+        until it has committed the messages, but for at most MOVE_WAIT_MS. A queue that the client
+        is assigned already, for whichever lane, stays assigned as it is.
         """
         self._moving_until_ms[client_id] = self._clock.now_ms() + MOVE_WAIT_MS
         for queue in queues:
             self._lanes.setdefault((client_id, queue), key)
 
     def is_moving(self, client_id: str) -> bool:
-        """Return whether the client may still finish messages of its old lane."""
+        """Return whether the client changed lanes less than MOVE_WAIT_MS ago.
+
+        Until then it may finish the messages of its old lane.
+        """
         return self._clock.now_ms() < self._moving_until_ms.get(client_id, 0)
 
     def get_queues_by_lane(self) -> dict[str, set[QueueKey]]:
-        """Return the queues that clients read for each lane, whichever lane they are in."""
-        found: dict[str, set[QueueKey]] = {}
+        """Return, by key of a lane, the queues that clients read for it.
+
+        It does not matter in which lane the clients are.
+        """
+        queues_by_lane: dict[str, set[QueueKey]] = {}
         for (_, queue), key in self._lanes.items():
-            found.setdefault(key, set()).add(queue)
-        return found
+            queues_by_lane.setdefault(key, set()).add(queue)
+        return queues_by_lane
 
     def iter_clients(self, queue: QueueKey, key: str) -> Iterator[str]:
-        """Yield the ids of the clients that read the queue for the lane."""
+        """Return an iterator of the ids of the clients that read the queue for the lane `key`."""
         return (
             client_id
             for (client_id, one), lane in self._lanes.items()
@@ -121,24 +142,26 @@ class LaneAssignments:
         )
 
     def forget_lane(self, key: str) -> None:
-        """Let the clients that read for a lane read for none, because the lane has ended.
+        """Mark the queues that clients read for the lane `key` as read for no lane ("").
 
-        They have nothing in flight of a later lane that has the same key.
+        Called when the lane is removed. A later lane with the same key is another lane, of which
+        these clients have nothing in flight.
         """
         for entry in [entry for entry, lane in self._lanes.items() if lane == key]:
             self._lanes[entry] = ""
 
     def remove_client(self, client_id: str) -> None:
-        """Forget a client that left the group, with everything that it had in flight."""
+        """Remove the assignments, the redirects and the move of a client that left the group."""
         self._moving_until_ms.pop(client_id, None)
         self._redirects.forget(group=client_id)
         for entry in [entry for entry in self._lanes if entry[0] == client_id]:
             del self._lanes[entry]
 
     def to_objects(self, members: Mapping[str, Collection[str]]) -> list[list[Any]]:
-        """Return the assignments to lanes that a moving client is not in, as JSON objects.
+        """Return the assignments of moving clients to their old lanes, as JSON values.
 
-        `members` are the client ids of the members of each lane.
+        `members` are the client ids of the members of each lane, by key of the lane. Each value is
+        [client id, topic, queue id, key of the old lane]. Other assignments are not saved.
         """
         return [
             [client_id, *queue, key]
@@ -147,6 +170,9 @@ class LaneAssignments:
         ]
 
     def load(self, objects: Iterable[Any]) -> None:
-        """Start the moves that `to_objects` returned. Raises TypeError or ValueError for others."""
+        """Start the moves that `to_objects` returned, as if they had begun now.
+
+        Raises TypeError or ValueError for other values.
+        """
         for client_id, topic, queue_id, key in objects:
             self.start_move(str(client_id), str(key), [(str(topic), int(queue_id))])

@@ -13,10 +13,11 @@ ENTRY_BYTES: Final = 512
 
 
 class ByteCache(Generic[T]):
-    """A function whose results are cached, the least recently used ones being removed first.
+    """A function whose results are cached.
 
-    Clients may name any expression, of any length, so a limit on the number of entries would not
-    limit the memory.
+    If the results exceed a limit in bytes, the least recently used ones are removed. Clients may
+    name any expression, of any length, so a limit on the number of entries would not limit the
+    memory. An instance is called with positional, hashable arguments.
     """
 
     def __init__(
@@ -24,40 +25,44 @@ class ByteCache(Generic[T]):
     ) -> None:
         """Cache the results of `function` up to an estimated size of `bytes_max`.
 
-        `size_of`, called with the arguments, estimates the size of the entry in bytes. A result
-        that is larger than the whole cache is not cached.
+        `size_of(*arguments)` estimates the size of the entry for these arguments in bytes, without
+        ENTRY_BYTES. An entry that is larger than `bytes_max` is not cached.
         """
         self._function = function
         self._size_of = size_of
         self._bytes_max = bytes_max
-        self._found: OrderedDict[tuple[object, ...], tuple[T, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[object, ...], tuple[T, int]] = OrderedDict()
+        """By arguments, the least recently used first: the result, and its size in bytes."""
         self.size_bytes = 0
         """The estimated size of all entries."""
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any) -> T:
-        known = self._found.get(arguments)
-        if known is not None:
-            self._found.move_to_end(arguments)
-            return known[0]
+        entry = self._entries.get(arguments)
+        if entry is not None:
+            self._entries.move_to_end(arguments)
+            return entry[0]
         result = self._function(*arguments)
         size_bytes = ENTRY_BYTES + self._size_of(*arguments)
         if size_bytes <= self._bytes_max:
-            self._found[arguments] = (result, size_bytes)
+            self._entries[arguments] = (result, size_bytes)
             self.size_bytes += size_bytes
         while self.size_bytes > self._bytes_max:
-            _, (_, removed_bytes) = self._found.popitem(last=False)
+            _, (_, removed_bytes) = self._entries.popitem(last=False)
             self.size_bytes -= removed_bytes
         return result
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._entries)
 
 
 def cache_by_size(
     size_of: Callable[..., int], bytes_max: int = CACHE_BYTES_MAX
 ) -> Callable[[Callable[..., T]], ByteCache[T]]:
-    """Return a decorator that caches the results of a function; see `ByteCache`."""
+    """Return a decorator that replaces a function by a `ByteCache` of its results.
+
+    `size_of` and `bytes_max` are the arguments of `ByteCache`.
+    """
 
     def decorate(function: Callable[..., T]) -> ByteCache[T]:
         return ByteCache(function, size_of, bytes_max)

@@ -28,9 +28,9 @@ from sluicemq.broker.lanes.rules import (
     compute_rule_weight,
     estimate_atom_bytes,
     estimate_rule_bytes,
+    get_matched_tags,
     get_matcher,
     get_tag_codes,
-    get_tags,
     parse_key,
 )
 from sluicemq.errors import FilterError
@@ -52,7 +52,10 @@ FEW_ROWS_MAX: Final = 32
 
 
 def format_in_expression(name: str, texts: list[str]) -> str:
-    """Return a SQL92 expression that matches if property `name` is one of the texts."""
+    """Return a SQL92 expression that matches if the value of property `name` is one of `texts`.
+
+    It matches nothing if `texts` is empty.
+    """
     quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
     return f"{name} IN ({quoted})" if texts else "FALSE"
 
@@ -68,31 +71,37 @@ class DecidedRows(NamedTuple):
 
 
 def _decide_all(block: ColumnBlock) -> DecidedRows:
-    """Return masks by which all rows of a block match."""
+    """Return masks by which all rows of a block match and none is rejected.
+
+    The masks are new arrays, which the caller may change.
+    """
     import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
     return DecidedRows(np.ones(block.rows, np.bool_), np.zeros(block.rows, np.bool_))
 
 
-def _find_expressions(atom: Atom) -> list[list[str]]:
-    """Return lists of SQL92 expressions. The atom matches if all expressions of one list do."""
+def _translate_to_sql92(atom: Atom) -> list[list[str]]:
+    """Return an atom as lists of SQL92 expressions.
+
+    The atom matches if, for one of the lists, all expressions of the list match. An empty result
+    matches nothing. The atom must not be a tag expression that matches all messages.
+    """
     if atom.kind == SQL92:
         return [[atom.text]]
     if atom.kind == TAG:
-        return [[format_in_expression(TAGS, sorted(get_tags(atom) or ()))]]
+        return [[format_in_expression(TAGS, sorted(get_matched_tags(atom) or ()))]]
     if atom.kind == LANE_KIND:
         return [[format_in_expression(LANE_PROPERTY, [atom.text])]]
-    found: list[list[str]] = []
-    by_topic = parse_key(atom.text) if atom.kind == SUBSCRIPTION_KIND else {}
-    for topic, expression in by_topic.items():
+    expression_lists: list[list[str]] = []
+    atoms_by_topic = parse_key(atom.text) if atom.kind == SUBSCRIPTION_KIND else {}
+    for topic, topic_atom in atoms_by_topic.items():
         origin = format_in_expression(RETRY_TOPIC, [topic])
-        matches_all = expression.kind == TAG and get_tags(expression) is None
-        found += (
-            [[origin]]
-            if matches_all
-            else [[origin, *rest] for rest in _find_expressions(expression)]
-        )
-    return found
+        matches_all = topic_atom.kind == TAG and get_matched_tags(topic_atom) is None
+        if matches_all:
+            expression_lists.append([origin])
+        else:
+            expression_lists += [[origin, *rest] for rest in _translate_to_sql92(topic_atom)]
+    return expression_lists
 
 
 class AtomColumnFilter:
@@ -101,9 +110,9 @@ class AtomColumnFilter:
     __slots__ = ("_expression_lists", "_matches_all", "names")
 
     def __init__(self, atom: Atom) -> None:
-        self._matches_all = atom.kind == TAG and get_tags(atom) is None
+        self._matches_all = atom.kind == TAG and get_matched_tags(atom) is None
         self._expression_lists: list[list[Vectorised]] = []
-        for texts in () if self._matches_all else _find_expressions(atom):
+        for texts in () if self._matches_all else _translate_to_sql92(atom):
             with suppress(FilterError):  # an invalid expression matches nothing
                 compiled = [compile_sql92(text).vectorised for text in texts]
                 self._expression_lists.append(compiled)
@@ -112,10 +121,10 @@ class AtomColumnFilter:
         """The properties that the atom reads."""
 
     def evaluate(self, block: ColumnBlock) -> DecidedRows:
-        """Return which rows of a block match and which do not."""
+        """Return which rows of a block match, which do not, and implicitly which are undecided."""
         if self._matches_all:
             return _decide_all(block)
-        rejected, matching = _decide_all(block)
+        rejected, matching = _decide_all(block)  # exchanged: all rows are rejected at first
         for expressions in self._expression_lists:
             all_match, any_rejects = _decide_all(block)
             for one in expressions:
@@ -166,17 +175,17 @@ class RuleColumnFilter:
     def names(self) -> frozenset[str]:
         """The properties that the rule reads."""
         has_chains = any(excluded for _, excluded in self._clauses)
-        found = {TAGS, LANE_PROPERTY} if has_chains else set()
+        names = {TAGS, LANE_PROPERTY} if has_chains else set()
         for required, excluded in self._clauses:
             for item in (*required, *(one for _, atoms in excluded for one in atoms)):
-                found |= item.names
-        return frozenset(found)
+                names |= item.names
+        return frozenset(names)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
         """Return FALSE, TRUE or NEEDS_RECORD for each row of a block."""
         import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
-        rejected, matching = _decide_all(block)
+        rejected, matching = _decide_all(block)  # exchanged: all rows are rejected at first
         for required, excluded in self._clauses:
             clause_matches, clause_rejects = _decide_all(block)
             for atom in required:
@@ -187,19 +196,21 @@ class RuleColumnFilter:
                 self._apply_excluded(block, excluded, clause_matches, clause_rejects)
             matching |= clause_matches
             rejected &= clause_rejects
-        found = np.full(block.rows, NEEDS_RECORD, np.uint8)
-        found[matching] = TRUE
-        found[rejected] = FALSE
-        return found
+        verdicts = np.full(block.rows, NEEDS_RECORD, np.uint8)
+        verdicts[matching] = TRUE
+        verdicts[rejected] = FALSE
+        return verdicts
 
     @staticmethod
     def _apply_excluded(
         block: ColumnBlock, excluded: ExcludedChains, matching: "RowMask", rejected: "RowMask"
     ) -> None:
-        """Reject the rows that an excluded chain matches, in the masks of a clause.
+        """Apply the excluded chains of a clause to its masks `matching` and `rejected`, in place.
 
-        Only rows that the required atoms leave are examined, and ever fewer of them: first by the
-        value of a property, then atom by atom.
+        On entry, the masks say which rows the required atoms match and reject. A row that a chain
+        matches becomes rejected. A row for which that is uncertain becomes undecided, that is,
+        False in both masks. Each test only examines the rows that are not rejected yet: first by
+        the value of a property, then atom by atom.
         """
         rows = (~rejected).nonzero()[0]
         rows = rows[~_is_in(rows, block.odd)]
@@ -211,18 +222,18 @@ class RuleColumnFilter:
             if len(rows) <= FEW_ROWS_MAX:
                 matching[rows] = False
                 break
-            some = block.take_rows(rows)
+            remaining = block.take_rows(rows)
             if isinstance(test, AtomColumnFilter):
-                taken = test.evaluate(some)
+                excluding = test.evaluate(remaining)
             else:
-                taken = _evaluate_values(test, chain, some)
-            matching[rows[~taken.rejected]] = False
-            rejected[rows[taken.matching]] = True
-            rows = rows[~taken.matching]
+                excluding = _evaluate_values(test, chain, remaining)
+            matching[rows[~excluding.rejected]] = False
+            rejected[rows[excluding.matching]] = True
+            rows = rows[~excluding.matching]
         matching[block.odd] = False
 
     def count(self, block: ColumnBlock) -> int | None:
-        """Return how many rows match; None if records are needed to know that."""
+        """Return how many rows of a block match; None if some must be decided by their records."""
         verdicts = self.verdicts(block)
         return None if NEEDS_RECORD in verdicts else int((verdicts == TRUE).sum())
 
@@ -232,7 +243,10 @@ class RuleColumnFilter:
 
 
 def _evaluate_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedRows:
-    """Return the rows whose value of property `name` an atom of the chain matches."""
+    """Return the rows that an atom of the chain matches by the value of property `name`.
+
+    No row is decided if the block excludes the property. See `AtomChain.has_value`.
+    """
     all_rows, no_rows = _decide_all(block)
     if name in block.excluded:
         return DecidedRows(no_rows, no_rows)
@@ -244,11 +258,11 @@ def _evaluate_values(name: str, chain: AtomChain, block: ColumnBlock) -> Decided
     return DecidedRows(matching, ~matching)
 
 
-def _is_in(rows: "NDArray[np.signedinteger[Any]]", some: Any) -> "RowMask":
-    """Return a mask of the elements of `rows` that are in `some`."""
+def _is_in(elements: "NDArray[np.signedinteger[Any]]", values: Any) -> "RowMask":
+    """Return a mask that is True where an element is one of `values`."""
     import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
-    return np.isin(rows, some)
+    return np.isin(elements, values)
 
 
 # ---------------------------------------------------------------------------------- records
@@ -272,15 +286,20 @@ class RuleFilter:
         self._clauses = [
             ([get_matcher(atom) for atom in required], excluded) for required, excluded in rule
         ]
-        codes = [_find_clause_codes(clause) for clause in rule]
-        self._codes = None if None in codes else frozenset().union(*(c or () for c in codes))
+        clause_codes = [_find_clause_codes(clause) for clause in rule]
+        self._codes = (  # None if any tag code may match
+            None if None in clause_codes else frozenset().union(*(c or () for c in clause_codes))
+        )
 
     def by_consume_queue(self, tag_code: int) -> bool:
-        """Return False if no message with this hash code of its tag matches."""
+        """Return False if no message whose tag has this hash code matches. Called per message."""
         return self._codes is None or tag_code in self._codes
 
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a message with these properties matches."""
+        """Return whether a message with these properties matches. Called per message.
+
+        The name is that of RocketMQ (isMatchedByCommitLog): properties are in the commit log.
+        """
         for required, excluded in self._clauses:
             if all(match(properties) for match in required) and not any(
                 chain.matches_any(properties) for chain in excluded
@@ -297,38 +316,45 @@ class RuleFilter:
 
 
 def _find_clause_codes(clause: Clause) -> frozenset[int] | None:
-    """Return the tag codes of messages that may match a clause. None means any code."""
-    sets = [codes for atom in clause.required if (codes := get_tag_codes(atom)) is not None]
-    return frozenset.intersection(*sets) if sets else None
+    """Return the tag codes of messages that may match a clause.
+
+    None means any code, and an empty set that no message matches.
+    """
+    code_sets = [codes for atom in clause.required if (codes := get_tag_codes(atom)) is not None]
+    return frozenset.intersection(*code_sets) if code_sets else None
 
 
 @cache_by_size(estimate_rule_bytes)
 def get_rule_filter(rule: LaneRule) -> MessageFilter | None:
-    """Return the filter of a rule for the store; None if the rule matches all messages.
+    """Return the filter by which the store evaluates a rule; None if it matches all messages.
 
-    If tags decide alone, and their codes cannot be confused, the filter is a `TagFilter`, which is
-    as fast as that of an ordinary subscription.
+    The result is the fastest filter for the rule: the filter of an ordinary subscription if the
+    rule is one SQL92 expression without exclusions (`compile_sql92`), or only consists of tag
+    expressions without exclusions (`TagFilter`), otherwise a `RuleFilter`. A `TagFilter` without
+    codes matches nothing.
     """
     clauses = [
         Clause(required - {MATCH_ALL}, excluded)
         for required, excluded in rule
-        if _find_clause_codes(Clause(required, excluded)) != frozenset()
+        if _find_clause_codes(Clause(required, excluded)) != frozenset()  # it can match
     ]
-    if any(not clause.required and not clause.excluded for clause in clauses):
+    matches_all = any(not clause.required and not clause.excluded for clause in clauses)
+    if matches_all:
         return None
-    atoms = [
+    sole_atoms = [
         next(iter(clause.required))
         for clause in clauses
         if len(clause.required) == 1 and not clause.excluded
     ]
-    if len(atoms) == len(clauses):
-        if len(atoms) == 1 and atoms[0].kind == SQL92:
+    is_each_clause_one_atom = len(sole_atoms) == len(clauses)
+    if is_each_clause_one_atom:
+        if len(sole_atoms) == 1 and sole_atoms[0].kind == SQL92:
             try:
-                return compile_sql92(atoms[0].text)
+                return compile_sql92(sole_atoms[0].text)
             except FilterError:
                 return TagFilter(Subscription("", "-", TAG, codes=frozenset()))
-        codes = [get_tag_codes(atom) for atom in atoms]
-        if None not in codes:
-            union = frozenset[int]().union(*(item or () for item in codes))
-            return TagFilter(Subscription("", "-", TAG, codes=union))
+        code_sets = [get_tag_codes(atom) for atom in sole_atoms]
+        if None not in code_sets:
+            codes = frozenset[int]().union(*(item or () for item in code_sets))
+            return TagFilter(Subscription("", "-", TAG, codes=codes))
     return RuleFilter(frozenset(clauses))

@@ -24,15 +24,17 @@ without members past messages that are not its own.
 
 A group in which all members have the same subscription has no lanes, and behaves as in RocketMQ.
 The lanes of a group end when one lane is left whose rules are those of an only lane.
+
+`group_table.py` contains the table of lanes and the assignment of rules to them.
 """
 
 import logging
-from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from itertools import pairwise
+from typing import Final
 
-from sluicemq.broker.lanes.assignments import LaneAssignments
-from sluicemq.broker.lanes.lane import Lane, TopicRules
+from sluicemq.broker.lanes.group_table import GroupLaneTable
+from sluicemq.broker.lanes.lane import Lane
 from sluicemq.broker.lanes.lane_queue import (
     LaneQueue,
     QueueKey,
@@ -44,7 +46,6 @@ from sluicemq.broker.lanes.rules import (
     MATCH_NOTHING,
     AtomChain,
     compute_rules,
-    compute_sole_rule,
     compute_wanted_chains,
     create_rule,
     get_atoms_by_topic,
@@ -52,8 +53,6 @@ from sluicemq.broker.lanes.rules import (
     merge_keys,
     split_key,
 )
-from sluicemq.broker.lanes.storage import LaneStorage
-from sluicemq.broker.offsets import Resets
 from sluicemq.model.topic import RETRY_PREFIX
 
 log = logging.getLogger(__name__)
@@ -62,10 +61,9 @@ IDLE_AFTER_MS: Final = 30_000
 """A lane without members becomes idle after this time."""
 GO_BACK_WAIT_MS: Final = 30_000
 """Pulls wait this long for a lane to have nothing in flight, and are then let through as long."""
-HAND_OVERS_PER_TICK: Final = 10_000
-"""The most hand-overs in one `run`: one for each queue of an idle lane, and each lane."""
-FORGOTTEN_LISTED_MAX: Final = 16
-"""The most forgotten subscriptions that tools list."""
+LANE_OFFERS_PER_TICK: Final = 10_000
+"""The most offers in one `process_idle_lanes`. Handing over one queue of an idle lane counts as one
+offer to each lane of the group."""
 IDLE_LANES_MAX: Final = 16
 """Idle lanes are merged if there are more than this."""
 IDLE_SUBSCRIPTIONS_MAX: Final = 1000
@@ -74,68 +72,33 @@ UNCOMMITTED_WAIT_MS: Final = 300_000
 """A lane with messages in flight is not merged until it has been idle for this time. Later commits
 of these messages are ignored."""
 MERGES_PER_TICK: Final = 16
-"""The most merges in one `run`."""
+"""The most merges of two lanes in one `process_idle_lanes`."""
 SCANS_PER_TICK: Final = 8
-"""The most reads by which one `run` moves an idle lane in one queue."""
+"""The most reads of one queue by which `process_idle_lanes` moves an idle lane."""
 SUBSCRIPTIONS_LOGGED: Final = 8
 """The most forgotten subscriptions in one log line."""
-EVALUATIONS_MAX: Final = 4096
-"""The most evaluations of expressions, per second and queue, to count messages no lane wants. The
-count may lag behind."""
 
 
-class GroupLanes:
-    """The lanes of one group."""
-
-    def __init__(self, name: str, storage: LaneStorage) -> None:
-        """Create the lanes of the group `name`, without any lane."""
-        self.name = name
-        self.storage = storage
-        self.lanes: dict[str, Lane] = {}
-        """By subscription key."""
-        self.resets = Resets(storage.mark_changed)
-        """The offsets to which readers must be redirected, with the key of a lane as group."""
-        self.unmatched_count = 0
-        """The number of messages that all lanes have passed and none wanted."""
-        self.last_join_number = 0
-        self.counted_offsets: dict[QueueKey, int] = {}
-        """By queue: the offset up to which `unmatched_count` is known."""
-        self.assignments = LaneAssignments(storage.clock, storage.mark_changed)
-        self.go_back_since_ms: dict[QueueKey, int] = {}
-        """Queues in which a lane has to go back, and since when it has been waited for."""
-        self._topic_rules: dict[str, TopicRules] = {}
-        self.forgotten_subscriptions: deque[dict[str, Any]] = deque(maxlen=FORGOTTEN_LISTED_MAX)
-        """The subscriptions that were forgotten with unread messages, for tools."""
+class GroupLanes(GroupLaneTable):
+    """The lanes of one group, as members join, pull, commit and leave."""
 
     # ------------------------------------------------------------------------------- members
-
-    def get_ordered_keys(self) -> tuple[list[str], list[str]]:
-        """Return the keys of live lanes, the oldest first, and of idle ones, the latest first.
-
-        Each lane wants what none before it does. So the lane that became idle last is first: lanes
-        that have been idle for longer do not change when another one becomes idle.
-        """
-        lanes = self.lanes.values()
-        live = [lane for lane in lanes if not lane.is_idle]
-        live.sort(key=lambda lane: lane.join_number)
-        return [lane.key for lane in live], [lane.key for lane in self.get_idle_lanes()[::-1]]
-
-    def get_idle_lanes(self) -> list[Lane]:
-        """Return the idle lanes, in the order in which they became idle."""
-        idle = [lane for lane in self.lanes.values() if lane.is_idle]
-        return sorted(idle, key=lambda lane: (lane.idle_since_ms, lane.join_number))
-
-    def get_lane_queues(self, queue: QueueKey) -> list[LaneQueue]:
-        """Return the states of all lanes that have one in the queue."""
-        return [lane.queues[queue] for lane in self.lanes.values() if queue in lane.queues]
 
     def add_member(self, key: str, client_id: str) -> Lane:
         """Add a client to the lane with the subscription `key`, and return the lane.
 
-        The lane is created if necessary. An idle lane is live again.
+        If the group has no such lane, the lane is split off from the idle lane that contains the
+        subscription, or is created. An idle lane becomes live, as the youngest lane. In all three
+        cases the rules of all lanes are assigned again, the idle lanes hand over their unread
+        messages that the lane wants, and the rules are saved.
+
+        A client that is new in the lane still reads the queues of which it was the last reader for
+        the lanes for which it read them (`LaneAssignments.assume_reads`).
         """
-        known = self.lanes.get(key)
-        lane = known or self._split_off(key) or self._create_lane(key)
+        lane = self.lanes.get(key)
+        is_lane_new = lane is None
+        if lane is None:
+            lane = self._split_off(key) or self._create_lane(key)
         lane.left_ms = None
         if client_id not in lane.members:
             # A client that was away for a moment may have another subscription now.
@@ -148,43 +111,55 @@ class GroupLanes:
             self.assignments.assume_reads(client_id, read_before)
         lane.members.add(client_id)
         self.storage.mark_changed()
-        if known is None or lane.is_idle:
+        if is_lane_new or lane.is_idle:
             if lane.is_idle:
                 lane.is_idle = False
                 lane.join_number = self.allocate_join_number()
                 lane.unoffered_queues.clear()
             self.reassign_rules()
-            for other in self.get_idle_lanes():
-                for queue in sorted(
-                    other.queues.keys() & lane.queues.keys() - other.unoffered_queues
-                ):
-                    if not self._hand_over(other, queue, [key]):
-                        other.unoffered_queues.add(queue)
-            self.run()
+            self._offer_idle_messages_to(lane)
+            self.process_idle_lanes()
             self.save_rules()
         return lane
 
-    def move_member(self, old_key: str, client_id: str) -> None:
-        """Remove a member from the lane `old_key`, because it has another subscription now.
+    def _offer_idle_messages_to(self, lane: Lane) -> None:
+        """Hand over to a lane that has become live the unread messages of idle lanes that it wants.
 
-        The messages that it has in flight count for the old lane until it has committed them
-        (`LaneAssignments`). If it was the last member, the lane becomes idle without delay.
+        Queues in `Lane.unoffered_queues` are left out, because `process_idle_lanes` will offer them
+        to all live lanes. A queue whose hand-over must wait is added to them.
+        """
+        for idle_lane in self.get_idle_lanes():
+            shared_queues = idle_lane.queues.keys() & lane.queues.keys()
+            for queue in sorted(shared_queues - idle_lane.unoffered_queues):
+                if not self._hand_over(idle_lane, queue, [lane.key]):
+                    idle_lane.unoffered_queues.add(queue)
+
+    def move_member(self, old_key: str, client_id: str) -> None:
+        """Remove a member from the lane `old_key`, because its subscription has changed.
+
+        The client must have been added to its new lane. The queues that it may have read become
+        abandoned queues of the old lane. Its commits in them count for the old lane until it has
+        committed all messages that it has in flight (`LaneAssignments.start_move`). If the client
+        was the last member of the old lane, that lane becomes idle at the next
+        `process_idle_lanes`, without waiting for IDLE_AFTER_MS. An unknown lane is ignored.
         """
         lane = self.lanes.get(old_key)
         if lane is not None:
             queues = [
                 queue
                 for queue, lane_queue in lane.queues.items()
-                if lane_queue.reader in {"", client_id}
+                if lane_queue.may_have_reader(client_id)
             ]
             self.assignments.start_move(client_id, old_key, queues)
             lane.abandoned_queues.update(queues)
         self.remove_member(old_key, client_id, moved=True)
 
     def remove_member(self, key: str, client_id: str, *, moved: bool = False) -> None:
-        """Remove a client that left the lane `key`.
+        """Remove a client that left the lane `key`. An unknown lane is ignored.
 
-        `moved` says that it is still a member of the group, see `move_member`.
+        `moved` says that the client is still a member of the group (`move_member`). If it is not,
+        its assignments are forgotten, too. A lane without members becomes idle after IDLE_AFTER_MS,
+        or at the next `process_idle_lanes` if its last member `moved`.
         """
         lane = self.lanes.get(key)
         if lane is None:
@@ -197,29 +172,23 @@ class GroupLanes:
             lane.left_ms = now_ms - IDLE_AFTER_MS if moved else now_ms
             self.storage.mark_changed()
 
-    def save_rules(self) -> None:
-        """Save the changed rules. Pulls of the group wait until they are on disk."""
-
-        def wake_pulls() -> None:
-            for queue in {queue for lane in self.lanes.values() for queue in lane.queues}:
-                self.storage.wake_pulls(queue)
-
-        self.storage.save_rules(self.name, wake_pulls)
-
-    def allocate_join_number(self) -> int:
-        """Return the number of the next lane that joins."""
-        self.last_join_number += 1
-        return self.last_join_number
-
     def _create_lane(self, key: str) -> Lane:
-        """Create a lane that begins at the join offsets, with the messages no other lane wants."""
+        """Create a lane with the subscription `key`, add it to the group, and return it.
+
+        In a queue of its topics, the lane begins at the join offset of the group. From there on, it
+        gets the messages that its subscription matches and that no other lane wants. The caller
+        must call `reassign_rules`, which replaces the rule from the end of each queue on. In the
+        retry queues, the lane begins at the end: each message before it belongs to another lane.
+        """
         queues = list(self.storage.iter_queues(self.name, key))
+        # First, so that the other lanes get their states in new queues with rules that exclude each
+        # other.
         for queue in queues:
             self.ensure_queue(queue)
         lane = Lane(key, self.allocate_join_number())
-        live, idle = self.get_ordered_keys()
+        live, idle = self.get_live_and_idle_keys()
         atoms = get_atoms_by_topic(key)
-        wanted: dict[str, tuple[AtomChain | None, ...]] = {
+        wanted_by_others: dict[str, tuple[AtomChain | None, ...]] = {
             topic: (*compute_wanted_chains(topic, live), *compute_wanted_chains(topic, idle))
             for topic in atoms
         }
@@ -228,115 +197,81 @@ class GroupLanes:
             if topic.startswith(RETRY_PREFIX):
                 lane.queues[queue] = LaneQueue(end, end, read_end=end)
                 continue
-            start = min(self.storage.get_join_offset(self.name, queue), end)
-            rule = create_rule(atoms[topic], *wanted[topic]) if atoms.get(topic) else MATCH_NOTHING
-            first = max(start, 0)
-            lane.queues[queue] = LaneQueue(start, first, create_spans(first, rule), read_end=first)
+            # -1 if the group has committed nothing. Then the lane has committed nothing, either,
+            # and starts at offset 0.
+            committed = min(self.storage.get_join_offset(self.name, queue), end)
+            start = max(committed, 0)
+            topic_atoms = atoms.get(topic)
+            rule = (
+                create_rule(topic_atoms, *wanted_by_others[topic]) if topic_atoms else MATCH_NOTHING
+            )
+            spans = create_spans(start, rule)
+            lane.queues[queue] = LaneQueue(committed, start, spans, read_end=start)
         self.lanes[key] = lane
         log.info("group %s: new lane %s with the subscription %s", self.name, lane.id, key)
         return lane
 
-    def ensure_queue(self, queue: QueueKey) -> None:
-        """Create the state in a queue of all lanes that subscribe to its topic and have none.
-
-        All lanes get it at the same time, because their rules might not exclude each other
-        otherwise.
-        """
-        topic = queue[0]
-        is_retry = topic == RETRY_PREFIX + self.name
-        missing = [
-            lane
-            for lane in self.lanes.values()
-            if queue not in lane.queues and (is_retry or topic in get_atoms_by_topic(lane.key))
-        ]
-        if missing:
-            rules = compute_rules(topic, *self.get_ordered_keys())
-            is_known = any(queue in lane.queues for lane in self.lanes.values())
-            offset = (
-                self.storage.get_end_offset(queue)
-                if is_known
-                else self.storage.get_join_offset(self.name, queue)
-            )
-            first = max(offset, 0)
-            for lane in missing:
-                rule = rules.get(lane.key, MATCH_NOTHING)
-                spans = create_spans(first, rule)
-                lane.queues[queue] = LaneQueue(offset, first, spans, read_end=first)
-
-    def reassign_rules(self) -> None:
-        """Assign the messages behind each queue's end to the lanes as they are now.
-
-        Idle lanes keep of their messages those that no live lane wants.
-        """
-        live, idle = self.get_ordered_keys()
-        retry_topic = RETRY_PREFIX + self.name
-        topics = {topic for lane in self.lanes.values() for topic, _ in lane.queues}
-        before = self._topic_rules
-        self._topic_rules = {}
-        for topic in topics:
-            # Computed first: it keeps alive the chains from which those of the rules grow.
-            unwanted = create_rule([], *compute_wanted_chains(topic, live))
-            known = before[topic].hand_over if topic in before else None
-            hand_over = compute_rules(topic, live, (), known)
-            is_retry = topic == retry_topic
-            future = compute_rules(topic, live, idle) if is_retry and idle else hand_over
-            self._topic_rules[topic] = TopicRules(future, hand_over, unwanted)
-        ends: dict[QueueKey, int] = {}
-        for lane in self.lanes.values():
-            for queue, lane_queue in lane.queues.items():
-                end = ends.get(queue)
-                if end is None:
-                    end = ends[queue] = self.storage.get_end_offset(queue)
-                new, old = self._topic_rules[queue[0]], before.get(queue[0])
-                if lane.is_idle:
-                    lane_queue.restrict_from(end, new.unwanted)
-                    continue
-                rule = new.future.get(lane.key, MATCH_NOTHING)
-                if old is None or lane.key not in old.hand_over or old.future[lane.key] != rule:
-                    lane_queue.set_rule_from(end, rule)
-
     # ----------------------------------------------------------------------------- idle lanes
 
-    def run(self) -> None:
-        """Let lanes become idle, hand over their messages, and merge or end idle lanes.
+    def process_idle_lanes(self) -> None:
+        """Do the work for lanes without members: called once a second, and after each change.
 
-        Called once a second, and after each change. While no lane has a member, nothing is done.
+        - Lanes whose last member left IDLE_AFTER_MS ago become idle.
+        - Each idle lane skips messages that are not its own, and hands over its unread messages to
+          the live lanes that want them. What exceeds LANE_OFFERS_PER_TICK is left for later calls.
+        - An idle lane that has no messages left is removed. An idle lane whose retention time is
+          over is removed with its unread messages.
+        - Surplus idle lanes are merged.
+
+        While no lane of the group has a member, nothing is done, so nothing expires.
         """
         now_ms = self.storage.clock.now_ms()
         if not any(lane.members for lane in self.lanes.values()):
             return
-        gone = [
+        self._mark_idle_lanes(now_ms)
+
+        lane_offers_left = LANE_OFFERS_PER_TICK
+        for lane in self.get_idle_lanes():
+            self._skip_unwanted(lane)
+            for queue in sorted(lane.unoffered_queues):
+                # The time of a hand-over grows with the number of lanes to which it is offered.
+                lane_offers_left -= len(self.lanes)
+                if lane_offers_left > 0 and self._hand_over(lane, queue):
+                    lane.unoffered_queues.discard(queue)
+                    self.save_rules()
+            if self._is_empty(lane):
+                self._remove_lane_and_save(lane)
+            elif now_ms - lane.idle_since_ms > self.storage.retention_ms:
+                self._forget_unread_lane(lane, "no member has returned in time")
+        self._merge_idle_lanes()
+
+    def _mark_idle_lanes(self, now_ms: int) -> None:
+        """Mark as idle each lane whose last member left IDLE_AFTER_MS before `now_ms`, or earlier.
+
+        All queues of such a lane become `unoffered_queues`. If there is such a lane, the rules are
+        assigned again and saved.
+        """
+        lanes_to_mark = [
             lane
             for lane in self.lanes.values()
             if lane.left_ms is not None
             and not lane.is_idle
             and now_ms - lane.left_ms >= IDLE_AFTER_MS
         ]
-        for lane in gone:
+        for lane in lanes_to_mark:
             lane.is_idle = True
             lane.idle_since_ms = now_ms
             lane.unoffered_queues = set(lane.queues)
             log.info("group %s: lane %s is idle, it has no members", self.name, lane.id)
-        if gone:
+        if lanes_to_mark:
             self.reassign_rules()
             self.save_rules()
 
-        hand_overs_left = HAND_OVERS_PER_TICK
-        for lane in self.get_idle_lanes():
-            self._skip_unwanted(lane)
-            for queue in sorted(lane.unoffered_queues):
-                hand_overs_left -= len(self.lanes)
-                if hand_overs_left > 0 and self._hand_over(lane, queue):
-                    lane.unoffered_queues.discard(queue)
-                    self.save_rules()
-            if self._is_empty(lane):
-                self._end_lane(lane)
-            elif now_ms - lane.idle_since_ms > self.storage.retention_ms:
-                self._forget_lane(lane, "no member has returned in time")
-        self._merge_idle_lanes()
-
     def _is_empty(self, lane: Lane) -> bool:
-        """Return whether no message is left for an idle lane, now or later."""
+        """Return whether an idle lane has no unread messages and will not get any.
+
+        A queue that has not been offered to other lanes counts as unread.
+        """
         return not lane.unoffered_queues and all(
             lane_queue.current_offset >= self.storage.get_end_offset(queue)
             if queue[0].startswith(RETRY_PREFIX)
@@ -345,86 +280,100 @@ class GroupLanes:
         )
 
     def _skip_unwanted(self, lane: Lane) -> None:
-        """Move an idle lane past messages that are not its own, up to its next message."""
+        """Commit the offset of the next message of an idle lane in each of its queues.
+
+        So the lane skips the messages before it, which are not its own. The offset of the group
+        follows. At most SCANS_PER_TICK reads are made in a queue; the next call continues there.
+        """
         for queue, lane_queue in lane.queues.items():
             for _ in range(SCANS_PER_TICK):
                 current, end = lane_queue.current_offset, self.storage.get_end_offset(queue)
                 if current >= end:
                     break
-                rule, until = lane_queue.find_rule(current)
-                following, is_match = self.storage.find_match(queue, current, rule, until)
-                if following > current:
-                    lane_queue.commit(following)
+                rule, rule_end = lane_queue.find_rule(current)
+                scanned_offset, is_match = self.storage.find_match(queue, current, rule, rule_end)
+                if scanned_offset > current:
+                    lane_queue.commit(scanned_offset)
                     self.publish_group_offset(queue)
-                if is_match or following <= current:
+                if is_match or scanned_offset <= current:
                     break
 
     def _hand_over(self, lane: Lane, queue: QueueKey, takers: Iterable[str] | None = None) -> bool:
-        """Give the unread messages of an idle lane in a queue to the lanes that want them.
+        """Give the unread messages of an idle lane in a queue to the live lanes that want them.
 
-        `takers` are the keys of these lanes; None means all live ones. Return False, with nothing
-        changed, if it must be tried again later, because a lane has messages in flight.
+        `takers` are the keys of these lanes; None means all live lanes. The idle lane keeps the
+        messages that no live lane wants. A lane that has read further goes back to the current
+        offset of the idle lane, and its reader is redirected. Parked pulls of the queue are
+        retried.
+
+        Return False, with nothing given, if it must be tried again later: a former member of the
+        idle lane may have messages in flight, or a lane that must go back has some. In the latter
+        case, pulls of the queue begin to wait (`go_back_since_ms`).
         """
         self.ensure_queue(queue)
-        if self.awaits_former_member(lane, queue):
+        if self.may_be_in_flight_at_former_member(lane, queue):
             return False
         lane_queue = lane.queues[queue]
         current, end = lane_queue.current_offset, self.storage.get_end_offset(queue)
         if queue[0] not in self._topic_rules:
             self.reassign_rules()
-        _, rules, unwanted = self._topic_rules[queue[0]]
-        gains: list[tuple[Lane, LaneQueue, list[Span]]] = []
-        for key in (rules if takers is None else takers) if current < end else ():
-            other = self.lanes[key]
+        topic_rules = self._topic_rules[queue[0]]
+        rules = topic_rules.hand_over
+        taker_keys: Iterable[str] = rules if takers is None else takers
+        gains: list[tuple[Lane, list[Span]]] = []
+        for key in taker_keys if current < end else ():
+            taker = self.lanes[key]
             # A lane without state in the queue does not want it: another group's retry topic.
-            if queue in other.queues and (
+            if queue in taker.queues and (
                 gained := lane_queue.find_shared_spans(current, end, rules.get(key, MATCH_NOTHING))
             ):
-                gains.append((other, other.queues[queue], gained))
-        if any(not taker.can_go_back_to(current) for _, taker, _ in gains):
+                gains.append((taker, gained))
+        if any(not taker.queues[queue].can_go_back_to(current) for taker, _ in gains):
             self.go_back_since_ms.setdefault(queue, self.storage.clock.now_ms())
             return False
 
-        for other, taker, gained in gains:
-            before = max(taker.read_end or 0, taker.current_offset)
-            if before > current > taker.current_offset:
-                taker.commit(current)  # all of that was read, and nothing of it is in flight
-            taker.add_spans(gained)
-            self.storage.mark_changed()
-            if before > current:
-                taker.go_back_to(current)
-                self.resets.add(other.key, *queue, current)
-                self.publish_group_offset(queue)
-                log.info(
-                    "group %s: lane %s goes back on %s:%d from offset %d to %d, to messages that"
-                    " another lane has left",
-                    self.name,
-                    other.id,
-                    *queue,
-                    before,
-                    current,
-                )
-        lane_queue.restrict_from(current, unwanted)
+        for taker, gained in gains:
+            self._give_messages(taker, queue, gained, current)
+        lane_queue.restrict_from(current, topic_rules.unwanted)
         self.go_back_since_ms.pop(queue, None)
         self.storage.wake_pulls(queue)
         return True
 
-    def _end_lane(self, lane: Lane) -> None:
-        """Remove a lane whose messages are read or belong to other lanes."""
-        self._remove_lane(lane)
-        for queue in lane.queues:
+    def _give_messages(
+        self, taker: Lane, queue: QueueKey, gained: list[Span], giver_offset: int
+    ) -> None:
+        """Add the spans `gained` of an idle lane to those of the lane `taker`, in one queue.
+
+        `giver_offset` is the current offset of the idle lane. If the taker has read further, it
+        goes back to that offset, its reader is redirected, and the offset of the group is set. The
+        caller has checked that this is possible (`LaneQueue.can_go_back_to`).
+        """
+        taker_queue = taker.queues[queue]
+        read_offset = max(taker_queue.read_end or 0, taker_queue.current_offset)
+        if read_offset > giver_offset > taker_queue.current_offset:
+            taker_queue.commit(giver_offset)  # all of that was read, and nothing of it is in flight
+        taker_queue.add_spans(gained)
+        self.storage.mark_changed()
+        if read_offset > giver_offset:
+            taker_queue.go_back_to(giver_offset)
+            self.resets.add(taker.key, *queue, giver_offset)
             self.publish_group_offset(queue)
-        self.reassign_rules()
-        self.save_rules()
+            log.info(
+                "group %s: lane %s goes back on %s:%d from offset %d to %d, to messages that"
+                " another lane has left",
+                self.name,
+                taker.id,
+                *queue,
+                read_offset,
+                giver_offset,
+            )
 
-    def _remove_lane(self, lane: Lane) -> None:
-        """Remove a lane with its resets and assignments."""
-        del self.lanes[lane.key]
-        self.resets.forget(group=lane.key)
-        self.assignments.forget_lane(lane.key)
+    def _forget_unread_lane(self, lane: Lane, reason: str) -> None:
+        """Remove an idle lane although it has unread messages. They go to no other lane.
 
-    def _forget_lane(self, lane: Lane, reason: str) -> None:
-        """Remove an idle lane with unread messages, which no lane gets, and log a warning."""
+        Each subscription of the lane is recorded with `reason` in `forgotten_subscriptions`, and a
+        warning is logged. `reason` completes the sentence "The lane was removed, because …".
+        """
         now_ms = self.storage.clock.now_ms()
         unread_max = sum(
             self.storage.get_end_offset(queue) - lane_queue.current_offset
@@ -452,18 +401,22 @@ class GroupLanes:
             ", ..." if len(parts) > SUBSCRIPTIONS_LOGGED else "",
             unread_max,
         )
-        self._end_lane(lane)
+        self._remove_lane_and_save(lane)
 
     def _merge_idle_lanes(self) -> None:
-        """Merge idle lanes while there are more than IDLE_LANES_MAX, and forget surplus ones.
+        """Merge idle lanes while there are more than IDLE_LANES_MAX.
 
         Of the pairs of lanes that became idle one after the other, the pair with the fewest
-        subscriptions is merged. A lane of which a former member may have messages in flight is not
-        merged until UNCOMMITTED_WAIT_MS are over.
+        subscriptions is merged. A lane of which a former member may have messages in flight is left
+        out until it has been idle for UNCOMMITTED_WAIT_MS. At most MERGES_PER_TICK pairs are merged
+        in one call.
+
+        If the idle lanes have more than IDLE_SUBSCRIPTIONS_MAX subscriptions afterwards, the lanes
+        that became idle first are removed with their unread messages.
         """
         idle = self.get_idle_lanes()
         if len(idle) > IDLE_LANES_MAX:
-            read = self.assignments.get_queues_by_lane()
+            queues_by_lane = self.assignments.get_queues_by_lane()
             now_ms = self.storage.clock.now_ms()
             idle = [
                 lane
@@ -471,30 +424,36 @@ class GroupLanes:
                 if now_ms - lane.idle_since_ms > UNCOMMITTED_WAIT_MS
                 or all(
                     lane.queues[queue].is_fully_committed
-                    for queue in read.get(lane.key, ())
+                    for queue in queues_by_lane.get(lane.key, ())
                     if queue in lane.queues
                 )
             ]
         for _ in range(min(len(idle) - IDLE_LANES_MAX, MERGES_PER_TICK)):
-            counts = [len(split_key(lane.key)) for lane in idle]
-            index = min(range(len(idle) - 1), key=lambda i: counts[i] + counts[i + 1])
+            subscription_counts = [len(split_key(lane.key)) for lane in idle]
+            pair_counts = [sum(pair) for pair in pairwise(subscription_counts)]
+            index = pair_counts.index(min(pair_counts))
             self._merge_lanes(idle[index], idle[index + 1])
             del idle[index]
         while sum(len(split_key(lane.key)) for lane in idle) > IDLE_SUBSCRIPTIONS_MAX:
             reason = f"more than {IDLE_SUBSCRIPTIONS_MAX} subscriptions left the group within a day"
-            self._forget_lane(idle.pop(0), reason)
+            self._forget_unread_lane(idle.pop(0), reason)
 
     def _merge_lanes(self, first: Lane, second: Lane) -> None:
-        """Merge two idle lanes: `second` gets the messages and subscriptions of both."""
-        self._remove_lane(first)
-        self._remove_lane(second)
+        """Replace two idle lanes by one: the object `second`, with the key and spans of both.
+
+        In each queue, the merged lane continues at the lower one of the two current offsets. That
+        offset counts as committed if either lane had committed one; otherwise the committed offset
+        stays -1. No queue of the merged lane is abandoned. The rules are saved.
+        """
+        self._detach_lane(first)
+        self._detach_lane(second)
         ids = f"{first.id} and {second.id}"
         for queue, lane_queue in first.queues.items():
             other = second.queues.get(queue)
             if other is None:
                 second.queues[queue] = lane_queue
                 continue
-            start = min(lane_queue.current_offset, other.current_offset)
+            lower_offset = min(lane_queue.current_offset, other.current_offset)
             spans = merge_spans(
                 [
                     *lane_queue.slice_spans(lane_queue.current_offset),
@@ -502,7 +461,8 @@ class GroupLanes:
                 ]
             )
             has_commits = max(lane_queue.committed_offset, other.committed_offset) >= 0
-            second.queues[queue] = LaneQueue(start if has_commits else -1, start, spans)
+            committed = lower_offset if has_commits else -1
+            second.queues[queue] = LaneQueue(committed, lower_offset, spans)
         second.key = merge_keys({*split_key(first.key), *split_key(second.key)})
         second.unoffered_queues |= first.unoffered_queues
         second.abandoned_queues.clear()
@@ -511,16 +471,19 @@ class GroupLanes:
         log.info("group %s: merged the idle lanes %s into %s", self.name, ids, second.id)
 
     def _split_off(self, key: str) -> Lane | None:
-        """Create a lane again whose subscription was merged into an idle lane, and return it.
+        """Split the subscription `key` off from the merged idle lane that contains it.
 
-        Return None if no lane has the subscription. The new lane gets the spans that require it.
+        Return a new live lane with this subscription; None if no idle lane contains it. In each
+        queue, the new lane gets the spans whose clauses require an atom of the subscription, and
+        continues at the first of them, or at the end of the queue if there is none. The merged lane
+        keeps the other spans and subscriptions. The caller assigns and saves the rules.
         """
-        shared = next((lane for lane in self.get_idle_lanes() if key in split_key(lane.key)), None)
-        if shared is None:
+        merged = next((lane for lane in self.get_idle_lanes() if key in split_key(lane.key)), None)
+        if merged is None:
             return None
-        self._remove_lane(shared)
+        self._detach_lane(merged)
         lane = Lane(key, self.allocate_join_number())
-        for queue, lane_queue in shared.queues.items():
+        for queue, lane_queue in merged.queues.items():
             atoms = get_required_atoms(queue[0], key)
             if atoms:
                 spans = [
@@ -535,38 +498,21 @@ class GroupLanes:
                 start = min((span.first for span in spans), default=end)
                 committed = start if lane_queue.committed_offset >= 0 else -1
                 lane.queues[queue] = LaneQueue(committed, start, spans, read_end=start)
-        rest = [part for part in split_key(shared.key) if part != key]
-        shared.key = merge_keys(rest) if len(rest) > 1 else rest[0]
-        self.lanes[shared.key] = shared
+        other_keys = [part for part in split_key(merged.key) if part != key]
+        merged.key = merge_keys(other_keys) if len(other_keys) > 1 else other_keys[0]
+        self.lanes[merged.key] = merged
         self.lanes[key] = lane
         log.info("group %s: lane %s has members again: %s", self.name, lane.id, key)
         return lane
 
     # ------------------------------------------------------------------------------ a member
 
-    def is_pulled(self, topic: str) -> bool:
-        """Return whether a member has pulled the topic for a lane."""
-        return any(
-            lane_queue.reader
-            for lane in self.lanes.values()
-            for queue, lane_queue in lane.queues.items()
-            if queue[0] == topic
-        )
-
-    def get_lane_queue(self, key: str, queue: QueueKey) -> LaneQueue | None:
-        """Return the state of a lane in a queue; None if it does not subscribe to the topic."""
-        lane = self.lanes.get(key)
-        if lane is None:
-            return None
-        if queue not in lane.queues:
-            self.ensure_queue(queue)
-        return lane.queues.get(queue)
-
     def must_wait_to_go_back(self, lane_queue: LaneQueue, queue: QueueKey) -> bool:
-        """Return whether pulls of a lane must wait, because it must go back in the queue.
+        """Return whether pulls of a lane must wait, because a hand-over in the queue waits.
 
-        It goes back as soon as it has no messages in flight. Pulls wait for GO_BACK_WAIT_MS and are
-        let through for the same time, alternately.
+        `lane_queue` is the state of the lane in `queue`. The lane can go back as soon as it has no
+        messages in flight, so its pulls do not wait then. Otherwise they wait for GO_BACK_WAIT_MS
+        and are let through for the same time, alternately.
         """
         since_ms = self.go_back_since_ms.get(queue)
         if since_ms is None or lane_queue.is_fully_committed:
@@ -576,9 +522,12 @@ class GroupLanes:
     def start_from_offset_query(
         self, key: str, client_id: str, queue: QueueKey
     ) -> LaneQueue | None:
-        """Let a member of lane `key` that asks for its offset (14) read the queue for this lane.
+        """Assign a queue to a member that has asked for its offset (QUERY_CONSUMER_OFFSET, 14).
 
-        Return the state of the lane in the queue; None if it does not subscribe to the topic.
+        From now on, the client reads the queue for lane `key`, which is the lane that it is in. A
+        redirect of the client in the queue is discarded if it read for another lane before. Return
+        the state of the lane in the queue. Return None, with nothing changed, if the lane does not
+        subscribe to the topic.
         """
         lane_queue = self.get_lane_queue(key, queue)
         if lane_queue is not None and self.assignments.lane_of(client_id, queue, "") != key:
@@ -589,9 +538,20 @@ class GroupLanes:
     def get_redirect(
         self, key: str, client_id: str, queue: QueueKey, offset: int, *, is_parked: bool = False
     ) -> int | None:
-        """Return the offset to which a pull of a member of lane `key` must be redirected.
+        """Return the offset to which a pull from `offset` must be redirected, None if it is right.
 
-        Return None if it may pull from `offset`. `is_parked` says that the pull was parked before.
+        The pull is of the client `client_id`, a member of lane `key`. `is_parked` says that the
+        pull was parked before, so it proves nothing about what the client knows by now. The pull is
+        redirected in three cases:
+
+        1. The client reads the queue for lane `key` for the first time, and pulls from another
+           offset than the lane's. The client is assigned to the lane by this call.
+        2. The former reader of the queue changed to another lane, and has nothing in flight any
+           more. The pull must continue at the committed offset. The queue is not abandoned any
+           more.
+        3. An offset reset of the lane is pending. It is removed if the pull follows it.
+
+        While the client finishes messages of its old lane, the result is None.
         """
         assignments = self.assignments
         if assignments.lane_of(client_id, queue, key) != key:
@@ -601,9 +561,12 @@ class GroupLanes:
         elif not is_parked and not assignments.has_read(client_id, queue):
             lane_queue = self.get_lane_queue(key, queue)
             # Only the client that read last may be ahead of its lane: the broker was restarted.
-            is_reader = lane_queue is not None and lane_queue.reader in {"", client_id}
-            is_valid = lane_queue is not None and is_reader and offset >= lane_queue.current_offset
-            self._assign(key, client_id, queue, None if is_valid else offset)
+            is_offset_valid = (
+                lane_queue is not None
+                and lane_queue.may_have_reader(client_id)
+                and offset >= lane_queue.current_offset
+            )
+            self._assign(key, client_id, queue, None if is_offset_valid else offset)
         redirect = assignments.get_redirect(client_id, queue, offset)
         if redirect is not None:
             return redirect
@@ -612,13 +575,16 @@ class GroupLanes:
         if (
             lane is not None
             and queue in lane.abandoned_queues
-            and not self.awaits_former_member(lane, queue)
+            and not self.may_be_in_flight_at_former_member(lane, queue)
         ):
-            # The former reader changed lanes: this one continues where that one has committed.
+            # This client continues at the offset that the former reader has committed. If this
+            # client was the last reader itself and has messages in flight, its offset is right.
             lane.abandoned_queues.discard(queue)
             lane_queue = lane.queues[queue]
-            is_final = lane_queue.is_fully_committed or lane_queue.reader not in {"", client_id}
-            if is_final and 0 <= lane_queue.current_offset != offset:
+            must_continue_at_commit = (
+                lane_queue.is_fully_committed or not lane_queue.may_have_reader(client_id)
+            )
+            if must_continue_at_commit and 0 <= lane_queue.current_offset != offset:
                 self.resets.add(lane.key, *queue, lane_queue.current_offset)
             self.storage.mark_changed()
         if not self.resets:
@@ -628,10 +594,11 @@ class GroupLanes:
         return self.resets.redirect(key, *queue, offset, client_id, is_parked=is_parked)
 
     def _assign(self, key: str, client_id: str, queue: QueueKey, offset: int | None) -> None:
-        """Let a member read a queue for a lane from now on.
+        """Assign a queue to a member of lane `key`, so that its commits count for this lane.
 
-        If it pulls from another `offset` than the lane's current one, it is redirected there.
-        `offset` None means that it may continue where it is.
+        `offset` is the offset from which the client pulls. If it is not the current offset of the
+        lane, the client is redirected to the current offset. None means that the client may
+        continue where it is.
         """
         lane_queue = self.get_lane_queue(key, queue)
         if (
@@ -645,18 +612,29 @@ class GroupLanes:
         self.storage.mark_changed()
 
     def is_finishing_old_lane(self, client_id: str, queue: QueueKey, key: str) -> bool:
-        """Return whether a member of lane `key` has messages of another lane in flight."""
+        """Return whether a member of lane `key` may have messages of its old lane in flight.
+
+        That is the case until MOVE_WAIT_MS after its move, if the client reads the queue for
+        another lane than `key`, and that lane has uncommitted messages there. The client may have
+        them only if it was the last reader of that lane in the queue, or if no reader is known.
+        """
         lane = self.lanes.get(self.assignments.lane_of(client_id, queue, key))
         lane_queue = lane.queues.get(queue) if lane is not None and lane.key != key else None
         return (
             lane_queue is not None
-            and lane_queue.reader in {"", client_id}
+            and lane_queue.may_have_reader(client_id)
             and not lane_queue.is_fully_committed
             and self.assignments.is_moving(client_id)
         )
 
-    def awaits_former_member(self, lane: Lane, queue: QueueKey) -> bool:
-        """Return whether a client that left the lane may have its messages of a queue in flight."""
+    def may_be_in_flight_at_former_member(self, lane: Lane, queue: QueueKey) -> bool:
+        """Return whether a former member of a lane may have messages of the lane in flight.
+
+        Only messages of `queue` count. A former member is a client that reads the queue for the
+        lane but has changed to another one, at most MOVE_WAIT_MS ago (`move_member`). Return False
+        if the queue is not one of the abandoned queues of the lane, or if all messages that the
+        lane delivered there are committed.
+        """
         lane_queue = lane.queues.get(queue)
         if (
             lane_queue is None
@@ -664,17 +642,26 @@ class GroupLanes:
             or queue not in lane.abandoned_queues
         ):
             return False
+        # A client that was not the last reader has nothing in flight: the queue was another's.
         return any(
             client_id not in lane.members
-            and lane_queue.reader in {"", client_id}
+            and lane_queue.may_have_reader(client_id)
             and self.assignments.is_moving(client_id)
             for client_id in self.assignments.iter_clients(queue, lane.key)
         )
 
     def commit(self, key: str, client_id: str, topic: str, queue_id: int, offset: int) -> None:
-        """Commit an offset of a member of lane `key`, for the lane for which it reads the queue.
+        """Commit an offset of a client, which is a member of lane `key`.
 
-        The commit is ignored while the client does not know of a reset or redirect.
+        The commit counts for the lane for which the client reads the queue: its old lane while it
+        finishes messages of that lane. The commit is ignored
+
+        - if that lane does not exist any more, or does not subscribe to the topic;
+        - while the client, or the lane, is to be redirected and the client does not know it;
+        - if it goes back, and the queue is abandoned or the client has not read from it yet.
+
+        Otherwise the offset of the group follows, and a hand-over that waits in the queue is tried
+        again.
         """
         queue = (topic, queue_id)
         key = self.assignments.lane_of(client_id, queue, key)
@@ -690,37 +677,32 @@ class GroupLanes:
         if offset < lane_queue.current_offset and not may_go_back:
             return
         group_offset = self.storage.offsets.committed(self.name, *queue)
-        is_another_behind = 0 <= group_offset < lane_queue.current_offset
-        is_behind = offset < lane_queue.current_offset
+        is_another_lane_behind = 0 <= group_offset < lane_queue.current_offset
+        goes_back = offset < lane_queue.current_offset
         lane_queue.commit(offset)
         self.storage.mark_changed()
-        if not is_another_behind or is_behind:
+        # The offset of the group is the lowest of its lanes. While another lane is behind this one,
+        # a commit that goes forward does not change it, and a thousand lanes need not be compared.
+        if not is_another_lane_behind or goes_back:
             self.publish_group_offset(queue)
         self.retry_hand_over(queue)
 
     def retry_hand_over(self, queue: QueueKey) -> None:
-        """Hand over messages again if that was waiting for the messages in flight of a queue."""
+        """Call `process_idle_lanes` if a hand-over in the queue waits, otherwise do nothing."""
         if queue in self.go_back_since_ms:
-            self.run()
-
-    def publish_group_offset(self, queue: QueueKey) -> None:
-        """Set the committed offset of the group to the lowest offset of its lanes.
-
-        From there, a broker without lanes can continue.
-        """
-        lane_queues = self.get_lane_queues(queue)
-        if any(lane_queue.committed_offset >= 0 for lane_queue in lane_queues):
-            offset = min(lane_queue.current_offset for lane_queue in lane_queues)
-            self.storage.offsets.put(self.name, *queue, offset)
+            self.process_idle_lanes()
 
     def reset_queue(self, topic: str, queue_id: int, offset: int) -> None:
-        """Move all lanes to an offset of a queue, and assign the messages from there on again.
+        """Move all lanes to `offset` in a queue, as after an offset reset of the group.
 
-        Unread messages of idle lanes are no longer theirs.
+        Each lane gets the rule for new messages that follows from the present lanes, from `offset`
+        on, so idle lanes lose unread messages that live lanes want. The readers of all lanes are to
+        be redirected. A waiting hand-over in the queue is cancelled. The caller sets the committed
+        offset of the group.
         """
         queue = (topic, queue_id)
         self.ensure_queue(queue)
-        rules = compute_rules(topic, *self.get_ordered_keys())
+        rules = compute_rules(topic, *self.get_live_and_idle_keys())
         for lane in self.lanes.values():
             if queue in lane.queues:
                 lane.unoffered_queues.discard(queue)
@@ -732,48 +714,4 @@ class GroupLanes:
         self.go_back_since_ms.pop(queue, None)
         self.storage.mark_changed()
 
-    # ----------------------------------------------------------------------------- the rest
-
-    def count_unmatched(self) -> None:
-        """Count messages that all lanes have passed and none wanted, some of each queue.
-
-        As in RocketMQ they are not delivered to the group. A new lane that wants them in the
-        meantime is considered.
-        """
-        live, idle = self.get_ordered_keys()
-        for topic in {topic for key in (*live, *idle) for topic in get_atoms_by_topic(key)}:
-            chains = [
-                chain
-                for keys in (live, idle)
-                for chain in compute_wanted_chains(topic, keys)
-                if chain
-            ]
-            rule = create_rule([], *chains)
-            atom_count = sum(1 for chain in chains for _ in chain.iter_general_atoms())
-            count_max = EVALUATIONS_MAX // (1 + atom_count) + 1
-            queues = {
-                queue for lane in self.lanes.values() for queue in lane.queues if queue[0] == topic
-            }
-            for queue in sorted(queues):
-                passed = min(one.current_offset for one in self.get_lane_queues(queue))
-                offset = self.counted_offsets.setdefault(queue, passed)
-                if offset < passed:
-                    if rule:
-                        until = min(passed, offset + count_max)
-                        offset, found = self.storage.count_matches(queue, offset, rule, until)
-                        self.unmatched_count += found
-                    else:
-                        offset = passed
-                    self.counted_offsets[queue] = offset
-
-    @property
-    def is_obsolete(self) -> bool:
-        """Whether the group needs no lanes: one is left, and gets all messages that it wants."""
-        if len(self.lanes) != 1 or self.resets:
-            return False
-        (lane,) = self.lanes.values()
-        return all(
-            lane_queue.find_rule(lane_queue.current_offset)
-            == (compute_sole_rule(topic, lane.key), None)
-            for (topic, _), lane_queue in lane.queues.items()
-        )
+    # ---------------------------------------------------------------------------- statistics

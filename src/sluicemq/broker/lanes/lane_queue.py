@@ -31,13 +31,14 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class LaneQueue:
-    """The state of one lane in one queue."""
+    """The state of one lane in one queue: its offsets, its spans, and how far its reader is."""
 
     committed_offset: int = -1
     """All messages of the lane before this offset are done; -1 if nothing is committed yet."""
     start_offset: int = 0
     """The offset at which the lane begins if nothing is committed."""
     spans: list[Span] = field(default_factory=list)
+    """The clauses by which messages belong to the lane, each with its range of offsets."""
     delivered_end: int = -1
     """The offset behind the last message that was delivered and may not be committed."""
     read_end: int | None = None
@@ -52,16 +53,23 @@ class LaneQueue:
         """The committed offset, or the start offset if nothing is committed."""
         return self.committed_offset if self.committed_offset >= 0 else self.start_offset
 
+    def may_have_reader(self, client_id: str) -> bool:
+        """Return whether this client pulled last, or no client has pulled since lanes exist.
+
+        If another client pulled last, this one has no messages of the lane in flight here.
+        """
+        return self.reader in {"", client_id}
+
     @property
     def is_fully_committed(self) -> bool:
         """Whether all messages that were delivered are committed, so that none is in flight."""
         return self.delivered_end <= self.current_offset
 
     def set_reader(self, client_id: str, lane_queues: "Iterable[LaneQueue]") -> None:
-        """Note that a client reads the queue for this lane from now on.
+        """Record that a client reads the queue for this lane from now on.
 
-        `lane_queues` are the states of all lanes in the same queue. The client is no longer the
-        reader of another one.
+        `lane_queues` are the states of all lanes in the same queue. Where the client is the reader
+        of another lane, NO_READER takes its place.
         """
         for lane_queue in lane_queues:
             if lane_queue.reader == client_id:
@@ -69,40 +77,49 @@ class LaneQueue:
         self.reader = client_id
 
     def can_go_back_to(self, offset: int) -> bool:
-        """Return whether the lane may get messages from `offset` on.
+        """Return whether the lane may get additional messages from `offset` on.
 
-        That is the case if its reader is not behind `offset` yet, or if the lane has no messages in
-        flight, so that the reader can be redirected. It must be known where the reader is.
+        That is the case if its reader has not read past `offset` yet. It is also the case if the
+        lane has no messages in flight, because then the reader can be redirected to `offset`.
+        Return False if the reader has not pulled since the broker started: it may be anywhere.
         """
         if self.read_end is None:
             return False
         return max(self.read_end, self.current_offset) <= offset or self.is_fully_committed
 
     def find_rule(self, offset: int) -> tuple[LaneRule, int | None]:
-        """Return the rule for the message at `offset`, and the offset at which it changes.
+        """Return the rule for the message at `offset`, and the offset at which the rule changes.
 
-        The offset is None if the rule holds for all later messages.
+        The second value is None if the rule holds for all later messages. Before the current
+        offset, the rule is the one at the current offset.
         """
         offset = max(offset, self.current_offset)
-        found, until = [], None
+        clauses, rule_end = [], None
         for first, end, clause in self.spans:
             if first > offset:
-                until = first if until is None else min(first, until)
+                rule_end = first if rule_end is None else min(first, rule_end)
             elif end is None:
-                found.append(clause)
+                clauses.append(clause)
             elif end > offset:
-                found.append(clause)
-                until = end if until is None else min(end, until)
-        return frozenset(found), until
+                clauses.append(clause)
+                rule_end = end if rule_end is None else min(end, rule_end)
+        return frozenset(clauses), rule_end
 
     def commit(self, offset: int) -> None:
-        """Set the committed offset, and forget spans that end before it."""
+        """Set the committed offset, which may go back, and remove the spans that end before it.
+
+        If it goes back before the oldest span, the oldest spans are extended back to `offset`.
+        """
         self._extend_back_to(offset)
         self.committed_offset = offset
         self.spans = [span for span in self.spans if span.end is None or span.end > offset]
 
     def _extend_back_to(self, offset: int) -> None:
-        """Let the oldest spans begin at `offset`, because the reader goes back on its own."""
+        """Let the oldest spans begin at `offset`, because the reader goes back on its own.
+
+        Do nothing if a span begins at `offset` or earlier, or if all spans begin after the current
+        offset: then they are for messages that the lane has not reached.
+        """
         oldest = min((span.first for span in self.spans), default=offset)
         if offset < oldest <= self.current_offset:
             self.spans = [
@@ -111,59 +128,64 @@ class LaneQueue:
             ]
 
     def set_rule_from(self, offset: int, rule: LaneRule) -> None:
-        """Replace the rule for all messages from `offset` on."""
-        if len(self.spans) == len(rule) and all(
+        """Replace the rule for all messages from `offset` on. Spans before `offset` are kept."""
+        has_rule_already = len(self.spans) == len(rule) and all(
             span.end is None and span.first <= offset and span.clause in rule for span in self.spans
-        ):
+        )
+        if has_rule_already:
             return
         self.spans = merge_spans([*self.slice_spans(0, offset), *create_spans(offset, rule)])
 
     def slice_spans(self, first: int, end: int | None = None) -> list[Span]:
         """Return the spans, restricted to the offsets from `first` up to but excluding `end`.
 
-        `end` None means all later offsets.
+        `end` None means all later offsets. Spans without such offsets are left out.
         """
-        found = []
-        for low, high, clause in self.spans:
-            start = max(low, first)
-            stop = high if end is None else end if high is None else min(high, end)
+        sliced = []
+        for span_first, span_end, clause in self.spans:
+            start = max(span_first, first)
+            # The lower one of the two ends, of which None is the highest.
+            stop = span_end if end is None else end if span_end is None else min(span_end, end)
             if stop is None or start < stop:
-                found.append(Span(start, stop, clause))
-        return found
+                sliced.append(Span(start, stop, clause))
+        return sliced
 
     def restrict_from(self, offset: int, rule: LaneRule) -> None:
-        """Keep only the messages from `offset` on that `rule` matches, too.
+        """Keep of the lane's messages from `offset` on only those that `rule` matches, too.
 
-        Clauses that require no atom are removed from there on.
+        Messages before `offset` stay. Clauses that require no atom (messages of a retry topic that
+        no lane asks for) are removed from `offset` on.
         """
         restricted = [
-            Span(low, high, clause)
-            for low, high, known in self.slice_spans(offset)
-            if known.required
-            for clause in intersect_rules(frozenset([known]), rule)
+            Span(span.first, span.end, clause)
+            for span in self.slice_spans(offset)
+            if span.clause.required
+            for clause in intersect_rules(frozenset([span.clause]), rule)
         ]
         self.spans = merge_spans([*self.slice_spans(0, offset), *restricted])
 
     def find_shared_spans(self, first: int, end: int, rule: LaneRule) -> list[Span]:
-        """Return spans of the messages from `first` up to `end` that `rule` matches, too.
+        """Return spans of the lane's messages from `first` up to `end` that `rule` matches, too.
 
-        A clause of `rule` without required atoms is for messages that no lane asks for, so it only
-        counts for spans of the same kind.
+        The message at `end` is excluded. A clause of `rule` without required atoms is for messages
+        that no lane asks for. So it is intersected only with clauses of the lane that have no
+        required atoms, either.
         """
         with_atoms = frozenset(clause for clause in rule if clause.required)
         return [
-            Span(low, high, clause)
-            for low, high, known in self.slice_spans(first, end)
+            Span(span.first, span.end, clause)
+            for span in self.slice_spans(first, end)
             for clause in intersect_rules(
-                frozenset([known]), with_atoms if known.required else rule
+                frozenset([span.clause]), with_atoms if span.clause.required else rule
             )
         ]
 
     def add_spans(self, gained: list[Span]) -> None:
-        """Add messages to those of the lane.
+        """Add the spans `gained` to those of the lane.
 
-        If they begin before the current offset, the lane goes back there. Its other messages still
-        begin at the current offset.
+        If one of them begins before the current offset, the lane goes back to the first one
+        (`go_back_to`). Its other spans then begin at the former current offset, so that no message
+        is delivered twice.
         """
         if gained:
             current, first = self.current_offset, min(span.first for span in gained)
@@ -172,16 +194,21 @@ class LaneQueue:
                 self.go_back_to(first)
 
     def go_back_to(self, offset: int) -> None:
-        """Move the lane back to `offset`. The caller must redirect the reader."""
+        """Move the lane back to `offset`, with nothing in flight.
+
+        The spans do not change. The caller must redirect the reader to `offset`.
+        """
         self.start_offset = offset
         self.committed_offset = offset if self.committed_offset >= 0 else -1
         self.delivered_end = -1
         self.read_end = offset
 
     def note_pull(self, offset: int) -> None:
-        """Note that the reader pulls from `offset`.
+        """Record that the reader pulls from `offset`.
 
-        A reader that pulls from the current offset, or before it, has no messages in flight.
+        A reader that pulls from the current offset, or before it, has no messages in flight any
+        more. The first pull of a lane that has committed and delivered nothing sets its start
+        offset, because consumers decide where they begin.
         """
         if self.committed_offset < 0 and self.delivered_end < 0:
             self._extend_back_to(offset)
@@ -191,17 +218,20 @@ class LaneQueue:
 
 
 def merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans, with those merged that have the same clause and touch or overlap."""
-    found: dict[Clause, list[Span]] = {}
+    """Return equivalent spans: of the same clause, no two of them touch or overlap.
+
+    They are grouped by clause, and ascending within a clause.
+    """
+    merged_by_clause: dict[Clause, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.first):
-        known = found.setdefault(span.clause, [])
-        if known and (known[-1].end is None or known[-1].end >= span.first):
-            first, end, clause = known[-1]
-            end = None if end is None or span.end is None else max(end, span.end)
-            known[-1] = Span(first, end, clause)
+        merged = merged_by_clause.setdefault(span.clause, [])
+        last = merged[-1] if merged else None
+        if last is not None and (last.end is None or last.end >= span.first):
+            end = None if last.end is None or span.end is None else max(last.end, span.end)
+            merged[-1] = Span(last.first, end, span.clause)
         else:
-            known.append(span)
-    return [span for group in found.values() for span in group]
+            merged.append(span)
+    return [span for merged in merged_by_clause.values() for span in merged]
 
 
 def create_spans(first: int, rule: LaneRule) -> list[Span]:

@@ -1,8 +1,28 @@
 """The lanes of a group as JSON: in the file `config/sluiceLanes.json`, and as tools show them.
 
 Lanes share clauses, and clauses share chains of atoms. So the file has a table of the chains, and
-one of the clauses, of each group. Spans refer to a clause by its number, and a chain refers to its
-parent by its number, which is lower.
+one of the clauses, of each group. The number of an entry is its index in the table. The JSON keys
+are older than the names in the code:
+
+    group          GroupLanes.name
+    lanes          GroupLanes.lanes: a list of objects
+      subscription   Lane.key
+      number         Lane.join_number
+      isIdle, idleMs Lane.is_idle, Lane.idle_since_ms
+      places         Lane.queues: a list of [topic, queue id, committed offset, start offset,
+                     reader, spans]; each span is [first offset, end or null, number of the clause]
+      offers         Lane.unoffered_queues: a list of [topic, queue id]
+      orphans        Lane.abandoned_queues: a list of [topic, queue id]
+    orders         the chains: a list of [number of the parent or -1, kind, text], with the kind and
+                   text of the last atom. A parent has a lower number than its chain
+    clauses        the clauses: a list of [required atoms, numbers of the excluded chains]; each
+                   atom is [kind, text]
+    movers         GroupLanes.assignments: a list of [client id, topic, queue id, key of a lane]
+    resets         GroupLanes.resets (`Resets.to_objects`)
+    forgotten      GroupLanes.forgotten_subscriptions
+    unmatched      GroupLanes.unmatched_count
+
+The members of a lane are not saved: they return with their heartbeats.
 """
 
 from typing import Any
@@ -17,7 +37,7 @@ from sluicemq.broker.lanes.rules import (
     Clause,
     extend_chain,
     get_atoms_by_topic,
-    get_tags,
+    get_matched_tags,
     split_key,
 )
 from sluicemq.model.message import TAGS
@@ -25,13 +45,17 @@ from sluicemq.model.subscription import SQL92, TAG
 
 
 def describe_lanes(lanes: GroupLanes) -> list[dict[str, Any]]:
-    """Return the lanes as JSON objects for tools, live ones first, the oldest first."""
-    live, idle = lanes.get_ordered_keys()
+    """Return the lanes of a group as JSON objects for tools, in order of priority.
+
+    The live lanes are first, the oldest of them at the beginning. The idle lane that became idle
+    first is the last one.
+    """
+    live, idle = lanes.get_live_and_idle_keys()
     return [_describe_lane(lanes, lanes.lanes[key]) for key in (*live, *idle)]
 
 
 def _describe_lane(lanes: GroupLanes, lane: Lane) -> dict[str, Any]:
-    """Return one lane as a JSON object for tools."""
+    """Return one lane as a JSON object for tools. `leftTimestamp` is 0 while it has members."""
     return {
         "clientIds": sorted(lane.members),
         "isIdle": lane.is_idle,
@@ -54,14 +78,18 @@ def _describe_lane(lanes: GroupLanes, lane: Lane) -> dict[str, Any]:
 
 
 def describe_atoms(atoms: tuple[Atom, ...]) -> list[str]:
-    """Return [kind, expression] for tools; one expression for all atoms of a merged lane."""
+    """Return [kind, expression] for tools, where the expression matches if one of the atoms does.
+
+    The kind is TAG if all atoms are tag expressions. Otherwise it is SQL92, and tag expressions are
+    translated to SQL92. A merged lane has several atoms, any other lane has one.
+    """
     if all(kind == TAG for kind, _ in atoms):
         return [TAG, "||".join(text for _, text in atoms)]
     texts = []
     for atom in atoms:
         if atom.kind != TAG:
             texts.append(atom.text)
-        elif (tags := get_tags(atom)) is None:
+        elif (tags := get_matched_tags(atom)) is None:
             texts.append("TRUE")
         else:
             texts.append(format_in_expression(TAGS, sorted(tags)))
@@ -69,14 +97,19 @@ def describe_atoms(atoms: tuple[Atom, ...]) -> list[str]:
 
 
 class _ClauseTable:
-    """The clauses and chains of one group, each with a number."""
+    """The tables of the clauses and chains of one group, while the group is encoded."""
 
     def __init__(self) -> None:
         self._chains: dict[AtomChain, int] = {}
+        """The number of each chain, in ascending order."""
         self._clauses: dict[Clause, int] = {}
+        """The number of each clause, in ascending order."""
 
-    def get_number(self, clause: Clause) -> int:
-        """Return the number of a clause. A new clause, and its chains, are added to the table."""
+    def get_or_add_number(self, clause: Clause) -> int:
+        """Return the number of a clause, which is added with its chains if it is new.
+
+        A chain is added after its parents.
+        """
         if clause not in self._clauses:
             for chain in clause.excluded:
                 missing: list[AtomChain] = []
@@ -90,7 +123,7 @@ class _ClauseTable:
         return self._clauses[clause]
 
     def to_objects(self) -> dict[str, Any]:
-        """Return the fields of the file that contain both tables."""
+        """Return the fields `clauses` and `orders` of the file."""
         chains = self._chains
         return {
             "clauses": [
@@ -105,7 +138,7 @@ class _ClauseTable:
 
 
 def encode_group(lanes: GroupLanes) -> dict[str, Any]:
-    """Return a group as a JSON object for the file."""
+    """Return a group as a JSON object for the file; the module's docstring lists its keys."""
     table = _ClauseTable()
     members = {key: lane.members for key, lane in lanes.lanes.items()}
     return {
@@ -120,7 +153,10 @@ def encode_group(lanes: GroupLanes) -> dict[str, Any]:
 
 
 def _encode_lane(lane: Lane, table: _ClauseTable) -> dict[str, Any]:
-    """Return a lane as a JSON object for the file."""
+    """Return a lane as a JSON object for the file; the module's docstring lists its keys.
+
+    The clauses of its spans are added to `table`.
+    """
     return {
         "idleMs": lane.idle_since_ms,
         "isIdle": lane.is_idle,
@@ -133,7 +169,10 @@ def _encode_lane(lane: Lane, table: _ClauseTable) -> dict[str, Any]:
                 lane_queue.committed_offset,
                 lane_queue.start_offset,
                 lane_queue.reader,
-                [[first, end, table.get_number(clause)] for first, end, clause in lane_queue.spans],
+                [
+                    [first, end, table.get_or_add_number(clause)]
+                    for first, end, clause in lane_queue.spans
+                ],
             ]
             for queue, lane_queue in lane.queues.items()
         ],
@@ -142,49 +181,68 @@ def _encode_lane(lane: Lane, table: _ClauseTable) -> dict[str, Any]:
 
 
 def decode_group(lanes: GroupLanes, value: Any) -> None:
-    """Add the lanes of a JSON object that `encode_group` returned to a group without lanes.
+    """Fill `lanes`, which must have no lanes yet, from `value`, a result of `encode_group`.
 
-    A broker without lanes may have run since then, from the committed offsets of the group. Then
-    the messages before these offsets are done. Raises KeyError, TypeError or ValueError for an
-    invalid object.
+    No lane has members. Raises LookupError, TypeError or ValueError for an invalid `value`; some of
+    the lanes may have been added then.
     """
-    now_ms = lanes.storage.clock.now_ms()
-    chains: list[AtomChain | None] = []
-    for parent, kind, text in value["orders"]:
-        chains.append(extend_chain(chains[parent] if parent >= 0 else None, Atom(kind, text)))
-    clauses = [
-        Clause(
-            frozenset(Atom(*atom) for atom in required),
-            frozenset(chain for number in excluded if (chain := chains[number])),
-        )
-        for required, excluded in value["clauses"]
-    ]
+    clauses = _decode_clauses(value)
     for item in value["lanes"]:
-        lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now_ms)
-        lane.is_idle, lane.idle_since_ms = bool(item["isIdle"]), int(item["idleMs"])
-        lane.unoffered_queues = _decode_queues(item["offers"])
-        lane.abandoned_queues = _decode_queues(item.get("orphans", ()))
-        for topic, queue_id, offset, start, reader, spans in item["places"]:
-            queue = (str(topic), int(queue_id))
-            lane_queue = lane.queues[queue] = LaneQueue(
-                committed_offset=int(offset),
-                start_offset=int(start),
-                spans=[Span(first, end, clauses[number]) for first, end, number in spans],
-                reader=str(reader),
-            )
-            committed = lanes.storage.offsets.committed(lanes.name, *queue)
-            if committed > lane_queue.current_offset:
-                lane_queue.commit(committed)
-            if lane_queue.reader not in {"", NO_READER}:
-                # The next pull of the reader tells how much it has in flight.
-                lane_queue.delivered_end = lanes.storage.get_end_offset(queue)
-        get_atoms_by_topic(lane.key)  # raises an exception if the key is invalid
+        lane = _decode_lane(lanes, item, clauses)
         lanes.lanes[lane.key] = lane
         lanes.last_join_number = max(lanes.last_join_number, lane.join_number)
     lanes.assignments.load(value.get("movers", ()))
     lanes.resets.load(value.get("resets", ()))
     lanes.forgotten_subscriptions.extend(value.get("forgotten", ()))
     lanes.unmatched_count = int(value.get("unmatched", 0))
+
+
+def _decode_clauses(value: Any) -> list[Clause]:
+    """Return the clauses of a JSON object of a group, by their number.
+
+    Raises LookupError, TypeError or ValueError for an invalid object.
+    """
+    chains: list[AtomChain | None] = []
+    for parent, kind, text in value["orders"]:
+        chains.append(extend_chain(chains[parent] if parent >= 0 else None, Atom(kind, text)))
+    return [
+        Clause(
+            frozenset(Atom(*atom) for atom in required),
+            frozenset(chain for number in excluded if (chain := chains[number])),
+        )
+        for required, excluded in value["clauses"]
+    ]
+
+
+def _decode_lane(lanes: GroupLanes, item: Any, clauses: list[Clause]) -> Lane:
+    """Return the lane of the group `lanes` that the JSON object `item` describes.
+
+    The lane counts as left by its last member now. `clauses` are those of the group, by number.
+    Raises LookupError, TypeError or ValueError for an invalid object.
+    """
+    now_ms = lanes.storage.clock.now_ms()
+    lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now_ms)
+    lane.is_idle, lane.idle_since_ms = bool(item["isIdle"]), int(item["idleMs"])
+    lane.unoffered_queues = _decode_queues(item["offers"])
+    lane.abandoned_queues = _decode_queues(item.get("orphans", ()))
+    for topic, queue_id, committed_offset, start_offset, reader, spans in item["places"]:
+        queue = (str(topic), int(queue_id))
+        lane_queue = lane.queues[queue] = LaneQueue(
+            committed_offset=int(committed_offset),
+            start_offset=int(start_offset),
+            spans=[Span(first, end, clauses[number]) for first, end, number in spans],
+            reader=str(reader),
+        )
+        # The offset of the group is the lowest of its lanes, unless a broker without lanes has
+        # run since the file was written. Then the messages before it are done for all lanes.
+        group_offset = lanes.storage.offsets.committed(lanes.name, *queue)
+        if group_offset > lane_queue.current_offset:
+            lane_queue.commit(group_offset)
+        if lane_queue.reader not in {"", NO_READER}:
+            # The reader may have any message in flight. Its next pull tells how many it has.
+            lane_queue.delivered_end = lanes.storage.get_end_offset(queue)
+    get_atoms_by_topic(lane.key)  # raises an exception if the key is invalid
+    return lane
 
 
 def _decode_queues(items: Any) -> set[QueueKey]:

@@ -57,22 +57,24 @@ class Atom(NamedTuple):
 
 
 class _ChainIndex:
-    """The index in a chain at which each atom, tag code and property value is first.
+    """For each atom, tag code and property value: the index of its first atom in a chain.
 
-    Chains that extend each other share one index, and each chain ignores what is behind its end.
+    Chains that extend each other share one object of this class. A chain ignores the entries whose
+    index is not less than its own length.
     """
 
     __slots__ = ("atoms", "codes", "general_atoms", "size", "values")
 
     def __init__(self, atoms: Iterable[Atom]) -> None:
         self.size = 0
+        """The number of atoms: the length of the longest chain that uses this index."""
         self.atoms: dict[Atom, int] = {}
         self.codes: dict[int, int] = {}
         """By the hash code of a tag."""
         self.values: dict[tuple[str, str | None], int] = {}
         """By property and value, for atoms that match if a property has one of some values."""
         self.general_atoms: list[tuple[int, Atom]] = []
-        """The other atoms, which must be evaluated."""
+        """The other atoms, each with its index. They must be evaluated one by one."""
         for atom in atoms:
             self.append(atom)
 
@@ -82,7 +84,7 @@ class _ChainIndex:
         self.atoms[atom] = index
         if atom.kind == LANE_KIND:
             self.values[LANE_PROPERTY, atom.text] = index
-        elif atom.kind == TAG and (tags := get_tags(atom)) is not None:
+        elif atom.kind == TAG and (tags := get_matched_tags(atom)) is not None:
             for tag in tags:
                 self.values.setdefault((TAGS, tag), index)
             for code in get_tag_codes(atom) or ():
@@ -92,7 +94,11 @@ class _ChainIndex:
 
 
 class AtomChain:
-    """A sequence of atoms, created by `extend_chain` only, so that equal chains are one object."""
+    """A sequence of atoms, none of which occurs twice.
+
+    Chains are created by `extend_chain` only, so equal chains are one object. They are compared by
+    identity.
+    """
 
     __slots__ = ("__weakref__", "_index", "atom", "length", "parent")
 
@@ -103,6 +109,7 @@ class AtomChain:
         """The last atom."""
         self.length: int = 1 if parent is None else parent.length + 1
         self._index: _ChainIndex
+        # If no other chain has extended the parent, its index is extended and shared.
         if parent is not None and parent._index.size == parent.length:
             self._index = parent._index
             self._index.append(atom)
@@ -111,22 +118,26 @@ class AtomChain:
 
     def atoms(self) -> list[Atom]:
         """Return the atoms in order."""
-        found = []
+        last_to_first = []
         node: AtomChain | None = self
         while node is not None:
-            found.append(node.atom)
+            last_to_first.append(node.atom)
             node = node.parent
-        return found[::-1]
+        return last_to_first[::-1]
 
     def __contains__(self, atom: Atom) -> bool:
         return self._index.atoms.get(atom, self.length) < self.length
 
     def has_value(self, name: str, value: str | None) -> bool:
-        """Return whether an atom matches all messages with this value of property `name`."""
+        """Return whether an atom of the chain matches each message with this property value.
+
+        Only tag expressions and lane ids count, that is, properties TAGS and LANE_PROPERTY. `value`
+        None means a message without the property.
+        """
         return self._index.values.get((name, value), self.length) < self.length
 
     def iter_general_atoms(self) -> Iterator[Atom]:
-        """Yield the atoms that cannot be looked up by the value of a property."""
+        """Yield the atoms that `has_value` does not cover, so that they must be evaluated."""
         for index, atom in self._index.general_atoms:
             if index >= self.length:
                 return
@@ -141,14 +152,18 @@ class AtomChain:
         )
 
     def may_match_codes(self, codes: frozenset[int]) -> bool:
-        """Return whether an atom may match a message whose tag has one of these hash codes."""
-        known = self._index.codes
-        return any(known.get(code, self.length) < self.length for code in codes) or (
+        """Return False if no atom matches a message whose tag has one of these hash codes.
+
+        Return True if one may do so: other tags may have the same hash code, and general atoms are
+        not evaluated.
+        """
+        index_by_code = self._index.codes
+        return any(index_by_code.get(code, self.length) < self.length for code in codes) or (
             next(self.iter_general_atoms(), None) is not None
         )
 
     def is_prefix_of(self, other: "AtomChain") -> bool:
-        """Return whether the other chain begins with all atoms of this one."""
+        """Return whether the other chain begins with all atoms of this one, or is this one."""
         node: AtomChain | None = other
         while node is not None and node.length > self.length:
             node = node.parent
@@ -162,17 +177,18 @@ _chains: Final[WeakValueDictionary[tuple[AtomChain | None, Atom], AtomChain]] = 
 
 
 def extend_chain(chain: AtomChain | None, *atoms: Atom) -> AtomChain | None:
-    """Return a chain with more atoms at its end. Atoms that it contains already are left out.
+    """Return the chain that consists of `chain` and then `atoms`.
 
-    None is the chain without atoms.
+    Atoms that the chain contains already are left out. None, as argument and as result, is the
+    chain without atoms.
     """
     for atom in atoms:
-        known = _chains.get((chain, atom))
-        if known is None:
+        extended = _chains.get((chain, atom))
+        if extended is None:
             if chain is not None and atom in chain:
                 continue
-            known = _chains[chain, atom] = AtomChain(chain, atom)
-        chain = known
+            extended = _chains[chain, atom] = AtomChain(chain, atom)
+        chain = extended
     return chain
 
 
@@ -194,9 +210,10 @@ MATCH_ALL: Final = Atom(TAG, ALL)
 
 
 def estimate_atom_bytes(atom: Atom) -> int:
-    """Estimate the memory of the results that are derived from an atom, in bytes.
+    """Estimate the memory of a result that is derived from an atom, in bytes.
 
-    Compiled SQL92 expressions are large.
+    32 bytes per character are assumed for a SQL92 expression or a subscription, because compiled
+    expressions are large, and 4 for other atoms.
     """
     return (32 if atom.kind in {SQL92, SUBSCRIPTION_KIND} else 4) * len(atom.text)
 
@@ -211,27 +228,35 @@ def estimate_rule_bytes(*rules: LaneRule) -> int:
 
 
 def _estimate_text_bytes(*texts: str) -> int:
-    """Estimate the memory of results that are derived from short texts."""
+    """Estimate the memory of a result that is derived from short texts, in bytes."""
     return 4 * sum(map(len, texts))
 
 
 def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> LaneRule:
-    """Return the rule of one clause: all atoms `required`, and no atom of the chains `excluded`.
+    """Return the rule of one clause: all atoms `required` match, no atom of `excluded` matches.
 
-    Chains that cannot match a message with the required tags are left out. Return MATCH_NOTHING if
-    the clause can match no message.
+    A chain None in `excluded` has no atoms. Chains that cannot match a message with the required
+    tags are left out of the clause. Return MATCH_NOTHING if it is certain, without evaluating SQL92
+    expressions, that the clause matches no message.
     """
     atoms = frozenset(required)
     chains = [chain for chain in excluded if chain is not None]
-    if any(MATCH_ALL in chain or any(atom in chain for atom in atoms) for chain in chains):
+    is_required_excluded = any(
+        MATCH_ALL in chain or any(atom in chain for atom in atoms) for chain in chains
+    )
+    if is_required_excluded:
         return MATCH_NOTHING
-    if sum(atom.kind == LANE_KIND for atom in atoms) > 1:
+    requires_two_lane_ids = sum(atom.kind == LANE_KIND for atom in atoms) > 1
+    if requires_two_lane_ids:
         return MATCH_NOTHING
 
-    tag_sets = [tags for atom in atoms if atom.kind == TAG and (tags := get_tags(atom)) is not None]
+    tag_sets = [
+        tags for atom in atoms if atom.kind == TAG and (tags := get_matched_tags(atom)) is not None
+    ]
     if tag_sets:
         tags = frozenset.intersection(*tag_sets)
-        if all(any(chain.has_value(TAGS, tag) for chain in chains) for tag in tags):
+        are_tags_excluded = all(any(chain.has_value(TAGS, tag) for chain in chains) for tag in tags)
+        if are_tags_excluded:  # as they are, too, if there is no tag that all sets contain
             return MATCH_NOTHING
         codes = frozenset(map(java_hash, tags))
         chains = [chain for chain in chains if chain.may_match_codes(codes)]
@@ -241,9 +266,10 @@ def create_rule(required: Iterable[Atom], *excluded: AtomChain | None) -> LaneRu
 @cache_by_size(estimate_rule_bytes)
 def intersect_rules(one: LaneRule, other: LaneRule) -> LaneRule:
     """Return the rule that matches the messages which both rules match."""
-    found: set[Clause] = set()
+    clauses: set[Clause] = set()
     for left in one:
         for right in other:
+            # Of two chains, one of which begins with the other, the longer one suffices.
             chains = [
                 chain for chain in left.excluded if not _is_prefix_of_any(chain, right.excluded)
             ]
@@ -252,12 +278,12 @@ def intersect_rules(one: LaneRule, other: LaneRule) -> LaneRule:
                 for chain in right.excluded - left.excluded
                 if not _is_prefix_of_any(chain, chains)
             ]
-            found |= create_rule(left.required | right.required, *chains)
-    return frozenset(found)
+            clauses |= create_rule(left.required | right.required, *chains)
+    return frozenset(clauses)
 
 
 def _is_prefix_of_any(chain: AtomChain, others: Iterable[AtomChain]) -> bool:
-    """Return whether another chain begins with all atoms of this one."""
+    """Return whether one of `others` is longer than the chain and begins with all its atoms."""
     return any(chain is not other and chain.is_prefix_of(other) for other in others)
 
 
@@ -265,9 +291,9 @@ def _is_prefix_of_any(chain: AtomChain, others: Iterable[AtomChain]) -> bool:
 
 
 def subscription_key(group: str, subscriptions: Iterable[Subscription]) -> str:
-    """Return the key of subscriptions, without the one to the group's retry topic.
+    """Return the subscription key of a member of `group` with these subscriptions.
 
-    Return "" if there are no others.
+    The subscription to the group's retry topic is left out. Return "" if there is no other one.
     """
     return encode_key(iter_topic_atoms(group, subscriptions))
 
@@ -275,7 +301,7 @@ def subscription_key(group: str, subscriptions: Iterable[Subscription]) -> str:
 def iter_topic_atoms(
     group: str, subscriptions: Iterable[Subscription]
 ) -> Iterator[tuple[str, Atom]]:
-    """Yield the topic and the normalized expression of each subscription.
+    """Yield the topic and the atom of each subscription of a member of `group`.
 
     The subscription to the group's retry topic is left out.
     """
@@ -286,16 +312,20 @@ def iter_topic_atoms(
 
 
 def encode_key(atoms: Iterable[tuple[str, Atom]]) -> str:
-    """Return the key of the topics and expressions that `iter_topic_atoms` yields; "" for none."""
+    """Return the subscription key of the (topic, atom) pairs that `iter_topic_atoms` yields.
+
+    It does not depend on their order. Return "" if there are none.
+    """
     ordered = sorted(atoms)
     return orjson.dumps([(topic, *atom) for topic, atom in ordered]).decode() if ordered else ""
 
 
 @cache_by_size(_estimate_text_bytes)
 def normalize_atom(kind: str, expression: str) -> Atom:
-    """Return an expression as an atom. Two spellings of the same expression have equal atoms.
+    """Return the atom of an expression. Two spellings of the same expression have equal atoms.
 
-    An expression that cannot be compiled is an atom of its own, which matches no message.
+    `kind` is the kind of expression in a subscription, such as TAG or SQL92. An expression that
+    cannot be compiled, or whose kind is unknown, is an atom of its own, which matches no message.
     """
     try:
         if is_tag_kind(kind):
@@ -312,18 +342,21 @@ def normalize_atom(kind: str, expression: str) -> Atom:
 
 
 def _estimate_key_bytes(key: str) -> int:
-    """Estimate the memory of a parsed key: a topic of 20 characters with `*` takes 400 bytes."""
+    """Estimate the memory of a parsed key in bytes: 20 characters and `*` take 400 bytes."""
     return 24 * len(key)
 
 
 @cache_by_size(_estimate_key_bytes)
 def parse_key(key: str) -> dict[str, Atom]:
-    """Return the expression of each topic of a subscription key."""
+    """Return the atoms of a subscription key by topic. The key must be of one subscription."""
     return {topic: Atom(kind, text) for topic, kind, text in orjson.loads(key)}
 
 
 def describe_difference(old: str, new: str) -> str:
-    """Return a text that lists the topics in which two subscription keys differ."""
+    """Return a text that lists the topics in which two subscription keys differ.
+
+    For example, `orders: TAG 'a' -> SQL92 'x > 1'; returns: TAG '*' -> nothing`.
+    """
     before, after = parse_key(old), parse_key(new)
 
     def describe(atom: Atom | None) -> str:
@@ -344,31 +377,42 @@ def compute_lane_id(key: str) -> str:
 
 
 def merge_keys(keys: Iterable[str]) -> str:
-    """Return the key of a lane that several subscriptions share. No client can have this key."""
+    """Return the key of a lane that several subscriptions share.
+
+    `keys` are the subscription keys. Their order does not matter. The result begins with "+", so it
+    differs from each subscription key.
+    """
     return "+" + orjson.dumps(sorted(keys)).decode()
 
 
 @cache_by_size(_estimate_text_bytes)
 def split_key(key: str) -> tuple[str, ...]:
-    """Return the subscription keys of a lane: its own key, or the keys that share the lane."""
+    """Return the subscription keys of a lane with this key, the inverse of `merge_keys`.
+
+    That is the key itself if the lane has one subscription.
+    """
     return tuple(orjson.loads(key[1:])) if key.startswith("+") else (key,)
 
 
 @cache_by_size(_estimate_key_bytes)
 def get_atoms_by_topic(key: str) -> dict[str, tuple[Atom, ...]]:
-    """Return the expressions of each topic of a lane. A message must match one of them."""
-    found: dict[str, dict[Atom, None]] = {}
-    for part in split_key(key):
-        for topic, atom in parse_key(part).items():
-            found.setdefault(topic, {})[atom] = None
-    return {topic: tuple(atoms) for topic, atoms in found.items()}
+    """Return, by topic, the atoms of the lane with this key.
+
+    The lane wants a message of the topic if one of the atoms matches it. There are several only if
+    several subscriptions share the lane. The group's retry topic is not included.
+    """
+    by_topic: dict[str, dict[Atom, None]] = {}  # the inner dict is an ordered set
+    for subscription in split_key(key):
+        for topic, atom in parse_key(subscription).items():
+            by_topic.setdefault(topic, {})[atom] = None
+    return {topic: tuple(atoms) for topic, atoms in by_topic.items()}
 
 
 def get_required_atoms(topic: str, key: str) -> frozenset[Atom]:
-    """Return the atoms of which each clause of a lane requires one, for a topic.
+    """Return the atoms of the lane `key` for a topic. Each clause of the lane requires one of them.
 
-    On a retry topic, the clause for messages that no lane matches is an exception: it requires no
-    atom.
+    On a retry topic, these are the lane ids and the whole subscriptions. The clause for messages of
+    a retry topic that no lane asks for is an exception: it requires no atom.
     """
     if not topic.startswith(RETRY_PREFIX):
         return frozenset(get_atoms_by_topic(key).get(topic, ()))
@@ -391,37 +435,41 @@ def compute_rules(
     topic: str,
     live: Sequence[str],
     idle: Sequence[str],
-    known: Mapping[str, LaneRule] | None = None,
+    previous: Mapping[str, LaneRule] | None = None,
 ) -> dict[str, LaneRule]:
-    """Return the rule of each lane for messages of a topic that are stored from now on, by key.
+    """Return the rule of each lane for messages of a topic, by key of the lane.
 
-    The rules exclude each other: a message belongs to the first lane that it matches. `live` are
-    the keys of lanes, the oldest first. `idle` are those of lanes that get only messages which no
-    live lane matches. `known` are the rules that this function returned before; the rule of a lane
-    is reused as long as all lanes before it are the same. Lanes that do not subscribe to the topic
-    are left out.
+    The rules exclude each other: a message belongs to the first lane that matches it. `live` and
+    `idle` are the keys of the lanes, as `GroupLanes.get_live_and_idle_keys` orders them. Lanes that
+    do not subscribe to the topic are left out of the result, whose order is that of the keys.
+
+    `previous` are the rules that an earlier call returned for the topic. The rule of a lane is
+    reused if the lanes before it are the same as in that call. For a retry topic, `previous` is not
+    used.
     """
     if topic.startswith(RETRY_PREFIX):
         return _compute_retry_rules(live, idle)
-    found: dict[str, LaneRule] = {}
+    rules: dict[str, LaneRule] = {}
     chain: AtomChain | None = None
-    known_keys = iter(known or ())
+    previous_keys = iter(previous or ())
     for key in (*live, *idle):
         atoms = get_atoms_by_topic(key).get(topic, ())
         if atoms:
-            if known is not None and next(known_keys, None) == key:
-                found[key] = known[key]
+            if previous is not None and next(previous_keys, None) == key:
+                rules[key] = previous[key]
             else:
-                known = None
-                found[key] = MATCH_NOTHING.union(*(create_rule([atom], chain) for atom in atoms))
+                previous = None  # the rules of all later lanes depend on this lane
+                rules[key] = MATCH_NOTHING.union(*(create_rule([atom], chain) for atom in atoms))
             chain = extend_chain(chain, *atoms)
-    return found
+    return rules
 
 
 def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | None, ...]:
-    """Return chains of the atoms by which some lanes match messages of a topic.
+    """Return chains of all atoms by which the lanes `keys` match messages of a topic.
 
-    On a retry topic, these are a chain of lane ids and one of subscriptions.
+    A message that no atom of these chains matches is wanted by none of the lanes. On a retry topic,
+    the result is a chain of lane ids and one of whole subscriptions, otherwise one chain. A chain
+    without atoms is None.
     """
     if topic.startswith(RETRY_PREFIX):
         return _create_retry_chains(keys)
@@ -430,48 +478,64 @@ def compute_wanted_chains(topic: str, keys: Sequence[str]) -> tuple[AtomChain | 
 
 
 def _create_retry_chains(keys: Sequence[str]) -> tuple[AtomChain | None, AtomChain | None]:
-    """Return the chain of lane ids, and that of subscriptions, of some lanes."""
-    parts = [part for key in keys for part in split_key(key)]
-    subscriptions = (Atom(SUBSCRIPTION_KIND, part) for part in parts)
-    return extend_chain(None, *map(_lane_atom, parts)), extend_chain(None, *subscriptions)
+    """Return the chain of lane ids, and that of whole subscriptions, of the lanes `keys`.
+
+    A chain without atoms is None.
+    """
+    subscription_keys = [part for key in keys for part in split_key(key)]
+    subscriptions = (Atom(SUBSCRIPTION_KIND, part) for part in subscription_keys)
+    lane_ids = map(_lane_atom, subscription_keys)
+    return extend_chain(None, *lane_ids), extend_chain(None, *subscriptions)
 
 
 def _compute_retry_rules(live: Sequence[str], idle: Sequence[str]) -> dict[str, LaneRule]:
-    """Return the rule of each lane for messages of the retry topic, by key.
+    """Return the rule of each lane for messages of the retry topic, by key of the lane.
 
-    A message returns to the lane that it names. If that lane is idle, it goes to the oldest lane
-    whose expression for the original topic matches, and if none matches, to the oldest lane.
+    A message of a retry topic names the lane from which it was sent back. It goes to the first of
+    these lanes that exists:
+
+    1. the lane that it names, if that lane is live;
+    2. the oldest live lane whose subscription to the topic of origin matches it;
+    3. the lane that it names, if that lane is idle;
+    4. the first idle lane whose subscription to the topic of origin matches it;
+    5. the oldest live lane, or the first idle one if no lane is live.
     """
-    live_names, live_subscriptions = _create_retry_chains(live)
-    idle_names, idle_subscriptions = _create_retry_chains(idle)
-    found: dict[str, LaneRule] = {}
-    older: AtomChain | None = None
+    live_ids, live_subscriptions = _create_retry_chains(live)
+    idle_ids, idle_subscriptions = _create_retry_chains(idle)
+    rules: dict[str, LaneRule] = {}
+    earlier_subscriptions: AtomChain | None = None
     for key in live:
         subscription = Atom(SUBSCRIPTION_KIND, key)
-        excluded = frozenset(chain for chain in (live_names, older) if chain is not None)
-        found[key] = create_rule([_lane_atom(key)])
-        found[key] |= {Clause(frozenset([subscription]), excluded)}
-        older = extend_chain(older, subscription)
+        excluded = frozenset(
+            chain for chain in (live_ids, earlier_subscriptions) if chain is not None
+        )
+        rules[key] = create_rule([_lane_atom(key)])
+        rules[key] |= {Clause(frozenset([subscription]), excluded)}
+        earlier_subscriptions = extend_chain(earlier_subscriptions, subscription)
 
-    older = None
+    earlier_subscriptions = None
     for key in idle:
-        found[key] = MATCH_NOTHING
+        rules[key] = MATCH_NOTHING
         for part in split_key(key):
             subscription = Atom(SUBSCRIPTION_KIND, part)
-            found[key] |= create_rule([_lane_atom(part)], live_subscriptions)
-            found[key] |= create_rule(
-                [subscription], live_names, idle_names, live_subscriptions, older
+            rules[key] |= create_rule([_lane_atom(part)], live_subscriptions)
+            rules[key] |= create_rule(
+                [subscription], live_ids, idle_ids, live_subscriptions, earlier_subscriptions
             )
-            older = extend_chain(older, subscription)
-    if found:
-        found[next(iter(found))] |= create_rule(
-            [], live_names, idle_names, live_subscriptions, idle_subscriptions
+            earlier_subscriptions = extend_chain(earlier_subscriptions, subscription)
+    if rules:
+        first_key = next(iter(rules))
+        rules[first_key] |= create_rule(
+            [], live_ids, idle_ids, live_subscriptions, idle_subscriptions
         )
-    return found
+    return rules
 
 
 def compute_sole_rule(topic: str, key: str) -> LaneRule:
-    """Return the rule for messages of a topic that a lane has if it is the group's only one."""
+    """Return the rule that the lane `key` has for a topic if it is the only lane of the group.
+
+    Return MATCH_NOTHING if the lane does not subscribe to the topic.
+    """
     return compute_rules(topic, [key], []).get(key, MATCH_NOTHING)
 
 
@@ -480,12 +544,13 @@ def compute_sole_rule(topic: str, key: str) -> LaneRule:
 
 @cache_by_size(estimate_atom_bytes)
 def get_matcher(atom: Atom) -> PropertyMatcher:
-    """Return a function that tells whether a message with given properties matches the atom.
+    """Return a function that returns whether the atom matches a message with given properties.
 
-    An expression that cannot be compiled or evaluated does not match.
+    An expression that cannot be compiled or evaluated matches no message. A SUBSCRIPTION_KIND atom
+    matches if its expression for the topic of origin does.
     """
     if atom.kind == TAG:
-        tags = get_tags(atom)
+        tags = get_matched_tags(atom)
         if tags is None:
             return lambda properties: True
         return lambda properties: properties.get(TAGS) in tags
@@ -509,8 +574,12 @@ def get_matcher(atom: Atom) -> PropertyMatcher:
 
 
 @cache_by_size(estimate_atom_bytes)
-def get_tags(atom: Atom) -> frozenset[str] | None:
-    """Return the tags that a tag expression matches. None means all messages."""
+def get_matched_tags(atom: Atom) -> frozenset[str] | None:
+    """Return the tags that a tag expression matches.
+
+    Return None if it matches all messages, with or without a tag, and an empty set if it is
+    invalid. The atom's kind must be TAG.
+    """
     try:
         text, tags, _ = parse_tags(atom.text)
     except FilterError:
@@ -522,9 +591,10 @@ def get_tags(atom: Atom) -> frozenset[str] | None:
 def get_tag_codes(atom: Atom) -> frozenset[int] | None:
     """Return the hash codes of the tags that an atom matches.
 
-    Return None if the atom is not a tag expression, or matches all messages.
+    Return None if the codes do not restrict the messages: the atom is not a tag expression, or
+    matches all messages. Return an empty set if the tag expression is invalid.
     """
-    if atom.kind != TAG or get_tags(atom) is None:
+    if atom.kind != TAG or get_matched_tags(atom) is None:
         return None
     try:
         return parse_tags(atom.text)[2]
@@ -533,7 +603,10 @@ def get_tag_codes(atom: Atom) -> frozenset[int] | None:
 
 
 def compute_rule_weight(rule: LaneRule) -> int:
-    """Return the total length of the expressions that may be evaluated for one message."""
+    """Return the total length of the expressions that may be evaluated for one message.
+
+    In excluded chains, only general atoms count, because the others are looked up.
+    """
     chains = {chain for clause in rule for chain in clause.excluded}
     required = (atom for clause in rule for atom in clause.required)
     excluded = (atom for chain in chains for atom in chain.iter_general_atoms())

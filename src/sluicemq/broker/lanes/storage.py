@@ -51,10 +51,11 @@ class LaneStorage(BrokerComponent):
         offload: Offload,
         render: Callable[[], str],
     ) -> None:
-        """Create an empty storage.
+        """Create a storage whose file has not been loaded, without join offsets.
 
-        `render` returns the text of the file. `wake(topic, queue_id)` retries the pulls that are
-        parked for a queue. `offload` runs blocking work in another thread.
+        `render()` is called on the event loop thread and returns the text of the file. `wake(topic,
+        queue_id)` is called to retry the pulls that are parked for a queue. `offload(job, on_done)`
+        runs a blocking job in another thread and calls `on_done` with its result or exception.
         """
         super().__init__(context)
         self.clock = context.steady_clock
@@ -88,8 +89,10 @@ class LaneStorage(BrokerComponent):
     def save_rules(self, group: str, on_saved: Callable[[], None]) -> None:
         """Write the file soon, because the rules of a group have changed.
 
-        `on_saved` is called when they are on disk, or could not be written. All changes of one
-        iteration of the event loop are one write.
+        `on_saved()` is called when the rules are on disk. It is also called if writing failed,
+        which is logged: the pulls of the group must not wait for ever. If the rules of the group
+        change again before that, only the last `on_saved` is called. All changes of one iteration
+        of the event loop are one write.
         """
         self._last_change += 1
         self._unsaved[group] = self._last_change, on_saved
@@ -100,15 +103,20 @@ class LaneStorage(BrokerComponent):
         return group in self._unsaved
 
     def schedule_write(self) -> None:
-        """Write the file soon if it has changed, unless it is being written or must wait.
+        """Write the file in the next iteration of the event loop, if it has changed.
 
-        See `delay_next_write`.
+        Do nothing while the file is being written, or before the time that `delay_next_write` set:
+        the end of that write, or `schedule_unsaved`, calls this again if rules are unsaved. After
+        the write, `on_saved` is called for each group whose last change it contains, whether or not
+        the write succeeded. A failed write is logged.
         """
         is_due = self.clock.monotonic_s() >= self._next_write_s
         if self._is_writing or not is_due or not (self._unsaved or self.document.changed):
             return
 
         def write() -> None:
+            # The regular save of documents may have prepared these changes, but not written them
+            # yet. They are written here again in any case, so `prepare_write` never returns None.
             self.document.changed = True
             work, written_change = self.document.prepare_write(), self._last_change
 
@@ -130,12 +138,15 @@ class LaneStorage(BrokerComponent):
         self.call_soon(write)
 
     def schedule_unsaved(self) -> None:
-        """Write the rules that had to wait for their time. Called once a second."""
+        """Call `schedule_write` if rules are unsaved. Called once a second.
+
+        So rules are written whose write was put off by `delay_next_write`.
+        """
         if self._unsaved:
             self.schedule_write()
 
     def delay_next_write(self) -> None:
-        """Do not write the file again within a second, because it is large."""
+        """Let `schedule_write` do nothing for one second, because the file is large."""
         self._next_write_s = self.clock.monotonic_s() + 1
 
     # --------------------------------------------------------------------------------- queues
@@ -145,7 +156,10 @@ class LaneStorage(BrokerComponent):
         return self.store.queue_offsets(*queue)[1]
 
     def iter_queues(self, group: str, key: str) -> Iterator[QueueKey]:
-        """Yield the queues of the topics in a subscription key, and those of the retry topic."""
+        """Yield the readable queues of the topics in the subscription key `key`.
+
+        The queues of the group's retry topic follow. Topics that do not exist are left out.
+        """
         for name in (*parse_key(key), RETRY_PREFIX + group):
             topic = self.topics.get(name)
             if topic is not None:
@@ -159,25 +173,31 @@ class LaneStorage(BrokerComponent):
     def find_match(
         self, queue: QueueKey, offset: int, rule: LaneRule, until: int | None
     ) -> tuple[int, bool]:
-        """Find the first message from `offset` on, and before `until`, that a rule matches.
+        """Find the first message that a rule matches, from `offset` up to but excluding `until`.
 
-        `until` None means the end of the queue. Return (offset of the message, True), or (offset up
-        to which messages were examined, False): one call examines a limited number of messages.
+        `until` None means the end of the queue. Return (offset of the message, True) if one was
+        found. Otherwise return (scanned offset, False): no message before the scanned offset
+        matches. One call examines a limited number of messages, so the scanned offset may be before
+        `until`; it is `offset` if nothing could be examined.
         """
         if not rule:
             return (self.get_end_offset(queue) if until is None else until), False
         count_max = None if until is None else until - offset
-        found = self.store.reader.read(*queue, offset, 1, None, get_rule_filter(rule), count_max)
-        if found.status is ReadStatus.FOUND:
-            return _SIZE_AND_OFFSET.unpack_from(found.data[0])[1], True
-        return max(found.next_offset, offset), False
+        result = self.store.reader.read(*queue, offset, 1, None, get_rule_filter(rule), count_max)
+        if result.status is ReadStatus.FOUND:
+            _, matching_offset = _SIZE_AND_OFFSET.unpack_from(result.data[0])
+            return matching_offset, True
+        return max(result.next_offset, offset), False
 
     def count_matches(
         self, queue: QueueKey, offset: int, rule: LaneRule, until: int
     ) -> tuple[int, int]:
-        """Count the messages from `offset` on, and before `until`, that a rule matches.
+        """Count the messages that a rule matches, from `offset` up to but excluding `until`.
 
-        Return the offset up to which messages were counted, and their number.
+        Return (scanned offset, number of matches before it). One call reads a limited amount, so
+        the scanned offset may be before `until`; it is always greater than `offset`. If the
+        messages at `offset` were deleted, or cannot be read, the whole range counts as scanned
+        without a match.
         """
         count_max = until - offset
         result = self.store.reader.read(
@@ -190,24 +210,29 @@ class LaneStorage(BrokerComponent):
     # --------------------------------------------------------------------------- join offsets
 
     def get_join_offset(self, group: str, queue: QueueKey) -> int:
-        """Return the offset at which a new lane of the group begins; -1 if the group has none."""
-        known = self._join_offsets.get(group)
-        found = known.offsets.get(queue, -1) if known is not None else -1
-        return found if found >= 0 else self.offsets.committed(group, *queue)
+        """Return the offset at which a new lane of the group begins in a queue.
+
+        Without a join offset, that is the committed offset of the group. Return -1 if the group has
+        committed nothing there.
+        """
+        join_offsets = self._join_offsets.get(group)
+        offset = join_offsets.offsets.get(queue, -1) if join_offsets is not None else -1
+        return offset if offset >= 0 else self.offsets.committed(group, *queue)
 
     def start_join_offsets(self, group: str, key: str, *, from_first: bool) -> None:
-        """Note the offsets of a group that has come online, or changes its only subscription.
+        """Set the join offsets of a group that has come online, or changes its only subscription.
 
-        `key` is its subscription key. A queue without offset begins at the first message if
-        `from_first`, or if the queue has lost no message, otherwise at its end.
+        `key` is its subscription key. In each queue of it, the join offset is how far the group has
+        committed or fetched. If it has done neither, it is the first message if `from_first`, or if
+        no message of the queue was deleted, otherwise the end of the queue.
         """
         offsets = {}
         for queue in self.iter_queues(group, key):
             low, high = self.store.queue_offsets(*queue)
             fetched = min(self.offsets.fetched(group, *queue), high)
-            known = max(self.offsets.committed(group, *queue), fetched)
-            unknown = low if from_first or low == 0 else high
-            offsets[queue] = min(known, high) if known >= 0 else unknown
+            group_offset = max(self.offsets.committed(group, *queue), fetched)  # -1 without one
+            initial_offset = low if from_first or low == 0 else high
+            offsets[queue] = min(group_offset, high) if group_offset >= 0 else initial_offset
         self._join_offsets[group] = JoinOffsets(offsets, offsets, self.clock.now_ms())
 
     def forget_join_offsets(self, group: str) -> None:
@@ -215,21 +240,27 @@ class LaneStorage(BrokerComponent):
         self._join_offsets.pop(group, None)
 
     def advance_join_offsets(self) -> None:
-        """Replace join offsets that are JOIN_OFFSET_AGE_MS old. Called once a second."""
+        """Replace the join offsets that were set JOIN_OFFSET_AGE_MS ago. Called once a second.
+
+        The offsets that the group had committed at that time become its join offsets, and the
+        present committed offsets become the next ones. So a join offset is one to two times
+        JOIN_OFFSET_AGE_MS old.
+        """
         now_ms = self.clock.now_ms()
-        for group, known in self._join_offsets.items():
-            if now_ms - known.time_ms >= JOIN_OFFSET_AGE_MS:
-                known.offsets, known.time_ms = known.next_offsets, now_ms
-                known.next_offsets = {
+        for group, join_offsets in self._join_offsets.items():
+            if now_ms - join_offsets.time_ms >= JOIN_OFFSET_AGE_MS:
+                join_offsets.offsets, join_offsets.time_ms = join_offsets.next_offsets, now_ms
+                join_offsets.next_offsets = {
                     queue: max(self.offsets.committed(group, *queue), offset)
-                    for queue, offset in known.offsets.items()
+                    for queue, offset in join_offsets.offsets.items()
                 }
 
 
 def find_end_offset(data: list[memoryview]) -> int:
-    """Return the offset behind the last record of a read.
+    """Return the queue offset of the last record of a read, plus 1.
 
-    `data` are pieces of memory in each of which records follow each other.
+    `data` is the content of a `ReadResult`: pieces of memory, each with one or more whole records.
+    Called for each pull of a lane that finds messages.
     """
     piece, position = data[-1], 0
     while True:

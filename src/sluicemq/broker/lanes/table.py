@@ -63,38 +63,58 @@ class LaneMember(NamedTuple):
     """The key of the lane that it is in."""
 
     def commit(self, queue: QueueKey, offset: int) -> None:
-        """Commit an offset for the lane for which the member reads the queue."""
+        """Commit an offset of the member; see `GroupLanes.commit` for which lane it counts."""
         self.lanes.commit(self.key, self.client_id, *queue, offset)
 
     def start_from_offset_query(self, queue: QueueKey) -> LaneQueue | None:
-        """Note that the member asks for its offset with QUERY_CONSUMER_OFFSET (14).
+        """Assign a queue to the member, which has asked for its offset there.
 
-        Return the state of its lane in the queue; None if the lane does not subscribe to the topic.
+        The request was QUERY_CONSUMER_OFFSET (14). From now on, the member reads the queue for its
+        present lane. Return the state of this lane in the queue; None if the lane does not
+        subscribe to the topic.
         """
         return self.lanes.start_from_offset_query(self.key, self.client_id, queue)
 
     def get_lane_queue(self, queue: QueueKey) -> LaneQueue | None:
-        """Return the state of the member's lane in a queue; None if it does not subscribe to it."""
+        """Return the state of the member's present lane in a queue.
+
+        Return None if the lane does not subscribe to the topic.
+        """
         return self.lanes.get_lane_queue(self.key, queue)
 
     def start_pull(self, queue: QueueKey, offset: int) -> PullDecision:
-        """Return what a new pull from `offset` must do. Its commit must have been applied."""
+        """Return what a new pull from `offset` must do: READ, WAIT or REDIRECT.
+
+        The pull is recorded for the lane (`_check_pull`). The commit that came with it must have
+        been applied before.
+        """
         lanes, client_id, key = self
-        decision = READ
-        # A lane may go back in `_check_pull`. Then the redirect is looked up again.
-        for _ in range(2):
-            redirect = lanes.get_redirect(key, client_id, queue, offset)
-            if redirect is not None:
-                return PullDecision(PullAction.REDIRECT, offset=redirect)
-            if decision.action is PullAction.WAIT:
-                break
-            decision = self._check_pull(queue, offset)
-            if decision.action is PullAction.READ:
-                break
+        redirect = lanes.get_redirect(key, client_id, queue, offset)
+        if redirect is not None:
+            return PullDecision(PullAction.REDIRECT, offset=redirect)
+        decision = self._check_pull(queue, offset)
+        if decision.action is PullAction.READ:
+            return decision
+
+        # The pull may have proved that nothing is in flight, so that the lane went back just now.
+        redirect = lanes.get_redirect(key, client_id, queue, offset)
+        if redirect is not None:
+            return PullDecision(PullAction.REDIRECT, offset=redirect)
         return decision
 
     def _check_pull(self, queue: QueueKey, offset: int) -> PullDecision:
-        """Note that the member reads the queue, and return whether it may read or must wait."""
+        """Record that the member pulls from `offset`, and return READ, or WAIT if it must wait.
+
+        The pull must wait
+
+        - while the member finishes messages of its old lane. The pull is recorded there;
+        - while a former member of the lane may have messages in flight, or the rules of the group
+          are not on disk. Nothing is recorded;
+        - while the lane is about to go back, or to be redirected.
+
+        In the last case, and if it may read, the member becomes the reader of the queue, and a
+        waiting hand-over in the queue is tried again.
+        """
         lanes, client_id, key = self
         lane_queue = lanes.get_lane_queue(key, queue)
         if lane_queue is None:
@@ -103,9 +123,9 @@ class LaneMember(NamedTuple):
             old_key = lanes.assignments.lane_of(client_id, queue, key)
             lanes.lanes[old_key].queues[queue].note_pull(offset)
             return PullDecision(PullAction.WAIT)
-        if lanes.awaits_former_member(lanes.lanes[key], queue) or lanes.storage.has_unsaved_rules(
-            lanes.name
-        ):
+        if lanes.may_be_in_flight_at_former_member(lanes.lanes[key], queue):
+            return PullDecision(PullAction.WAIT)
+        if lanes.storage.has_unsaved_rules(lanes.name):
             return PullDecision(PullAction.WAIT)
 
         if lane_queue.reader != client_id:
@@ -113,6 +133,7 @@ class LaneMember(NamedTuple):
             lanes.storage.mark_changed()
         lane_queue.note_pull(offset)
         if lane_queue.read_end is None:
+            # The first pull since the start: it tells what was delivered before.
             lane_queue.read_end = lane_queue.delivered_end = offset
         lanes.retry_hand_over(queue)
         must_wait = lanes.must_wait_to_go_back(lane_queue, queue) or lanes.resets.blocks_commits(
@@ -121,11 +142,16 @@ class LaneMember(NamedTuple):
         return PullDecision(PullAction.WAIT if must_wait else PullAction.READ, key)
 
     def retry_pull(self, queue: QueueKey, offset: int, lane_key: str) -> PullDecision:
-        """Return what a parked pull must do that waits from `offset` on, for lane `lane_key`."""
+        """Return what a parked pull from `offset` must do when it is retried: any `PullAction`.
+
+        `lane_key` is the `PullDecision.lane_key` with which the pull was parked. RETRY means that
+        the member is in another lane by now.
+        """
         lanes, client_id, key = self
         lane_queue = lanes.get_lane_queue(key, queue)
-        # If another member has pulled since, this client has given up the queue: no redirect.
-        if lane_queue is None or lane_queue.reader in {"", client_id}:
+        # If another member has pulled since, this client does not read the queue any more, so it
+        # is not redirected.
+        if lane_queue is None or lane_queue.may_have_reader(client_id):
             redirect = lanes.get_redirect(key, client_id, queue, offset, is_parked=True)
             if redirect is not None:
                 return PullDecision(PullAction.REDIRECT, offset=redirect)
@@ -135,7 +161,7 @@ class LaneMember(NamedTuple):
             lanes.must_wait_to_go_back(lane_queue, queue)
             or lanes.storage.has_unsaved_rules(lanes.name)
             or lanes.is_finishing_old_lane(client_id, queue, key)
-            or lanes.awaits_former_member(lanes.lanes[key], queue)
+            or lanes.may_be_in_flight_at_former_member(lanes.lanes[key], queue)
         ):
             return PullDecision(PullAction.WAIT)
         # A pull for another lane may have skipped messages that the new lane wants.
@@ -143,9 +169,10 @@ class LaneMember(NamedTuple):
 
 
 def note_delivery(lane_queue: LaneQueue, offset: int, result: ReadResult) -> None:
-    """Note the messages that a pull from `offset` delivers to the reader of a lane.
+    """Record the messages that a pull from `offset` delivers to the reader of a lane.
 
-    A lane can go back when none of them is in flight any more.
+    `lane_queue` is the state of the lane in the queue, and `result` what was read. This sets
+    `delivered_end`, if messages were found, and `read_end`.
     """
     if result.status is ReadStatus.FOUND:
         lane_queue.delivered_end = max(lane_queue.delivered_end, find_end_offset(result.data))
@@ -162,9 +189,10 @@ class Lanes:
         wake: Callable[[str, int], None],
         offload: Offload,
     ) -> None:
-        """Retry the parked pulls of a queue with `wake(topic, queue_id)`.
+        """Create an empty table. `load` reads the file.
 
-        `offload` runs blocking work in another thread.
+        `wake(topic, queue_id)` is called to retry the parked pulls of a queue. `offload(job,
+        on_done)` runs a blocking job in another thread.
         """
         self.table: dict[str, GroupLanes] = {}
         """By group name."""
@@ -185,11 +213,14 @@ class Lanes:
     def add_member(
         self, group: str, key: str, client_id: str, old_key: str, others: dict[str, str]
     ) -> bool:
-        """Add a member to its lane, or move it there. Return whether it is new in the lane.
+        """Add a member to the lane `key`, and remove it from the lane `old_key`.
 
-        `key` is its subscription key, and `old_key` the one that it had before, "" without one.
-        `others` are the keys of the other members, by client id. If the group has no lanes yet, the
-        subscription of the first of them becomes the first lane, with all messages of the group.
+        `key` is the subscription key of the member, and `old_key` the one before this heartbeat,
+        "" if it had none. If the group has no lanes yet, they are created: `others`, the
+        subscription keys of the other members by client id, must not be empty then. The first of
+        them becomes the key of the oldest lane, which gets all messages of the group that it wants.
+
+        Return whether the member is new in the lane `key`.
         """
         lanes = self.table.get(group)
         if lanes is None:
@@ -202,15 +233,20 @@ class Lanes:
             lanes.add_member(key, client_id)
         if old_key and old_key != key:
             lanes.move_member(old_key, client_id)
-            lanes.run()
+            lanes.process_idle_lanes()
         return is_new
 
     def _create_group(self, group: str, key: str) -> GroupLanes:
-        """Create a group with one lane, which continues at the offsets of the group."""
+        """Add a group with one lane, whose subscription key is `key`, and return the group.
+
+        The lane continues at the committed offsets of the group, and where there are none, at its
+        join offsets. It gets all messages of its subscription. What the group has pulled counts as
+        in flight. The lane has no members.
+        """
         lanes = self.table[group] = GroupLanes(group, self.storage)
         lane = lanes.lanes[key] = Lane(key, lanes.allocate_join_number())
         for queue in self.storage.iter_queues(group, key):
-            committed = self.offsets.committed(group, *queue)
+            committed = self.offsets.committed(group, *queue)  # -1 if there is none
             start = committed
             if committed < 0:
                 start = max(self.storage.get_join_offset(group, queue), 0)
@@ -225,9 +261,10 @@ class Lanes:
         return lanes
 
     def get_lock_name(self, group: str, client_id: str) -> str:
-        """Return the name for the queue locks of a member: the group, or `group@lane`.
+        """Return the name under which a client locks queues.
 
-        Each lane has locks of its own.
+        It is `GROUP@LANE_ID` for a member of a lane, because each lane has locks of its own,
+        otherwise the group.
         """
         lanes = self.table.get(group)
         for lane in lanes.lanes.values() if lanes is not None else ():
@@ -236,7 +273,11 @@ class Lanes:
         return group
 
     def reset_queue(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Reset the offsets of all lanes in a queue. Return False if the group has no lanes."""
+        """Set the offsets of all lanes of a group, and of the group, in a queue to `offset`.
+
+        The readers of all lanes are redirected. Return False, with nothing changed, if the group
+        has no lanes.
+        """
         lanes = self.table.get(group)
         if lanes is not None:
             lanes.reset_queue(topic, queue_id, offset)
@@ -248,12 +289,17 @@ class Lanes:
         if self.table.pop(group, None) is not None:
             self.storage.mark_changed()
 
-    def run(self) -> None:
-        """Do the regular work of all lanes. Called once a second."""
+    def run_periodic_work(self) -> None:
+        """Do what all groups with lanes need once a second.
+
+        Rules that were not written because of `LaneStorage.delay_next_write` are written, and join
+        offsets are advanced. In each group, idle lanes are processed and unmatched messages are
+        counted. The lanes of a group end if it needs none any more.
+        """
         self.storage.schedule_unsaved()
         self.storage.advance_join_offsets()
         for lanes in list(self.table.values()):
-            lanes.run()
+            lanes.process_idle_lanes()
             lanes.count_unmatched()
             if lanes.is_obsolete:
                 log.info("group %s has one subscription again: its lanes end", lanes.name)
@@ -269,16 +315,16 @@ class Lanes:
 
         def parse(text: str) -> dict[str, GroupLanes]:
             try:
-                found = {}
+                groups = {}
                 for item in orjson.loads(text)["groups"]:
                     name = str(item["group"])
-                    lanes = found[name] = GroupLanes(name, self.storage)
+                    lanes = groups[name] = GroupLanes(name, self.storage)
                     decode_group(lanes, item)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"a lane has a missing or invalid field: {error}") from error
-            return found
+            return groups
 
-        found = self.document.load(parse) or {}
+        loaded_groups = self.document.load(parse) or {}
         if self.document.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another"
@@ -286,6 +332,6 @@ class Lanes:
                 " are the lowest of their lanes, so messages may be repeated. No action is needed.",
                 self.document.path,
             )
-            found = {}
+            loaded_groups = {}
             self.document.changed = True
-        self.table.update(found)
+        self.table.update(loaded_groups)

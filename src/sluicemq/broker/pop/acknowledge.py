@@ -74,13 +74,17 @@ class PopAckHandlers(BrokerComponent):
         self.order = order
         self.delivered = delivered
 
-    def acknowledge(self, header: AckMessageRequest, command: Command, peer: Peer) -> Any:
-        """Answer ACK_MESSAGE (200051). Called for each message: keep it cheap.
+    def acknowledge(self, header: AckMessageRequest, command: Command, peer: Peer) -> Durable:
+        """Acknowledge one popped message: answer ACK_MESSAGE (200051).
 
-        Raises RequestError or StoreError if the message does not exist, or if the acknowledgement
-        cannot be appended.
+        The returned response is sent when the acknowledgement is on disk. A message that is no
+        longer in flight is ignored. Called for each message: keep it cheap.
+
+        Raises RequestError if the queue does not exist or the offset is outside it, and
+        ProtocolError if the receipt handle is malformed. Raises RequestError or StoreError if the
+        acknowledgement cannot be appended.
         """
-        low, high = self._find_queue(header, peer)
+        low, high = self._find_queue_bounds(header, peer)
         if not low <= header.offset <= high:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
@@ -88,34 +92,37 @@ class PopAckHandlers(BrokerComponent):
                 f"commit:{header.offset}, store:{low}~{high}",
             )
         handle = ReceiptHandle.parse(header.handle)._replace(queue_id=header.queue_id)
-        self._acknowledge(PopAck(header.group, header.topic, handle, (header.offset,)))
+        self._apply_acknowledgement(PopAck(header.group, header.topic, handle, (header.offset,)))
         return Durable.for_command(command, encode_response(command))
 
-    def acknowledge_batch(self, command: Command, peer: Peer) -> Any:
-        """Answer BATCH_ACK_MESSAGE (200151).
+    def acknowledge_batch(self, command: Command, peer: Peer) -> Postponed:
+        """Acknowledge the messages in the body: answer BATCH_ACK_MESSAGE (200151).
 
-        Acknowledgements of a queue or message that does not exist are skipped.
+        Returns a `Postponed`, whose work decodes and acknowledges in steps. Its answer is sent when
+        the acknowledgements are on disk. It is NO_MESSAGE if the body has no acknowledgements. If a
+        queue or offset does not exist, its acknowledgements are skipped.
         """
 
         def run() -> WorkItem[Any]:
             acks = (yield from decode_body(decode_pop_acks, command.body)) if command.body else []
             if not acks:
                 return Command(ResponseCode.NO_MESSAGE)
-            return (yield from self._acknowledge_all(acks, command))
+            return (yield from self._acknowledge_in_steps(acks, command))
 
         return Postponed(run())
 
     def change_invisible_time(
         self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer
-    ) -> Any:
-        """Answer CHANGE_MESSAGE_INVISIBLETIME (200053) with the fields of the new receipt handle.
+    ) -> Durable:
+        """Make a message invisible for another time: answer CHANGE_MESSAGE_INVISIBLETIME (200053).
 
-        Errors are part of the response, with a header of zeros as in RocketMQ. Raises StoreError
-        if the change cannot be appended.
+        The response contains the fields of the new receipt handle, and is sent when the change is
+        on disk. A RequestError becomes an error response with a header of zeros, as in RocketMQ.
+        Raises StoreError if the change cannot be appended.
         """
         code, remark, answer = ResponseCode.SUCCESS, UNSET_REMARK, ChangeInvisibleTimeResponse()
         try:
-            low, high = self._find_queue(header, peer)
+            low, high = self._find_queue_bounds(header, peer)
             if low <= header.offset < high:
                 answer = self._change_invisible_time(header)
             else:
@@ -126,10 +133,11 @@ class PopAckHandlers(BrokerComponent):
             command, encode_response(command, code, encode_header(answer), b"", remark)
         )
 
-    def _find_queue(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
-        """Return the first offset of the message's queue, and the one behind its last message.
+    def _find_queue_bounds(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
+        """Check the queue of a request. Return its first offset, and its last offset plus 1.
 
-        Raises RequestError if the topic or queue does not exist, or is a lite topic.
+        Raises RequestError if the topic or queue does not exist, or if the request names a lite
+        topic.
         """
         if header.lite_topic:
             raise RequestError(
@@ -146,8 +154,8 @@ class PopAckHandlers(BrokerComponent):
             )
         return self.store.queue_offsets(header.topic, header.queue_id)
 
-    def _acknowledge(self, ack: PopAck) -> None:
-        """Acknowledge messages of one pop. Called for each message: keep it cheap.
+    def _apply_acknowledgement(self, ack: PopAck) -> None:
+        """Acknowledge messages of one pop, and count them for the group. Keep it cheap.
 
         `ack.topic` is the topic in which the messages are stored, which may be the retry topic.
         Raises RequestError or StoreError.
@@ -160,15 +168,17 @@ class PopAckHandlers(BrokerComponent):
             self.checkpoints.acknowledge(group, topic, handle, offsets)
         self.delivered[pop_origin(topic, group), group].acknowledged_count += len(offsets)
 
-    def _acknowledge_all(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
-        """Acknowledge the messages of a batch in steps, and return the answer.
+    def _acknowledge_in_steps(self, acks: list[PopAck], command: Command) -> WorkItem[Any]:
+        """Acknowledge the messages of a batch in steps, and return the answer as a `Durable`.
 
-        The answer waits for the commit of the last step; the commits of the other steps must have
-        succeeded. An acknowledgement that is refused does not stop the others.
+        It yields None between two steps of ACKS_PER_STEP acknowledgements. Offsets that are outside
+        their queue are skipped. An acknowledgement that is refused does not stop the others.
 
-        Raises RequestError if one was refused or could not be stored, or StoreError.
+        Raises the last RequestError afterwards if one was refused. Raises RequestError
+        (SYSTEM_ERROR) if the commit of an earlier step failed; the answer itself waits only for the
+        commit of the last step. Raises StoreError at once if one cannot be appended.
         """
-        failures = self.group_commit.failed_commit_count
+        failed_commits_before = self.group_commit.failed_commit_count
         refusal = None
         for number, ack in enumerate(acks):
             if number and number % ACKS_PER_STEP == 0:
@@ -179,12 +189,12 @@ class PopAckHandlers(BrokerComponent):
             offsets = tuple(one for one in ack.offsets if low <= one <= high)
             if offsets and self.store.queue_exists(topic, queue_id):
                 try:
-                    self._acknowledge(ack._replace(topic=topic, offsets=offsets))
+                    self._apply_acknowledgement(ack._replace(topic=topic, offsets=offsets))
                 except RequestError as error:
                     refusal = error
         if refusal is not None:
             raise refusal
-        if self.group_commit.failed_commit_count != failures:
+        if self.group_commit.failed_commit_count != failed_commits_before:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 "Some of the acknowledgements were not stored. Send all of them again.",
@@ -196,8 +206,8 @@ class PopAckHandlers(BrokerComponent):
     ) -> ChangeInvisibleTimeResponse:
         """Change the invisible time of a message, and return the fields of its new handle.
 
-        Return fields of zero for a message of an ordered pop that is before the committed offset.
-        Raises RequestError or StoreError.
+        If the message is of an ordered pop and before the committed offset, it is acknowledged
+        already: nothing changes, and all fields are 0. Raises RequestError or StoreError.
         """
         group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
         handle = ReceiptHandle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
@@ -229,44 +239,48 @@ class InFlightHandlers:
     background: Background
 
     def count_unfinished(self, group: str, topic: str, queue_id: int) -> UnfinishedMessages:
-        """Return the messages of a queue that the group has not acknowledged, for its lag."""
+        """Return which messages of a queue the group has not acknowledged, for its lag."""
         start = self.checkpoints.get_next_offset(group, topic, queue_id)
-        count = extra = self.checkpoints.count_in_flight(group, topic, queue_id)
+        in_flight = extra = self.checkpoints.count_in_flight(group, topic, queue_id)
         info = self.order.table.get(f"{topic}{SEPARATOR}{group}", {}).get(queue_id)
         if info is not None:
             now_ms, pending = self.clock.now_ms(), find_invisible_until_ms(info)
-            count += sum(until_ms > now_ms for until_ms in pending.values())
+            in_flight += sum(until_ms > now_ms for until_ms in pending.values())
+            # Messages of the ordered pop that are acknowledged but behind the committed offset.
             extra -= sum(offset >= start and offset not in pending for offset in info.offsets)
-        return UnfinishedMessages(start, count, extra)
+        return UnfinishedMessages(start, in_flight, extra)
 
     def list_in_flight(
         self, header: InFlightRequest, command: Command, peer: Peer
     ) -> Command | None:
         """Answer SLUICE_IN_FLIGHT (900134): list messages of a group that are in flight.
 
-        They are in the order in which they were popped, messages of unordered pops first. Raises
-        RequestError if the group does not exist.
+        `header` may restrict the list to a topic, queue, offset, and a number of messages. At most
+        LISTED_MESSAGES_MAX are listed, in the order in which they were popped, messages of
+        unordered pops first. The work is done in steps; the result is None if the answer is sent
+        later. Raises RequestError if the group does not exist.
         """
         self.groups.check_exists(header.group)
 
         def run() -> WorkItem[Command]:
-            found: list[bodies.InFlightMessage] = []
+            listed: list[bodies.InFlightMessage] = []
+            count_max = min(header.count_max or LISTED_MESSAGES_MAX, LISTED_MESSAGES_MAX)
             for number, message in enumerate(self._iter_in_flight(header)):
                 if message is not None:
-                    found.append(message)
-                if len(found) >= min(header.count_max or LISTED_MESSAGES_MAX, LISTED_MESSAGES_MAX):
+                    listed.append(message)
+                if len(listed) >= count_max:
                     break
-                if number % ENTRIES_PER_STEP == 0 or len(found) % READS_PER_STEP == 1:
+                if number % ENTRIES_PER_STEP == 0 or len(listed) % READS_PER_STEP == 1:
                     yield None
-            return Command(ResponseCode.SUCCESS, {}, bodies.encode_in_flight(found))
+            return Command(ResponseCode.SUCCESS, {}, bodies.encode_in_flight(listed))
 
         return self.background.answer(run(), command, peer)
 
     def _iter_in_flight(self, header: InFlightRequest) -> Iterator[bodies.InFlightMessage | None]:
-        """Yield the messages in flight that `header` asks for.
+        """Yield the messages in flight that `header` asks for, unordered pops first.
 
-        None is yielded for entries that were examined without a result, so that the caller can
-        limit the time of a step.
+        Between them, yield None for checkpoints that do not match, and after each topic and group
+        of ordered pops, so that the caller can limit the time of a step.
         """
         group, now_ms = header.group, self.clock.now_ms()
         for entry in [*self.checkpoints.open_checkpoints]:
@@ -278,7 +292,7 @@ class InFlightHandlers:
             for offset in entry.pending_offsets:
                 if header.offset in (None, offset):
                     record = self.checkpoints.read_message(topic, queue_id, offset)
-                    times = 1 if record is None else record.reconsume_times + 1
+                    delivery_count = 1 if record is None else record.reconsume_times + 1
                     yield bodies.InFlightMessage(
                         topic=topic,
                         queue_id=queue_id,
@@ -286,7 +300,7 @@ class InFlightHandlers:
                         popped_ms=checkpoint.pop_ms,
                         visible_ms=checkpoint.deadline_ms,
                         client_id=entry.popped_by,
-                        delivery_count=times,
+                        delivery_count=delivery_count,
                     )
         for name, queues in [*self.order.table.items()]:
             topic, _, its_group = name.partition(SEPARATOR)
@@ -296,7 +310,7 @@ class InFlightHandlers:
                 popped_by = self.order.popped_by.get((name, queue_id), "")
                 for offset, until_ms in find_invisible_until_ms(info).items():
                     if until_ms > now_ms and header.offset in (None, offset):
-                        times = (info.counts or {}).get(offset, 0) + 1
+                        delivery_count = (info.counts or {}).get(offset, 0) + 1
                         yield bodies.InFlightMessage(
                             topic=topic,
                             queue_id=queue_id,
@@ -304,11 +318,11 @@ class InFlightHandlers:
                             popped_ms=info.pop_ms,
                             visible_ms=until_ms,
                             client_id=popped_by,
-                            delivery_count=times,
+                            delivery_count=delivery_count,
                         )
             yield None
 
 
 def _is_requested(header: InFlightRequest, topic: str, queue_id: int) -> bool:
-    """Return whether `header` asks for messages of the queue."""
+    """Return whether `header` asks for messages of the queue. None in a field means all."""
     return header.topic in (None, topic) and header.queue_id in (None, queue_id)

@@ -73,19 +73,23 @@ Queues = Sequence[MessageQueue]
 def allocate_queues(
     strategy: Strategy, client_id: str, queues: Queues, members: Sequence[str], mode: RequestMode
 ) -> Queues | None:
-    """Return the queues that one member of a group reads.
+    """Return the queues that the member `client_id` of a group reads.
 
-    `members` are the client ids of the group, and `queues` all queues of the topic. Return None if
-    there are no queues to distribute, and [] if `client_id` is not a member.
+    `members` are the client ids of the group, `queues` all queues of the topic, and `mode` says
+    whether the group pulls or pops, and how members that pop share queues. `strategy` distributes
+    queues over members. The module's docstring has the rules. A queue with id ANY_QUEUE means all
+    queues of its broker. Return None if there are no queues to distribute, and [] if `client_id` is
+    not a member.
 
     >>> two = [MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)]
     >>> mode = RequestMode(topic="T", group="G", mode=POP, share_queues=1)
-    >>> found = allocate_queues(allocate_average, "b", two, ["a", "b", "c"], mode)
-    >>> [queue.queue_id for queue in found or ()]
+    >>> allocated = allocate_queues(allocate_average, "b", two, ["a", "b", "c"], mode)
+    >>> [queue.queue_id for queue in allocated or ()]
     [1]
     """
     count = mode.share_queues
-    if mode.mode == POP and not 0 < count < len(members) - 1:
+    pops_all_queues = mode.mode == POP and not 0 < count < len(members) - 1
+    if pops_all_queues:
         return sorted({queue._replace(queue_id=ANY_QUEUE) for queue in queues})
     if not queues:
         return None
@@ -112,7 +116,11 @@ class Assignments:
         consumers: Consumers,
         look_up: LookUp,
     ) -> None:
-        """Ask name servers for routes with `look_up`."""
+        """Create the object without any mode. `load` reads the file.
+
+        `look_up(topic, on_response)` asks a name server for the route of a topic, and calls
+        `on_response` with its response, or with None if no name server answered.
+        """
         settings = context.settings
         self._settings = settings
         self._topics = context.topics
@@ -143,14 +151,18 @@ class Assignments:
     ) -> None:
         """Raise RequestError (NO_PERMISSION) if the group may not pop the topic by this filter.
 
-        `kind` and `expression` are those of the filter; None means TAG and all messages. The lanes
-        of a group end with its first pop, and a later pop may change the filter of the topic if no
-        other member subscribes to the old one. Called for each pop: keep it cheap.
+        `kind` and `expression` are those of the filter; None means TAG and all messages. The pop is
+        refused if a strict group refuses the client, if members of the group pull the topic in
+        lanes, or if another member subscribes to the topic by the filter of earlier pops and this
+        filter differs. A refusal is recorded for tools.
+
+        If the pop is admitted, its filter becomes that of the topic, the lanes of the group end,
+        and the group counts as popping. Called for each pop: keep it cheap.
         """
         contracts = self._consumers.contracts
         requested = kind or TAG, expression or ALL
-        known = contracts.pop_filters.get((group, topic))
-        if known == requested and group in contracts.popping_groups:
+        current = contracts.pop_filters.get((group, topic))
+        if current == requested and group in contracts.popping_groups:
             return
 
         client_id = self._consumers.client_name(group, peer)
@@ -165,15 +177,16 @@ class Assignments:
                 f"Group {group} pulls {topic} in lanes, because its members have different "
                 f"subscriptions, so {client_id} cannot pop it. Use another group for it."
             )
-        known_atom = normalize_atom(*known) if known is not None else None
-        if not reason and known_atom is not None and known_atom != normalize_atom(*requested):
+        current_atom = normalize_atom(*current) if current is not None else None
+        if not reason and current_atom is not None and current_atom != normalize_atom(*requested):
             for other, key in self._consumers.other_subscription_keys(group, client_id).items():
-                if parse_key(key).get(topic) == known_atom:
+                if parse_key(key).get(topic) == current_atom:
                     reason = (
-                        f"Group {group} pops {topic} by {known_atom.kind} {known_atom.text!r}, to "
-                        f"which {other} subscribes, but {client_id} asks for {requested[0]} "
-                        f"{requested[1]!r}. Each of them would lose the messages that only the "
-                        "other one's filter rejects. Use another group, or the same subscription."
+                        f"Group {group} pops {topic} by {current_atom.kind} "
+                        f"{current_atom.text!r}, to which {other} subscribes, but {client_id} asks "
+                        f"for {requested[0]} {requested[1]!r}. Each of them would lose the "
+                        "messages that only the other one's filter rejects. Use another group, or "
+                        "the same subscription."
                     )
         if reason:
             contracts.record_refusal(group, client_id, reason, peer)
@@ -187,18 +200,20 @@ class Assignments:
     # -------------------------------------------------------------------------------- assignments
 
     def query_assignment(self, command: Command, peer: Peer) -> Command | None:
-        """Answer QUERY_ASSIGNMENT (400).
+        """Answer QUERY_ASSIGNMENT (400) with the queues of one client.
 
-        Return None, and answer later, if a name server has to be asked.
+        If a name server has to be asked first, return None; the response is written to `peer` when
+        the name server has answered.
         """
         query = bodies.decode_assignment_query(command.body)
         now_s = self._clock.monotonic_s()
         if not self._settings.broker.name_server_addresses:
             queues = self._find_local_queues(query.topic)
             return self._encode_answer(query, queues, command, peer)
-        asked_s, known = self._routes.get(query.topic, (0.0, ()))
-        if known and now_s - asked_s < self._settings.broker.route_period_ms / 1000:
-            return self._encode_answer(query, known, command, peer)
+        answered_s, cached_queues = self._routes.get(query.topic, (0.0, ()))
+        is_cache_valid = now_s - answered_s < self._settings.broker.route_period_ms / 1000
+        if cached_queues and is_cache_valid:
+            return self._encode_answer(query, cached_queues, command, peer)
 
         def answer(queues: Queues | None) -> None:
             response = self._encode_answer(query, queues, command, peer)
@@ -223,10 +238,11 @@ class Assignments:
         return read_queues(topic, TopicRoute((), (data,)))
 
     def _handle_route(self, topic: str, response: Command | None) -> None:
-        """Answer the queries that wait for the route of a topic.
+        """Remember the route of a topic, and answer the queries that wait for it.
 
-        `response` is that of a name server. If it is None or an error, the last known route is
-        used, unless the topic does not exist any more.
+        `response` is that of a name server, None if none answered. If it is None, an error or
+        malformed, the last known route is used. If it says that the topic does not exist, the route
+        is forgotten, and the queries are answered without a set of queues.
         """
         if response is not None and response.code == ResponseCode.TOPIC_NOT_EXIST:
             self._routes.pop(topic, None)
@@ -234,33 +250,45 @@ class Assignments:
             with suppress(ProtocolError):
                 queues = read_queues(topic, bodies.decode_topic_route(response.body))
                 self._routes[topic] = self._clock.monotonic_s(), queues
-        known = self._routes.get(topic)
+        route = self._routes.get(topic)
+        queues_or_none = route[1] if route is not None else None
         for answer in self._waiting.pop(topic, ()):
-            answer(known and known[1])
+            answer(queues_or_none)
 
     def _encode_answer(
         self, query: bodies.AssignmentQuery, queues: Queues | None, command: Command, peer: Peer
     ) -> Command:
-        """Return the response to QUERY_ASSIGNMENT. `queues` is None if the topic is unknown."""
+        """Return the response to QUERY_ASSIGNMENT, with the share of the client in `queues`.
+
+        `queues` are all queues of the topic, None if it is unknown. A broadcasting client gets all
+        of them, as does every client if the broker is set not to balance. The response has no set
+        of queues, so that the client keeps its assignments, if the topic or the strategy is unknown
+        or if no member of the group is connected.
+        """
         mode = self._find_mode(query.topic, query.group)
-        found = queues
+        assigned_queues = queues
         if query.message_model != bodies.BROADCASTING and self._settings.broker.server_balances:
             members = self._consumers.client_ids_sharing_queues(query.group, peer, command.fields)
             strategy = STRATEGIES.get(query.strategy)
             if queues is None or not members or strategy is None:
-                found = None
+                assigned_queues = None
             else:
-                found = allocate_queues(strategy, query.client_id, queues, members, mode)
-        rows = None
-        if found is not None:
-            rows = tuple(bodies.Assignment(queue=queue, mode=mode.mode) for queue in found)
-        body = bodies.encode_assignments(bodies.AssignmentResponse(assignments=rows))
+                assigned_queues = allocate_queues(strategy, query.client_id, queues, members, mode)
+        assignments = None
+        if assigned_queues is not None:
+            assignments = tuple(
+                bodies.Assignment(queue=queue, mode=mode.mode) for queue in assigned_queues
+            )
+        body = bodies.encode_assignments(bodies.AssignmentResponse(assignments=assignments))
         return Command(ResponseCode.SUCCESS, body=body)
 
     # -------------------------------------------------------------------------------------- modes
 
     def _find_mode(self, topic: str, group: str) -> RequestMode:
-        """Return how the group reads the topic: the mode that was set, or the default."""
+        """Return how the group reads the topic: the mode that was set, or the default.
+
+        The default of a retry topic is PULL, that of other topics is set for the broker.
+        """
         broker = self._settings.broker
         is_retry = topic.startswith(RETRY_PREFIX)
         return self._modes.get(topic, {}).get(group) or RequestMode(
@@ -271,10 +299,11 @@ class Assignments:
         )
 
     def set_mode(self, command: Command, peer: Peer) -> Postponed:
-        """Answer SET_MESSAGE_REQUEST_MODE (401).
+        """Set whether a group pulls or pops a topic: answer SET_MESSAGE_REQUEST_MODE (401).
 
-        The response is sent when the mode is on disk, and on the slaves that must have it. Raises
-        RequestError for a retry topic, an unknown mode, topic or group.
+        The mode counts at once. The response is sent when it is on disk, and on the slaves that
+        must have it. The group is created if that is allowed. Raises RequestError for a retry
+        topic, or for an unknown mode, topic or group.
         """
         mode = tables.decode_request_mode(command.body)
         if mode.topic.startswith(RETRY_PREFIX):

@@ -13,11 +13,12 @@ design/0020):
                             So each of them is delivered again once, whatever crashes
 
 The records are timed messages for the revive topic. A checkpoint is due one second before its
-deadline, an acknowledgement at the deadline. When the timer delivers such a record, `_gate` decides
-whether it is appended to the revive topic. Records of a closed checkpoint are dropped, because
-nothing would read them. Once a checkpoint is in the revive topic, its acknowledgements go there at
-once, and the last one names all its messages. So a revive queue alone tells RocketMQ which
-checkpoints are closed, and the committed offset of its scan (REVIVE_GROUP) can follow.
+deadline, an acknowledgement at the deadline. When the timer delivers such a record,
+`_admit_to_revive_topic` decides whether it is appended to the revive topic. Records of a closed
+checkpoint are dropped, because nothing would read them. Once a checkpoint is in the revive topic,
+its acknowledgements go there at once, and the last one names all its messages. So a revive queue
+alone tells RocketMQ which checkpoints are closed, and the committed offset of its scan
+(REVIVE_GROUP) can follow.
 
 A group's committed offset moves when the log is on disk up to the checkpoint, because a power loss
 must not lose the checkpoint and keep the offset. Until then the next pop continues from an offset
@@ -106,7 +107,12 @@ class PopCheckpoints:
         intake: MessageIntake,
         delayed: DelayedDelivery,
     ) -> None:
-        """Register the checkpoints with `delayed`, and with the table of offsets for its saves."""
+        """Create an empty table. `load` recovers the messages in flight.
+
+        The new object becomes the first source of `delayed`, decides which due records `delayed`
+        appends to the revive topic, and is called before the table of offsets is saved
+        (`Offsets.on_save`). `intake` appends its records.
+        """
         settings, offsets = context.settings, context.offsets
         self._settings = settings
         self._topics = context.topics
@@ -122,17 +128,19 @@ class PopCheckpoints:
         self._pending_commits: dict[GroupQueue, deque[PendingCommit]] = {}
         """By group and queue: the offsets to commit, in the order of the log."""
         self._revive_progress: dict[int, Progress] = {}
-        """By revive queue: the last offset before the first open checkpoint."""
-        self._confirmed_at = (0, 0)
+        """By revive queue: the offset of the record before that of the first open checkpoint."""
+        self._confirmed_log_ends = (0, 0)
         """The written and the synced end of the log at the last `confirm_deliveries`."""
         self._saved = self._loaded = SavedPops(0, 0, {}, [])
         """The newest content that may be written to the file, and the content that was loaded."""
         self._loaded_end = 0
         """The end offset of the timer queue when the file was loaded."""
         self._snapshot: tuple[int, SavedPops] | None = None
-        """Content that may be written to the file once the log is synced up to a position."""
-        self._covering = (0, 0)
-        """An edition of the table of offsets, and the `covered_end` once it is written."""
+        """A position of the log, and content that may be written to the file once the log is synced
+        up to this position. None if no content waits."""
+        self._pending_covered_end = (0, 0)
+        """An edition of the table of offsets, and the `covered_end` that is valid once this edition
+        is on disk. Edition 0 means that there is none."""
         path = f"{settings.store.root}/config/sluicePop.json"
         self.document = Document(context.files, path, self._render)
         self.stored_record_counts: Counter[tuple[str, str, str]] = Counter()
@@ -142,15 +150,16 @@ class PopCheckpoints:
         offsets.on_save = self._prepare_offsets_save
         # First: the timer need not deliver the records of checkpoints that are closed here.
         delayed.sources.insert(0, self)
-        delayed.redelivery.gates[self.topic] = self._gate
+        delayed.redelivery.gates[self.topic] = self._admit_to_revive_topic
 
     # ------------------------------------------------------------------------------- requests
 
     def resolve_next_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset at which the group's next pop from a queue begins.
+        """Return the offset at which the group's next pop from a queue begins, for this pop.
 
-        Return NO_OFFSET if the group has neither popped nor committed there. If the offset was
-        reset, the pop follows the reset, which is thereby known to the consumers.
+        Return NO_OFFSET if the group has neither popped nor committed there. If a reset of the
+        offset is pending, it is removed, with the uncommitted offsets of earlier pops: the pop
+        itself follows the reset. Called for each queue of a pop.
         """
         queue = group, topic, queue_id
         if queue in self._offsets.resets.table:
@@ -159,9 +168,11 @@ class PopCheckpoints:
         return self.get_next_offset(*queue)
 
     def get_next_offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the offset behind the last message of the queue that the group popped.
+        """Return the offset at which the group's next pop from a queue begins, to show it.
 
-        Return NO_OFFSET if the group has neither popped nor committed there.
+        This is the committed offset, or that of a later pop whose checkpoint is not on disk yet.
+        Return NO_OFFSET if the group has neither popped nor committed there. Pending resets are
+        ignored and not changed.
         """
         pending = self._pending_commits.get((group, topic, queue_id))
         committed = self._offsets.committed(group, topic, queue_id)
@@ -172,8 +183,10 @@ class PopCheckpoints:
 
         The returned dict is a copy, and another thread may call this method.
         """
-        found = [(queue, tuple(pending)) for queue, pending in self._pending_commits.copy().items()]
-        return {queue: pending[-1].next_offset for queue, pending in found if pending}
+        copies = [
+            (queue, tuple(pending)) for queue, pending in self._pending_commits.copy().items()
+        ]
+        return {queue: pending[-1].next_offset for queue, pending in copies if pending}
 
     def record_pop(
         self,
@@ -188,11 +201,13 @@ class PopCheckpoints:
     ) -> int:
         """Append the checkpoint of a pop that takes the messages at `offsets` (at least one).
 
-        The group's next pop begins at `next_offset`. `popped_by` is the client id or address of the
-        consumer. The pop becomes valid with the next group commit; if that fails, it is undone.
+        The messages are invisible until `pop_ms + invisible_ms` (ms since 1970). `popped_by` is the
+        client id or address of the consumer. The group's next pop begins at `next_offset`, which is
+        committed when the checkpoint is on disk. The pop becomes valid with the next group commit;
+        if that fails, everything is undone.
 
         Return the id of the revive queue, which is the same for all queues of one pop. Raises
-        StoreError or RequestError if the checkpoint cannot be appended.
+        StoreError or RequestError if the checkpoint cannot be appended; then nothing is changed.
         """
         revive_queue = pop_ms % self._revive_queue_count
         checkpoint = Checkpoint(
@@ -209,19 +224,25 @@ class PopCheckpoints:
         stored = self._append_checkpoint(checkpoint, next_offset, popped_by)
         pending = self._pending_commits.setdefault((group, topic, queue_id), deque())
         pending.append(PendingCommit(next_offset, stored.physical_offset, stored.queue_offset))
-        self._group_commit.commit_internal(pending.pop)
+        remove_last_pending = pending.pop
+        self._group_commit.commit_internal(undo=remove_last_pending)
         return revive_queue
 
     def skip_to(self, group: str, topic: str, queue_id: int, next_offset: int) -> None:
         """Let the group's next pop begin at `next_offset`, without taking the messages before it.
 
         A pop calls this for messages that its filter rejects, and to set the group's first offset.
+        The offset is committed at once, or with that of the last pop if its checkpoint is not on
+        disk yet.
         """
         queue = group, topic, queue_id
         pending = self._pending_commits.get(queue)
         if pending:
+            # Committed now, the offset would skip the messages of the last pop if a power loss took
+            # its checkpoint. If the commit of that checkpoint fails, both offsets are removed.
             pending.append(pending[-1]._replace(next_offset=next_offset))
-            self._group_commit.commit_internal(pending.pop)
+            remove_last_pending = pending.pop
+            self._group_commit.commit_internal(undo=remove_last_pending)
         else:
             self._offsets.commit(*queue, next_offset)
 
@@ -230,14 +251,17 @@ class PopCheckpoints:
     ) -> None:
         """Acknowledge the messages at `offsets` of the pop that `handle` identifies.
 
-        Messages that are not in flight are ignored. The acknowledgement becomes valid with the next
-        group commit; if that fails, it is undone. Raises StoreError or RequestError if it cannot
-        be appended.
+        `handle.offset` is not used. Messages that are not in flight after this pop are ignored. The
+        acknowledgement becomes valid with the next group commit; if that fails, it is undone, and
+        the messages are in flight again. Raises StoreError or RequestError if it cannot be
+        appended.
         """
-        entry = self._find(group, topic, handle)
-        done = [one for one in entry.pending_offsets if one in offsets] if entry is not None else ()
-        if entry is not None and done:
-            self._append_acknowledgement(entry, done)
+        entry = self._find_open_checkpoint(group, topic, handle)
+        if entry is None:
+            return
+        acknowledged = [offset for offset in entry.pending_offsets if offset in offsets]
+        if acknowledged:
+            self._append_acknowledgement(entry, acknowledged)
 
     def change_invisible_time(
         self,
@@ -250,13 +274,15 @@ class PopCheckpoints:
     ) -> ReceiptHandle:
         """Make the message of `handle` invisible for `invisible_ms` from now on.
 
-        Return the new handle of the message; the old one is invalid. If `is_suspended`, the next
-        delivery does not count as another attempt.
+        A new checkpoint of this message is appended, and the message is acknowledged in the old
+        one. If `is_suspended`, the next delivery does not count as another attempt. Return the new
+        handle of the message; the old one is invalid. If the next group commit fails, both changes
+        are undone.
 
         Raises RequestError if the message is not in flight, or StoreError if the checkpoint cannot
         be appended.
         """
-        entry, offset = self._find(group, topic, handle), handle.offset
+        entry, offset = self._find_open_checkpoint(group, topic, handle), handle.offset
         if entry is None or offset not in entry.pending_offsets:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
@@ -284,14 +310,20 @@ class PopCheckpoints:
         )
 
     def count_in_flight(self, group: str, topic: str, queue_id: int | None = None) -> int:
-        """Return the number of the group's messages in flight in a queue; None means all queues."""
+        """Return the number of messages of a queue that are in flight after pops of the group.
+
+        `queue_id` None means all queues of the topic.
+        """
         counts = self.open_checkpoints.in_flight_counts
         if queue_id is not None:
             return counts.get((group, topic, queue_id), 0)
         return sum(count for queue, count in counts.items() if queue[:2] == (group, topic))
 
     def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Remove the messages in flight of a deleted topic or group: they are not revived."""
+        """Forget the messages in flight of a deleted topic or group, so that they are not revived.
+
+        The offsets of their pops that are not committed yet are forgotten, too.
+        """
         for entry in [*self.open_checkpoints]:
             if entry.checkpoint.topic == topic or entry.checkpoint.group == group:
                 self.open_checkpoints.remove_messages(entry, entry.pending_offsets)
@@ -300,8 +332,13 @@ class PopCheckpoints:
             del self._pending_commits[queue]
         self.document.changed = True
 
-    def _find(self, group: str, topic: str, handle: ReceiptHandle) -> OpenCheckpoint | None:
-        """Return the open checkpoint of the pop that `handle` identifies; None if it is closed."""
+    def _find_open_checkpoint(
+        self, group: str, topic: str, handle: ReceiptHandle
+    ) -> OpenCheckpoint | None:
+        """Return the open checkpoint of the pop that `handle` identifies.
+
+        Return None if the checkpoint is closed or never existed.
+        """
         key = topic, group, handle.queue_id, handle.start_offset, handle.pop_ms, handle.broker
         return self.open_checkpoints.by_key.get(key)
 
@@ -315,16 +352,19 @@ class PopCheckpoints:
     def _append_checkpoint(
         self, checkpoint: Checkpoint, next_offset: int, popped_by: str
     ) -> AppendResult:
-        """Append the record of a checkpoint, and add it to the open ones.
+        """Append the record of a checkpoint, and add the checkpoint to the open ones.
 
-        `next_offset` is the offset from which the group continues, 0 if it does not move.
+        `next_offset` is stored in the record: the offset from which the group continues, or 0 if
+        the group does not move. If the checkpoint has the earliest deadline, the delivery is
+        scheduled again. If the next group commit fails, the messages are removed again. Return
+        where the record is.
         """
-        known = self.open_checkpoints.by_key.get(checkpoint.key)
-        known_offsets = known.pending_offsets if known is not None else ()
+        existing = self.open_checkpoints.by_key.get(checkpoint.key)
+        existing_offsets = existing.pending_offsets if existing is not None else ()
         # A time that has come would not delay the record. But each record must be stored in the
         # timer queue, whose order is that of all checkpoints.
         due_ms = max(checkpoint.deadline_ms - REVIVE_LEAD_MS, self._clock.now_ms() + 1)
-        stored = self._append(
+        stored = self._append_record(
             checkpoint,
             CHECKPOINT,
             checkpoint.revive_queue,
@@ -332,42 +372,53 @@ class PopCheckpoints:
             {NEXT_OFFSET_PROPERTY: str(next_offset)},
         )
         entry = self.open_checkpoints.add(checkpoint, stored.queue_offset, popped_by)
-        new = [offset for offset in checkpoint.offsets if offset not in known_offsets]
+        added_offsets = [offset for offset in checkpoint.offsets if offset not in existing_offsets]
         self._group_commit.commit_internal(
-            lambda: self.open_checkpoints.remove_messages(entry, new)
+            undo=lambda: self.open_checkpoints.remove_messages(entry, added_offsets)
         )
         if self.open_checkpoints.next_deadline_ms == checkpoint.deadline_ms:
             self._delayed.schedule_run()
         return stored
 
-    def _append_acknowledgement(self, entry: OpenCheckpoint, done: Sequence[int]) -> None:
-        """Append an acknowledgement of the messages at offsets `done`, which are in flight.
+    def _append_acknowledgement(self, entry: OpenCheckpoint, offsets: Sequence[int]) -> None:
+        """Append an acknowledgement of the messages at `offsets`, which must be in flight.
 
-        If the checkpoint's record is in its revive queue, the acknowledgement is due now, and the
-        last one contains all messages of the checkpoint.
+        The messages are removed from the checkpoint, which is closed by the last of them. If the
+        next group commit fails, they are restored. If the checkpoint's record is in its revive
+        queue, the acknowledgement is due now, and the last one contains all messages of the
+        checkpoint, so that the revive queue alone says that the checkpoint is closed.
         """
         checkpoint, due_ms = entry.checkpoint, entry.checkpoint.deadline_ms
-        acknowledged = tuple(done)
-        if entry.revive_offset != NO_OFFSET:
+        listed_offsets = tuple(offsets)
+        is_in_revive_queue = entry.revive_offset != NO_OFFSET
+        if is_in_revive_queue:
             due_ms = min(due_ms, self._clock.now_ms())
-            if len(done) == len(entry.pending_offsets):
-                acknowledged = checkpoint.offsets
-        record = Acknowledgement(checkpoint.key, acknowledged)
-        self._append(record, record.tag, checkpoint.revive_queue, due_ms, {})
-        self.open_checkpoints.remove_messages(entry, done)
+            closes_checkpoint = len(offsets) == len(entry.pending_offsets)
+            if closes_checkpoint:
+                listed_offsets = checkpoint.offsets
+        record = Acknowledgement(checkpoint.key, listed_offsets)
+        self._append_record(record, record.tag, checkpoint.revive_queue, due_ms, {})
+        self.open_checkpoints.remove_messages(entry, offsets)
         self._group_commit.commit_internal(
-            lambda: self.open_checkpoints.restore_messages(entry, done)
+            undo=lambda: self.open_checkpoints.restore_messages(entry, offsets)
         )
 
-    def _append(
+    def _append_record(
         self,
         record: Checkpoint | Acknowledgement,
         tag: str,
         revive_queue: int,
         due_ms: int,
-        added: dict[str, str],
+        added_properties: dict[str, str],
     ) -> AppendResult:
-        """Append a record that is due at `due_ms`, with the additional properties `added`."""
+        """Append a record to the log, as a timed message for the revive topic.
+
+        At `due_ms` of the steady clock, the timer delivers it to the queue `revive_queue`. `tag` is
+        its tag. `added_properties` are stored in addition to those that RocketMQ reads. Return
+        where the record is in the timer queue.
+
+        Raises StoreError or RequestError if it cannot be appended.
+        """
         self.document.changed = True
         topic, group, *_ = record.key
         self.stored_record_counts[topic, group, "CK" if tag == CHECKPOINT else "ACK"] += 1
@@ -377,7 +428,7 @@ class PopCheckpoints:
             TAGS: tag,
             _DELIVER_TIME: str(wall_due_ms),
             UNIQ_KEY: record.unique_id,
-            **added,
+            **added_properties,
         }
         now_ms = self._clock.now_ms()
         return self._intake.rewrite_and_append(
@@ -386,22 +437,27 @@ class PopCheckpoints:
             )
         )
 
-    def _gate(self, record: Record) -> Callable[[int], None] | None:
-        """Decide whether the timer appends a due record to the revive topic.
+    def _admit_to_revive_topic(self, record: Record) -> Callable[[int], None] | None:
+        """Decide whether the timer appends a due record to the revive topic (a `DeliveryGate`).
 
-        Return None to drop the record, or a function that the timer calls with the offset at which
-        it has appended the record.
+        Records of this broker whose checkpoint is closed are dropped: return None. All others are
+        admitted: records of open checkpoints, records of other brokers, and records that cannot be
+        decoded, which are logged. Then return a function that the timer calls with the offset in
+        the revive queue at which it has appended the record. For the checkpoint itself, that
+        function records the offset, otherwise it does nothing.
         """
+        broker_name = self._settings.broker.broker_name
         try:
-            found = decode_record(record, 0, self._settings.broker.broker_name)
+            content = decode_record(record, 0, broker_name)
         except ProtocolError as error:
             log.error("cannot decode a record for %s: %s", self.topic, error)
-            return lambda offset: None
-        entry = self.open_checkpoints.by_key.get(found.key)
-        if entry is None and found.key[-1] == self._settings.broker.broker_name:
-            return None
-        if entry is None or isinstance(found, Acknowledgement):
-            return lambda offset: None
+            return _ignore_offset
+        _, _, _, _, _, popping_broker = content.key
+        entry = self.open_checkpoints.by_key.get(content.key)
+        if entry is None:
+            return None if popping_broker == broker_name else _ignore_offset
+        if isinstance(content, Acknowledgement):
+            return _ignore_offset
         return partial(self.open_checkpoints.note_revive_offset, entry)
 
     # ------------------------------------------------------------------------------- deadlines
@@ -414,32 +470,42 @@ class PopCheckpoints:
     def deliver(self, work: TimeSlice) -> None:
         """Put messages whose deadline has passed into the retry topic until the slice is over.
 
-        Raises StoreError if a message cannot be appended.
+        They are acknowledged in their checkpoints in the same commit. Each message is one step of
+        `work`, but a checkpoint is finished even if the slice is over meanwhile.
+
+        Raises StoreError if a message cannot be appended. Then the messages of the checkpoint
+        before it are acknowledged, and the checkpoint is scheduled again for the others.
         """
         while not work.is_over and (
             (entry := self.open_checkpoints.take_due(work.now_ms)) is not None
         ):
-            done: list[int] = []
+            revived_offsets: list[int] = []
             try:
                 for offset in entry.pending_offsets:
                     self._revive(entry.checkpoint, offset)
-                    done.append(offset)
+                    revived_offsets.append(offset)
                     work.count_done()
             finally:
                 self.open_checkpoints.schedule(entry)
-                if done:
-                    self._append_acknowledgement(entry, done)
+                if revived_offsets:
+                    self._append_acknowledgement(entry, revived_offsets)
 
     def read_message(self, topic: str, queue_id: int, offset: int) -> Record | None:
-        """Return the message at an offset of a queue; None if it was deleted."""
+        """Return the message at an offset of a queue; None if it does not exist any more."""
         unit = self._store.reader.valid_units(topic, queue_id, offset, 1)
         position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
         return read_record(self._store.reader.view_at(position)) if size != BLANK_SIZE else None
 
     def _revive(self, checkpoint: Checkpoint, offset: int) -> None:
-        """Append a copy of one message to the retry topic, which is created if necessary.
+        """Append a copy of the message at `offset` to the retry topic, to be delivered again.
 
-        A message that was deleted is logged and skipped.
+        The retry topic is created if necessary, and the group gets offset 0 there if it has none. A
+        message that is already in a retry topic of the group is appended to that topic. The copy
+        has one more attempt in its count, unless the checkpoint `is_suspended`. The time of the
+        first pop is added as a property if the message does not have it. The message counts in
+        `revived_counts`.
+
+        If the message was deleted, only a warning is logged.
         """
         topic, group, queue_id = checkpoint.topic, checkpoint.group, checkpoint.queue_id
         record = self.read_message(topic, queue_id, offset)
@@ -453,31 +519,40 @@ class PopCheckpoints:
             )
             return
 
-        retry = topic
-        if pop_kind(topic) == POP_NORMAL:
+        retry_topic = topic
+        is_first_delivery_from_topic = pop_kind(topic) == POP_NORMAL
+        if is_first_delivery_from_topic:
             is_v2 = self._settings.broker.pop_retry_v2
-            retry = pop_retry_topic(group, topic, is_v2=is_v2)
-            self._topics.ensure(retry, 1)
-            if self._offsets.committed(group, retry, 0) < 0:
-                self._offsets.put(group, retry, 0, 0)
-        added = b""
+            retry_topic = pop_retry_topic(group, topic, is_v2=is_v2)
+            self._topics.ensure(retry_topic, 1)
+            if self._offsets.committed(group, retry_topic, 0) < 0:
+                self._offsets.put(group, retry_topic, 0, 0)
+        added_properties = b""
         if not record.reconsume_times or not record.get_text(FIRST_POP_TIME):
-            added = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
-        attempts = record.reconsume_times + (not checkpoint.is_suspended)
+            added_properties = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
+        attempts = record.reconsume_times
+        if not checkpoint.is_suspended:
+            attempts += 1
         self._delayed.redelivery.append_copy(
-            record, retry, 0, added, reconsume_times=min(attempts, RECONSUME_TIMES_MAX)
+            record,
+            retry_topic,
+            0,
+            added_properties,
+            reconsume_times=min(attempts, RECONSUME_TIMES_MAX),
         )
         self.revived_counts[topic, group] += 1
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Commit the offsets whose checkpoints are on disk by now.
+        """Commit the offsets of groups, and of RocketMQ's scan, whose records are on disk by now.
 
-        `is_stored` is not used: if the commit of the messages that `deliver` appended failed, the
-        undo functions of the group commit have reopened their checkpoints.
+        `DelayedDelivery` calls this after each commit. Nothing is done if the log has not been
+        written or synced any further since the last call. `is_stored` is not used: if the commit of
+        the messages that `deliver` appended failed, the undo functions of the group commit have
+        reopened their checkpoints.
         """
         log_ends = self._store.written_offset, self._store.synced_offset
-        if log_ends != self._confirmed_at:
-            self._confirmed_at = log_ends
+        if log_ends != self._confirmed_log_ends:
+            self._confirmed_log_ends = log_ends
             self._commit_offsets()
             self._commit_revive_offsets()
 
@@ -485,11 +560,14 @@ class PopCheckpoints:
 
     @property
     def has_uncommitted_offsets(self) -> bool:
-        """Whether the offsets of some pops are not committed, as their checkpoint is not synced."""
+        """Whether the offset of some pop is not committed yet, as its checkpoint is not on disk."""
         return bool(self._pending_commits)
 
     def _commit_offsets(self) -> None:
-        """Commit the offsets of groups whose checkpoints are on disk."""
+        """Commit for each group the `next_offset` of its last pop whose checkpoint is on disk.
+
+        The committed offset of a group does not go back.
+        """
         synced = self._store.synced_offset
         for queue, pending in list(self._pending_commits.items()):
             next_offset = NO_OFFSET
@@ -503,25 +581,31 @@ class PopCheckpoints:
     def _commit_revive_offsets(self) -> None:
         """Commit the offsets of RocketMQ's scan of the revive queues (REVIVE_GROUP).
 
-        As in RocketMQ, the committed offset is that of the last record that is done, not the one
-        behind it.
+        In each revive queue, the scan may have reached the record before that of the first open
+        checkpoint. As in RocketMQ, the offset of that record is committed, not the one behind it.
+        It is committed only once the log is synced up to where it ended when the record was
+        reached: otherwise a power loss could lose the acknowledgements and keep the offset, and
+        RocketMQ would never revive the messages. The committed offset does not go back.
         """
         for queue_id, progress in self._revive_progress.items():
             end = self._store.queue_offsets(self.topic, queue_id)[1]
-            done = self.open_checkpoints.first_open_revive_offset(queue_id, end) - 1
-            if done > progress.value:
-                progress.advance(done, self._store.written_offset)
-            durable = progress.durable_value(self._store.synced_offset)
-            if durable > self._offsets.committed(REVIVE_GROUP, self.topic, queue_id):
-                self._offsets.put(REVIVE_GROUP, self.topic, queue_id, durable)
+            scanned_offset = self.open_checkpoints.first_open_revive_offset(queue_id, end) - 1
+            if scanned_offset > progress.value:
+                progress.advance(scanned_offset, self._store.written_offset)
+            durable_offset = progress.durable_value(self._store.synced_offset)
+            if durable_offset > self._offsets.committed(REVIVE_GROUP, self.topic, queue_id):
+                self._offsets.put(REVIVE_GROUP, self.topic, queue_id, durable_offset)
 
     # ------------------------------------------------------------------------------- the file
 
     def load(self) -> None:
-        """Recover the messages in flight. Blocking.
+        """Recover the messages in flight from the file and the log. Blocking.
 
-        Topics, offsets and timers must have been loaded before. Raises StoreDamagedError if the
-        file cannot be parsed.
+        If the file does not exist, or is not what this broker wrote last (which is logged), they
+        are recovered from the log alone. Committed offsets of groups may move forward. Topics,
+        offsets and timers must have been loaded before.
+
+        Raises StoreDamagedError if the file cannot be parsed.
         """
         saved = self.document.load(SavedPops.parse)
         store, broker = self._store, self._settings.broker.broker_name
@@ -551,22 +635,30 @@ class PopCheckpoints:
             log.info("%d pops are in flight", len(self.open_checkpoints))
 
     def _render(self) -> str:
-        """Return the newest content whose records are on disk.
+        """Return the text of the file: the newest content whose records are on disk.
 
-        If that is not the present state, the document stays marked as changed, so that it is
-        written again later.
+        The content refers to offsets of the timer queue and of revive queues. Records that are not
+        on disk may be lost, and others take their offsets. So the present state becomes a snapshot,
+        which is written once the log is synced up to where it ended then. Until that, the previous
+        content is returned, and the document stays marked as changed, so that it is written again.
+        Commits the messages that were appended so far.
         """
-        self._apply_covered()
-        self._apply_snapshot()
+        self._update_covered_end()
+        self._adopt_synced_snapshot()  # that of an earlier call
         if self._snapshot is None:
             self._group_commit.commit()
             self._snapshot = self._store.written_offset, self._create_snapshot()
-            self._apply_snapshot()
-        self.document.changed |= self._snapshot is not None
+            self._adopt_synced_snapshot()  # at once if the commit has synced the log
+        is_snapshot_waiting = self._snapshot is not None
+        self.document.changed |= is_snapshot_waiting
         return self._saved.encode()
 
     def _create_snapshot(self) -> SavedPops:
-        """Return the present state as content of the file, without `covered_end`."""
+        """Return the present state as content of the file, with a `covered_end` of 0.
+
+        At most LISTED_CHECKPOINTS_MAX open checkpoints of the timer queue are listed. A start reads
+        the timer queue from the first one that is not listed.
+        """
         end_of = self._store.committed_offset
         timer_start = end_of(TIMER_TOPIC, 0)
         listed: list[Checkpoint] = []
@@ -583,22 +675,37 @@ class PopCheckpoints:
             revive = self._loaded.revive_starts
         return SavedPops(timer_start, 0, revive, listed)
 
-    def _apply_snapshot(self) -> None:
-        """Let the file get the content of the snapshot if the log is synced up to it."""
+    def _adopt_synced_snapshot(self) -> None:
+        """Make the snapshot the content to be written, if there is one and the log is synced to it.
+
+        `covered_end` does not change. Afterwards there is no snapshot.
+        """
         if self._snapshot is not None and self._snapshot[0] <= self._store.synced_offset:
             self._saved = self._snapshot[1]._replace(covered_end=self._saved.covered_end)
             self._snapshot = None
 
     def _prepare_offsets_save(self) -> None:
-        """Note which checkpoints the table of offsets includes that is about to be written."""
+        """Record which checkpoints are included in the table of offsets that is about to be saved.
+
+        Offsets of pops whose checkpoints are on disk are committed first. `Offsets.on_save` calls
+        this before the table is copied.
+        """
         self._commit_offsets()
-        self._apply_covered()
+        self._update_covered_end()
         # A record that is not on disk may be lost, and another one take its offset.
         covered = self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)
-        self._covering = self._offsets.document.edition, covered
+        self._pending_covered_end = self._offsets.document.edition, covered
 
-    def _apply_covered(self) -> None:
-        """Let the file get the new `covered_end` if the edition of the offsets was written."""
-        edition, covered = self._covering
+    def _update_covered_end(self) -> None:
+        """Set `covered_end` in the content to be written, if the table of offsets is on disk.
+
+        The value is the one that `_prepare_offsets_save` recorded. If that edition of the table has
+        not been written, nothing changes.
+        """
+        edition, covered = self._pending_covered_end
         if edition and self._offsets.document.has_written(edition):
             self._saved = self._saved._replace(covered_end=covered)
+
+
+def _ignore_offset(offset: int) -> None:
+    """Do nothing: the callback of a record whose offset in the revive queue is not needed."""

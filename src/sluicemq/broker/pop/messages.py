@@ -29,11 +29,12 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 def without_handles(
     records: Sequence[tuple[int, memoryview]], data: Sequence[bytes | memoryview]
 ) -> Sequence[bytes | memoryview]:
-    """Return messages as stored, but without the property POP_CK. Keep it cheap.
+    """Return messages as they are stored, but without the property POP_CK. Keep it cheap.
 
-    `records` are the offsets and records of `data`, which is returned if no record has the
-    property. Clients take the property for the receipt handle; a store of an earlier release may
-    contain one that a producer wrote.
+    `data` is what was read, and `records` the offset and record of each message in it. If no record
+    has the property, `data` itself is returned, otherwise a list of copies. Clients take the
+    property for the receipt handle; a store of an earlier release may contain one that a producer
+    wrote.
     """
     if all(_HANDLE_START not in bytes(one[properties_slice(one)]) for _, one in records):
         return data
@@ -41,25 +42,25 @@ def without_handles(
 
 
 def with_handle(record: memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
-    """Return a message of a retry topic under the name of `topic`, with its receipt handle.
+    """Return a copy of a message of a retry topic with the name `topic` and its receipt handle.
 
-    Return it as it is stored if the record has no room for that.
+    Return `record` itself, with neither, if the copy would be too long for a record.
     """
     return _encode_copy(record, topic, {POP_CK: handle.encode()})
 
 
 def _encode_copy(
-    record: memoryview, topic: str = "", added: Mapping[str, str] = _NO_PROPERTIES
+    record: memoryview, topic: str = "", added_properties: Mapping[str, str] = _NO_PROPERTIES
 ) -> bytes | memoryview:
-    """Return a stored record under the name of `topic`, with the properties `added`.
+    """Return a copy of a record with the name of `topic` and with `added_properties`.
 
-    An empty `topic` means the record's own. Any other property POP_CK is removed. Return the record
-    unchanged if the copy would be too long for a record.
+    An empty `topic` means that of the record. A stored property POP_CK is removed. Return `record`
+    itself if the copy would be too long for a record.
     """
     head = parse_head(record)
     properties = decode_properties(record[head.properties])
     properties.pop(POP_CK, None)
-    properties |= added
+    properties |= added_properties
     try:
         return encode_record(
             topic=topic or bytes(record[head.topic]).decode("utf-8", "replace"),

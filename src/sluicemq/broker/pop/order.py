@@ -55,16 +55,18 @@ class RedeliveryCounts(NamedTuple):
 
 
 class OrderedPops:
-    """The last ordered pop of each group and queue."""
+    """The last ordered pop of each group and queue, with its file and wake-ups."""
 
     def __init__(
         self,
         context: BrokerContext,
         wake: Callable[[str, int], None],
     ) -> None:
-        """Call `wake(topic, queue_id)` when a queue is free, in that millisecond.
+        """Create an empty table. `load` reads the file.
 
-        Without the context's `call_later`, the caller must call `wake_free_queues` regularly.
+        `wake(topic, queue_id)` is called as soon as a queue can be popped again: its last pop is
+        acknowledged, or the invisible time of its messages is over. If the context has no
+        `call_later`, the caller must call `wake_free_queues` regularly for the second case.
         """
         settings, offsets = context.settings, context.offsets
         self._topics = context.topics
@@ -76,7 +78,8 @@ class OrderedPops:
         self.table: dict[str, dict[int, OrderInfo]] = {}
         """By `topic@group` and queue id: the last pop."""
         self.popped_by: dict[Key, str] = {}
-        """The client id or address of the last consumer that popped, known since the start."""
+        """The client id or address of the consumer of the last pop. It is not saved, so a queue is
+        missing if it was last popped before the broker started."""
         self._wakeups: list[tuple[int, Key]] = []
         """A heap of times in ms since 1970 and queues to wake if they are free then."""
         self._wakeup_of: dict[Key, int] = {}
@@ -89,7 +92,10 @@ class OrderedPops:
         offsets.on_forget.append(self.forget_deleted)
 
     def load(self) -> None:
-        """Load the file. Raises StoreDamagedError if it cannot be parsed."""
+        """Load the file, and schedule a wake-up for each queue in it.
+
+        Raises StoreDamagedError if the file cannot be parsed.
+        """
         self.table = self.document.load(decode_order_file) or {}
         self._wakeup_of = {
             (name, queue_id): find_free_ms(info)
@@ -99,16 +105,20 @@ class OrderedPops:
         self._wakeups = sorted((time_ms, key) for key, time_ms in self._wakeup_of.items())
 
     def _render(self) -> Callable[[], str]:
-        """Remove old entries, and return a function that returns the text of the file."""
+        """Return a function that returns the text of the file, to be called on another thread.
+
+        Pops that are older than RETENTION_MS, and those of topics, groups and queues that do not
+        exist any more, are removed from the table first.
+        """
         since_ms = self._clock.now_ms() - RETENTION_MS
         for name in list(self.table):
             topic, _, group = name.partition(SEPARATOR)
             config = self._topics.config_of(topic)
-            count = config.read_queues if config is not None and group in self._groups else 0
+            queue_count = config.read_queues if config is not None and group in self._groups else 0
             remaining = {
                 queue_id: info
                 for queue_id, info in self.table[name].items()
-                if queue_id < count and info.taken_ms >= since_ms
+                if queue_id < queue_count and info.taken_ms >= since_ms
             }
             self.table[name] = remaining
             if not remaining:
@@ -116,8 +126,8 @@ class OrderedPops:
         for name, queue_id in [*self.popped_by]:
             if queue_id not in self.table.get(name, ()):
                 del self.popped_by[name, queue_id]
-        copy = {name: {**queues} for name, queues in self.table.items()}
-        return partial(encode_order_file, copy)
+        table_copy = {name: {**queues} for name, queues in self.table.items()}
+        return partial(encode_order_file, table_copy)
 
     # -------------------------------------------------------------------------------- requests
 
@@ -126,10 +136,10 @@ class OrderedPops:
     ) -> bool:
         """Return whether the group may take messages of the queue at `now_ms`.
 
-        That is the case if the queue is free, and if the last pop had the same `attempt_id`: an
-        attempt that is repeated gets the same messages again.
+        It may if the queue is free. It also may if the last pop had the same `attempt_id`, because
+        an attempt that is repeated gets the same messages again. None and "" equal no other id.
         """
-        info = self._find(group, topic, queue_id)
+        info = self._get_last_pop(group, topic, queue_id)
         if info is None or (attempt_id and attempt_id == info.attempt_id):
             return True
         return find_free_ms(info) <= now_ms
@@ -147,43 +157,50 @@ class OrderedPops:
     ) -> RedeliveryCounts:
         """Record that a pop took the messages at `offsets` (ascending, at least one).
 
-        It replaces the last pop of the queue. A message that the last pop took, too, counts as
-        redelivered, unless both pops have the same `attempt_id`. `popped_by` is the client id or
-        address of the consumer.
+        The pop replaces the last one of the queue. `popped_by` is the client id or address of the
+        consumer. The queue is woken when the messages are visible again. A pending reset of the
+        queue is removed, because the pop follows it.
 
-        Return the counts for the response's orderCountInfo.
+        Return how often the messages were delivered before, for the response's orderCountInfo. A
+        message that the last pop took, too, has its count in that pop plus 1. If both pops have the
+        same `attempt_id`, the counts of the last pop are returned.
         """
-        last = self._find(group, topic, queue_id)
+        last = self._get_last_pop(group, topic, queue_id)
         counts: Mapping[int, int] | None = None
         if last is not None:
-            known = last.counts or {}
+            last_counts = last.counts or {}
             if attempt_id and attempt_id == last.attempt_id:
-                counts = known
+                counts = last_counts
             else:
-                repeated = {*last.offsets}
+                last_offsets = {*last.offsets}
                 counts = {
-                    offset: known.get(offset, 0) + 1 for offset in offsets if offset in repeated
+                    offset: last_counts.get(offset, 0) + 1
+                    for offset in offsets
+                    if offset in last_offsets
                 }
         info = OrderInfo(
             tuple(offsets), pop_ms, invisible_ms, self._clock.now_ms(), attempt_id, counts=counts
         )
-        self._put(group, topic, queue_id, info)
+        self._set_last_pop(group, topic, queue_id, info)
         self.popped_by[f"{topic}@{group}", queue_id] = popped_by
         self._offsets.resets.discard(group, topic, queue_id)
-        minimum = 0 if not counts or len(counts) != len(offsets) else min(counts.values())
+        # A message that was not delivered before has no count. Then the minimum is 0.
+        minimum = min(counts.values()) if counts and len(counts) == len(offsets) else 0
         return RedeliveryCounts(sort_integer_map_as_java(counts or {}, DEFAULT_BUCKETS), minimum)
 
     def acknowledge(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> None:
         """Acknowledge the message at `offset` of the pop at `pop_ms`.
 
-        The committed offset of the group moves to the first message that is not acknowledged. An
-        acknowledgement for another pop than the last one has no effect, nor has one for a message
-        before the committed offset.
+        The committed offset of the group moves to the first message of the pop that is not
+        acknowledged, or behind its last message. If the queue is free then, it is woken. There is
+        no effect if `pop_ms` is not the time of the last pop, or if the message is before the
+        committed offset. If no pop of the queue is known, the committed offset only moves if the
+        message is the next one.
 
-        Raises RequestError (MESSAGE_ILLEGAL) if the pop did not take the message.
+        Raises RequestError (MESSAGE_ILLEGAL) if the last pop did not take the message.
         """
         committed = self._offsets.committed(group, topic, queue_id)
-        info = self._find(group, topic, queue_id)
+        info = self._get_last_pop(group, topic, queue_id)
         if offset < committed:
             return
         if info is None:
@@ -200,9 +217,9 @@ class OrderedPops:
             )
 
         info = replace(info, done=info.done | 1 << info.offsets.index(offset))
-        self._put(group, topic, queue_id, info)
-        first = next(iter(find_invisible_until_ms(info)), info.offsets[-1] + 1)
-        self._offsets.commit(group, topic, queue_id, first)
+        self._set_last_pop(group, topic, queue_id, info)
+        first_pending = next(iter(find_invisible_until_ms(info)), info.offsets[-1] + 1)
+        self._offsets.commit(group, topic, queue_id, first_pending)
         if find_free_ms(info) <= self._clock.now_ms():
             self._wake(topic, queue_id)
 
@@ -211,32 +228,36 @@ class OrderedPops:
     ) -> None:
         """Make the message at `offset` of the pop at `pop_ms` visible at `visible_ms`.
 
-        This has no effect if another pop was the last one, or if it did not take the message.
+        Both times are in ms since 1970. There is no effect if `pop_ms` is not the time of the last
+        pop, or if that pop did not take the message.
         """
-        info = self._find(group, topic, queue_id)
+        info = self._get_last_pop(group, topic, queue_id)
         if info is not None and info.pop_ms == pop_ms and offset in info.offsets:
             info = replace(info, visible_ms={**info.visible_ms, offset: visible_ms})
-            self._put(group, topic, queue_id, info)
+            self._set_last_pop(group, topic, queue_id, info)
 
     def forget_queue(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Make the queue free, because the group's committed offset was reset to `offset`."""
+        """Make a queue free, because the group's committed offset was reset. It is not woken.
+
+        `offset` is the new offset. It is not used: `Offsets.on_reset` passes it.
+        """
         if self.table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
             self.document.changed = True
 
     def forget_deleted(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """Remove the pops of a deleted topic or group."""
+        """Remove the pops of a deleted topic or group, so that its queues are free."""
         for name in list(self.table):
             its_topic, _, its_group = name.partition(SEPARATOR)
             if topic == its_topic or group == its_group:
                 del self.table[name]
                 self.document.changed = True
 
-    def _find(self, group: str, topic: str, queue_id: int) -> OrderInfo | None:
-        """Return the last pop of a queue, None without one."""
+    def _get_last_pop(self, group: str, topic: str, queue_id: int) -> OrderInfo | None:
+        """Return the last pop of a queue; None if no pop of it is known."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id)
 
-    def _put(self, group: str, topic: str, queue_id: int, info: OrderInfo) -> None:
-        """Set the last pop of a queue, and wake the queue when it is free."""
+    def _set_last_pop(self, group: str, topic: str, queue_id: int, info: OrderInfo) -> None:
+        """Set the last pop of a queue, and schedule a wake-up for the time when it is free."""
         name = f"{topic}@{group}"
         self.table.setdefault(name, {})[queue_id] = info
         self.document.changed = True
@@ -245,9 +266,11 @@ class OrderedPops:
     # --------------------------------------------------------------------------------- wake-ups
 
     def _schedule_wakeup(self, key: Key, time_ms: int) -> None:
-        """Wake a queue at `time_ms` if it is free then, unless an earlier wake-up is scheduled.
+        """Schedule a wake-up of a queue at `time_ms`, in ms since 1970.
 
-        0 means that the queue is free now: `acknowledge` has woken it.
+        Do nothing if one is scheduled for the same time or earlier: it is scheduled again if the
+        queue is not free then. Do nothing if `time_ms` is 0: the queue is free now, and
+        `acknowledge` wakes it.
         """
         known_ms = self._wakeup_of.get(key)
         if not time_ms or (known_ms is not None and known_ms <= time_ms):
@@ -257,7 +280,10 @@ class OrderedPops:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Call `wake_free_queues` at the time of the first wake-up."""
+        """Set the timer that calls `wake_free_queues` at the time of the first wake-up.
+
+        A later timer is replaced. Do nothing without a wake-up, or without `call_later`.
+        """
         if self._call_later is None or not self._wakeups:
             return
         time_ms = self._wakeups[0][0]
@@ -274,7 +300,11 @@ class OrderedPops:
         self._timer = time_ms, self._call_later(delay_s, run)
 
     def wake_free_queues(self) -> None:
-        """Wake the queues that are free because the invisible time of their messages is over."""
+        """Wake each queue whose wake-up is due and that is free by now.
+
+        A queue that is not free yet is scheduled again. A queue without a known pop, or whose
+        messages are all acknowledged, is not woken. Sets the timer for the next wake-up.
+        """
         now_ms = self._clock.now_ms()
         while self._wakeups and self._wakeups[0][0] <= now_ms:
             time_ms, key = heapq.heappop(self._wakeups)
@@ -299,9 +329,9 @@ class OrderedPops:
 
 
 def find_invisible_until_ms(info: OrderInfo) -> dict[int, int]:
-    """Return the offsets of messages that are not acknowledged, in ascending order.
+    """Return, by offset, when each message of a pop that is not acknowledged becomes visible.
 
-    Each has the time in ms since 1970 at which the message becomes visible, or has become visible.
+    The offsets are ascending. The times are in ms since 1970, and may be over.
     """
     until_ms = info.pop_ms + info.invisible_ms
     return {
@@ -312,9 +342,9 @@ def find_invisible_until_ms(info: OrderInfo) -> dict[int, int]:
 
 
 def find_free_ms(info: OrderInfo) -> int:
-    """Return the time at which the queue is free in ms since 1970.
+    """Return when a queue is free whose last pop is `info`, in ms since 1970.
 
-    That is when the last message that is not acknowledged becomes visible. Return 0 if all messages
-    are acknowledged.
+    That is when all messages of the pop that are not acknowledged are visible. Return 0 if all are
+    acknowledged.
     """
     return max(find_invisible_until_ms(info).values(), default=0)

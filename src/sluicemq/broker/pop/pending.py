@@ -12,7 +12,10 @@ from sluicemq.wire.popping import (
 
 
 def competition_key(group: str, *, is_ordered: bool) -> str:
-    """Return the key of the pops of a group. Ordered and other pops find different messages."""
+    """Return the key of a group's pops that compete with each other for messages.
+
+    Ordered and other pops have different keys, because they find different messages.
+    """
     return f"{group} in order" if is_ordered else group
 
 
@@ -25,9 +28,11 @@ class PendingPop:
     command: Command
     """The request to answer."""
     peer: Peer
+    """The connection from which the request came."""
     deadline_ms: int
     """The end of its waiting time in ms since 1970."""
     filter: MessageFilter | None = None
+    """Selects the messages that it takes; None means all messages."""
     is_read_only: bool = False
     """Whether it takes no messages, like a peek or a notification."""
 
@@ -35,9 +40,9 @@ class PendingPop:
     def competition_key(self) -> str:
         """The key of the parked requests with which it competes for messages.
 
-        Pops that ask for no messages, and notifications, have keys of their own: they must not
-        receive an offer instead of a pop. Notifications with the same filter compete with each
-        other.
+        Pops of the group compete with each other, ordered and other pops separately. Pops that ask
+        for no messages, and notifications with the same filter, have keys of their own: messages
+        must not be offered to them instead of to a pop.
         """
         header = self.header
         if header.count_max < 1:
@@ -58,20 +63,28 @@ class PopResult:
     data: list[bytes | memoryview] = field(default_factory=list)
     """The encoded messages, to be joined for the body of the response."""
     count: int = 0
-    """The number of messages."""
+    """The number of messages in `data`."""
     size_bytes: int = 0
+    """The size of the messages as they are stored."""
     rest_count: int = 0
     """The number of messages that remain in the queues."""
     revive_queue: int = 0
-    starts: list[tuple[int, int, int]] = field(default_factory=list)
-    """Kind of the topic, queue id and first offset, for `encode_queue_info`."""
-    messages: list[tuple[int, int, str]] = field(default_factory=list)
-    """Kind of the topic, queue id and offsets, separated by commas."""
+    """The id of the revive queue for the receipt handles; ORDERED for an ordered pop."""
+    first_offsets: list[tuple[int, int, int]] = field(default_factory=list)
+    """For each queue with messages: kind of the topic, queue id, and offset of the first message.
+
+    For `encode_queue_info`, as the next two lists."""
+    taken_offsets: list[tuple[int, int, str]] = field(default_factory=list)
+    """For each queue with messages: kind of the topic, queue id, and offsets of the messages,
+    separated by commas."""
     order_counts: list[tuple[int, object, int]] = field(default_factory=list)
-    """Kind of the topic, queue or message, and number of earlier deliveries."""
+    """For an ordered pop: kind of the topic, queue id or `qoQUEUE%OFFSET` for one message, and
+    number of earlier deliveries."""
     is_stopped: bool = False
     """Whether no further queue is read in this step."""
     is_unfinished: bool = False
-    """Whether nothing was found, but queues have messages that were not read."""
+    """Whether nothing was found, but queues have messages that were not read.
+
+    While a step reads, it may also be set although messages were found in another queue."""
     postponed: PostponedWork | None = None
     """The evaluation of a filter that must be finished before the next step."""

@@ -24,10 +24,10 @@ property POP_CK.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from sluicemq.broker.background import retry_after
 from sluicemq.broker.consume.clients import Consumers
@@ -40,15 +40,13 @@ from sluicemq.broker.pop.checkpoints import PopCheckpoints
 from sluicemq.broker.pop.messages import with_handle, without_handles
 from sluicemq.broker.pop.order import OrderedPops
 from sluicemq.broker.pop.pending import PendingPop, PopResult, competition_key
+from sluicemq.broker.pop.sources import PopSources, Source
 from sluicemq.broker.topics import FAQ, make_no_queue_error, make_no_topic_error
 from sluicemq.errors import RequestError, StoreError
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import (
     PERM_READ,
-    POP_RETRY,
-    POP_RETRY_V2,
     RETRY_PREFIX,
-    pop_kind,
     pop_topic,
 )
 from sluicemq.net.dispatch import Peer
@@ -93,8 +91,6 @@ _INVALID_OFFSET_STATUSES: Final = (
     ReadStatus.OFFSET_OVERFLOW_BADLY,
     ReadStatus.OFFSET_FOUND_NULL,
 )
-Source = tuple[str, int, int]
-"""A queue to read: its topic, its id, and the kind of the topic (`model.topic.pop_kind`)."""
 Admit = Callable[[str, str, str | None, str | None, Peer], None]
 """Raises RequestError if a group may not pop a topic by a filter.
 
@@ -118,7 +114,13 @@ class PopHandlers(BrokerComponent):
         consumers: Consumers,
         admit: Admit,
     ) -> None:
-        """`random` selects the first queue of a topic."""
+        """Create the handlers.
+
+        `random` decides whether a pop reads retry topics first, and from which queue of a topic it
+        starts. `admit` is called before each step of a pop, and raises RequestError if the group
+        may not pop by its filter. `delivered` receives the statistics. Pops that find nothing are
+        parked in `polls`.
+        """
         super().__init__(context)
         self.steady_clock = context.steady_clock
         self.background = context.background
@@ -127,14 +129,24 @@ class PopHandlers(BrokerComponent):
         self.polls = polls
         self.delivered = delivered
         self.filters = filters
-        self.random = random
+        self._sources = PopSources(self.settings, self.topics, random)
         self.consumers = consumers
         self.admit = admit
 
     # ------------------------------------------------------------------------------- requests
 
-    def pop(self, header: PopMessageRequest, command: Command, peer: Peer) -> Any:
-        """Answer POP_MESSAGE (200050). Called for each pop: keep it cheap."""
+    def pop(
+        self, header: PopMessageRequest, command: Command, peer: Peer
+    ) -> bytes | Durable | Parked | Postponed | Command:
+        """Take messages for a group: answer POP_MESSAGE (200050). Keep it cheap.
+
+        Return the encoded response, `Durable` if it contains messages. Return `Parked` if none were
+        found and the pop may wait. Return `Postponed` if the pop continues in steps, because a
+        filter must be compiled or evaluated in another thread, or rejected many messages. A
+        RequestError of a check becomes an error response.
+
+        Raises StoreError or RequestError if a checkpoint cannot be stored.
+        """
         now_ms = self.steady_clock.now_ms()
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
         try:
@@ -142,19 +154,22 @@ class PopHandlers(BrokerComponent):
             message_filter = self._get_filter(header.expression_kind, header.expression)
             self._admit(header, peer)
         except PostponedError as postponed:
-            again = partial(self.pop, header, command, peer)
-            return Postponed(retry_after(postponed.work, again))
+            retry = partial(self.pop, header, command, peer)
+            return Postponed(retry_after(postponed.work, retry))
         except RequestError as refusal:
             return _encode_refusal(refusal, PopMessageResponse())
 
         popping = PendingPop(header, command, peer, deadline_ms, message_filter)
         result = self._take_messages(popping)
         if result.is_unfinished:
-            return Postponed(self._continue(popping, result))
+            return Postponed(self._continue_unfinished(popping, result))
         return self._answer_or_park(popping, result)
 
-    def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Any:
-        """Answer PEEK_MESSAGE (200052) with the messages that a pop would take."""
+    def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Command:
+        """Answer PEEK_MESSAGE (200052) with the messages that a pop would take.
+
+        Nothing is taken, and no offset of the group changes. A peek has no filter and never waits.
+        """
         try:
             self._check_target(header, peer)
         except RequestError as refusal:
@@ -177,18 +192,22 @@ class PopHandlers(BrokerComponent):
             remark="FOUND" if result.count else "NO_MESSAGE_IN_QUEUE",
         )
 
-    def notify(self, header: NotificationRequest, command: Command, peer: Peer) -> Any:
+    def notify(
+        self, header: NotificationRequest, command: Command, peer: Peer
+    ) -> bytes | Parked | Postponed | Command:
         """Answer NOTIFICATION (200054): whether a pop would find messages.
 
-        The request is parked until that is the case.
+        Return the encoded response if it would, or if the request may not wait. Otherwise return
+        `Parked`: the response is sent when messages arrive, or at the end of the waiting time.
+        Return `Postponed` if the filter must be compiled in another thread first.
         """
         now_ms = self.steady_clock.now_ms()
         try:
             self._check_target(header, peer)
             message_filter = self._get_filter(header.expression_kind, header.expression)
         except PostponedError as postponed:
-            again = partial(self.notify, header, command, peer)
-            return Postponed(retry_after(postponed.work, again))
+            retry = partial(self.notify, header, command, peer)
+            return Postponed(retry_after(postponed.work, retry))
         except RequestError as refusal:
             return _encode_refusal(refusal, NotificationResponse())
 
@@ -240,7 +259,7 @@ class PopHandlers(BrokerComponent):
     def _check_pop(self, header: PopMessageRequest, peer: Peer, late_ms: int) -> None:
         """Raise RequestError if the pop cannot be processed. Called for each pop: keep it cheap.
 
-        `late_ms` is the time since the end of the waiting time, negative before.
+        `late_ms` is the time since the end of the pop's waiting time, negative before it.
         """
         if late_ms > LATENESS_MAX_MS:
             what = f"the broker[{self._address}] pop message is timeout too much"
@@ -300,67 +319,39 @@ class PopHandlers(BrokerComponent):
         return self.filters.get_filter(kind, expression) if expression else None
 
     def _admit(self, header: PopMessageRequest, peer: Peer) -> None:
-        """Raise RequestError if the group may not pop the topic by its filter."""
+        """Raise RequestError if the group may not pop the topic by its filter (`Admit`)."""
         self.admit(header.group, header.topic, header.expression_kind, header.expression, peer)
 
     # -------------------------------------------------------------------------------- reading
 
-    def _iter_sources(self, header: PopMessageRequest) -> Iterator[Source]:
-        """Yield the queues that a pop reads, in order. Called for each pop: keep it cheap."""
-        retries = self._iter_retry_sources(header)
-        is_retry_first = self.random.randrange(100) < self.settings.broker.pop_retry_percent
-        if is_retry_first:
-            yield from retries
-        if header.queue_id >= 0:
-            yield header.topic, header.queue_id, pop_kind(header.topic)
-        else:
-            yield from self._iter_topic_sources(header.topic)
-        if not is_retry_first:
-            yield from retries
-
-    def _iter_retry_sources(self, header: PopMessageRequest) -> Iterator[Source]:
-        """Yield the queues of the retry topics; none for an ordered pop."""
-        kinds = () if header.order else self._retry_kinds
-        if len(kinds) > 1 and self.random.randrange(2):
-            kinds = kinds[::-1]
-        for kind in kinds:
-            yield from self._iter_topic_sources(pop_topic(header.topic, header.group, kind))
-
-    @property
-    def _retry_kinds(self) -> tuple[int, ...]:
-        """The kinds of retry topics that pops read, according to the settings."""
-        config = self.settings.broker
-        if not config.pop_retry_v2:
-            return (POP_RETRY,)
-        return (POP_RETRY, POP_RETRY_V2) if config.pop_retry_v1_read else (POP_RETRY_V2,)
-
-    def _iter_topic_sources(self, name: str) -> Iterator[Source]:
-        """Yield all queues of a topic, beginning with a random one."""
-        topic = self.topics.get(name)
-        count = topic.config.read_queues if topic is not None else 0
-        first = self.random.randrange(count) if count > 1 else 0
-        kind = pop_kind(name)
-        for number in range(count):
-            yield name, (first + number) % count, kind
-
     def _take_messages(self, popping: PendingPop) -> PopResult:
         """Do one step of a pop: read its queues, and take the messages that match.
 
-        Called for each pop: keep it cheap. Raises StoreError or RequestError if no checkpoint can
-        be stored.
+        A read-only pop takes none, but the result contains them. The result `is_unfinished` only if
+        it has no messages. Called for each step of a pop: keep it cheap.
+
+        Raises StoreError or RequestError if no checkpoint can be stored.
         """
         result = PopResult(
             self.steady_clock.now_ms(), self.steady_clock.monotonic_s() + READ_TIME_MAX_S
         )
         if popping.header.order:
             result.revive_queue = ORDERED
-        for source in self._iter_sources(popping.header):
+        for source in self._sources.iter_queues(popping.header):
             self._take_from_queue(popping, result, source)
         result.is_unfinished &= not result.count
         return result
 
     def _take_from_queue(self, popping: PendingPop, result: PopResult, source: Source) -> None:
-        """Read one queue, and add the messages that match to `result`.
+        """Read one queue, take the messages that match, and add them to `result`.
+
+        Messages that the filter rejects are skipped: the offset of the group moves past them. If
+        the offset of the group is outside the queue, it is set to a valid one that the store
+        returns, with a warning.
+
+        Nothing is read if an earlier ordered pop blocks the queue. Nothing is read, either, if
+        `result` is full or stopped, or if too many messages of the queue are in flight; then its
+        messages are only counted in `rest_count`.
 
         Called for each queue: keep it cheap.
         """
@@ -389,8 +380,8 @@ class PopHandlers(BrokerComponent):
             result.rest_count += max(end - offset, 0)
             return
 
-        found = self._read(popping, result, topic, queue_id, offset)
-        if found.status in _INVALID_OFFSET_STATUSES:
+        read_result = self._read_messages(popping, result, topic, queue_id, offset)
+        if read_result.status in _INVALID_OFFSET_STATUSES:
             log.warning(
                 "the next offset of group %s in %s:%d was %d, where no message exists; the group"
                 " continues at %d",
@@ -398,37 +389,39 @@ class PopHandlers(BrokerComponent):
                 topic,
                 queue_id,
                 offset,
-                found.next_offset,
+                read_result.next_offset,
             )
-            offset = found.next_offset
+            offset = read_result.next_offset
             if not popping.is_read_only:
                 self.offsets.reset(group, topic, queue_id, offset)
                 self.checkpoints.resolve_next_offset(group, topic, queue_id)
-            found = self._read(popping, result, topic, queue_id, offset)
-        if found.postponed is not None:
-            result.postponed = found.postponed
+            read_result = self._read_messages(popping, result, topic, queue_id, offset)
+        if read_result.postponed is not None:
+            result.postponed = read_result.postponed
             result.is_stopped = True
             result.is_unfinished = True
             result.rest_count += max(end - offset, 0)
             return
 
-        if found.count:
-            self._take(popping, result, source, found)
-        elif found.next_offset > offset and not popping.is_read_only:
-            self.checkpoints.skip_to(group, topic, queue_id, found.next_offset)
-        left = max(found.offset_max - found.next_offset, 0)
-        result.rest_count += left
-        result.is_unfinished |= left > 0 and found.next_offset > offset
+        if read_result.count:
+            self._take_read_messages(popping, result, source, read_result)
+        elif read_result.next_offset > offset and not popping.is_read_only:
+            self.checkpoints.skip_to(group, topic, queue_id, read_result.next_offset)
+        unread_count = max(read_result.offset_max - read_result.next_offset, 0)
+        result.rest_count += unread_count
+        # Unfinished only if this read has moved on: otherwise the next step would do the same.
+        result.is_unfinished |= unread_count > 0 and read_result.next_offset > offset
         if popping.filter is not None:
             result.is_stopped |= self.steady_clock.monotonic_s() >= result.read_until_s
 
     def _find_start_offset(self, popping: PendingPop, topic: str, queue_id: int) -> int:
         """Return the offset at which the pop begins in a queue.
 
-        A group without an offset begins at the first message if `init_mode` is INIT_MODE_MIN,
-        otherwise at the last one. With initPopOffsetByCheckMsgInMem, it also begins at the first
-        one if that has offset 0 and is in memory. Unless the pop is read-only, this becomes the
-        offset of the group.
+        That is the offset at which the last pop of the group ended, or its committed offset. A
+        group without an offset begins at the first message if `init_mode` is INIT_MODE_MIN, if the
+        queue is one of a retry topic, or if the pop is read-only. Otherwise it begins at the last
+        message. With initPopOffsetByCheckMsgInMem, it begins at the first one if that has offset 0
+        and is in memory. Unless the pop is read-only, the result becomes the offset of the group.
         """
         group = popping.header.group
         offset = self.checkpoints.resolve_next_offset(group, topic, queue_id)
@@ -451,40 +444,47 @@ class PopHandlers(BrokerComponent):
             self.checkpoints.skip_to(group, topic, queue_id, offset)
         return offset
 
-    def _read(
+    def _read_messages(
         self, popping: PendingPop, result: PopResult, topic: str, queue_id: int, offset: int
     ) -> ReadResult:
         """Read messages of a queue from `offset` on, at most as many as the pop still needs.
 
-        The messages that the filter rejects are counted in the statistics of the group.
+        Only messages that match the filter of the pop are returned. Those that it rejects are
+        counted in the statistics of the group. If the filter must be evaluated in another thread
+        first, the result has `postponed`. Called for each queue: keep it cheap.
         """
         count, message_filter = popping.header.count_max - result.count, popping.filter
-        found = self.store.reader.read(
+        read_result = self.store.reader.read(
             topic, queue_id, offset, count, None, message_filter, may_postpone=True
         )
         delivered = self.delivered[topic, popping.header.group]
-        delivered.filtered_count += found.units_scanned - found.count
+        delivered.filtered_count += read_result.units_scanned - read_result.count
         if (
-            found.units_scanned
-            and not found.is_filter_reliable
+            read_result.units_scanned
+            and not read_result.is_filter_reliable
             and message_filter
             and message_filter.reads_properties
         ):
-            end = offset + found.units_scanned
+            end = offset + read_result.units_scanned
             delivered.add_range_to_check(message_filter, queue_id, offset, end)
-        return found
+        return read_result
 
-    def _take(
-        self, popping: PendingPop, result: PopResult, source: Source, found: ReadResult
+    def _take_read_messages(
+        self, popping: PendingPop, result: PopResult, source: Source, read_result: ReadResult
     ) -> None:
-        """Take the messages that were read, and add them to `result`.
+        """Take the messages that were read from one queue, and add them to `result`.
 
-        If the checkpoint cannot be stored, raise StoreError if `result` has no messages. Otherwise
-        log the error and let the messages remain in the queue.
+        They are recorded as in flight: by `OrderedPops` for an ordered pop, otherwise by a
+        checkpoint. A read-only pop records nothing. Messages of a retry topic are added under the
+        name of the requested topic and with their receipt handle, unless the pop is read-only or
+        the broker is set to return them as stored. Called for each queue: keep it cheap.
+
+        If the checkpoint cannot be stored, StoreError is raised if `result` has no messages yet.
+        Otherwise a warning is logged, the messages stay in the queue, and `result.is_stopped`.
         """
         header, (topic, queue_id, kind) = popping.header, source
         group, invisible_ms = header.group, header.invisible_ms
-        records = list(found.records())
+        records = list(read_result.records())
         offsets = [offset for offset, _ in records]
         popped_by = self.consumers.client_name(group, popping.peer)
         if popping.is_read_only:
@@ -512,7 +512,7 @@ class PopHandlers(BrokerComponent):
                     topic=topic,
                     queue_id=queue_id,
                     offsets=offsets,
-                    next_offset=found.next_offset,
+                    next_offset=read_result.next_offset,
                     pop_ms=result.pop_ms,
                     invisible_ms=invisible_ms,
                     popped_by=popped_by,
@@ -524,16 +524,16 @@ class PopHandlers(BrokerComponent):
                     "a pop of group %s returns fewer messages than are available: %s", group, error
                 )
                 result.is_stopped = True
-                result.rest_count += found.count
+                result.rest_count += read_result.count
                 return
 
-        result.starts.append((kind, queue_id, offsets[0]))
-        result.messages.append((kind, queue_id, ",".join(map(str, offsets))))
-        result.count += found.count
-        result.size_bytes += found.size_bytes
+        result.first_offsets.append((kind, queue_id, offsets[0]))
+        result.taken_offsets.append((kind, queue_id, ",".join(map(str, offsets))))
+        result.count += read_result.count
+        result.size_bytes += read_result.size_bytes
         is_as_stored = popping.is_read_only or self.settings.broker.pop_actual_retry_topic
         if topic == header.topic or is_as_stored:
-            result.data += without_handles(records, found.data)
+            result.data += without_handles(records, read_result.data)
         else:
             handle = ReceiptHandle(
                 start_offset=offsets[0],
@@ -549,18 +549,19 @@ class PopHandlers(BrokerComponent):
                 for offset, record in records
             ]
         delivered = self.delivered[topic, group]
-        delivered.messages_out += found.count
-        delivered.bytes_out += found.size_bytes
+        delivered.messages_out += read_result.count
+        delivered.bytes_out += read_result.size_bytes
 
     def _has_messages(self, popping: PendingPop) -> bool:
-        """Return whether a pop may find messages.
+        """Return whether a pop may find messages, for a notification.
 
-        If more than NOTIFICATION_SCAN_MAX messages of a queue are unread, return True without
-        evaluating the filter.
+        The queues are those of the pop, without those that an ordered pop blocks. If more than
+        NOTIFICATION_SCAN_MAX messages of a queue are unread, or if evaluating the filter for all of
+        them takes too long, True is returned although the filter may reject them.
         """
         header, message_filter = popping.header, popping.filter
         now_ms = self.steady_clock.now_ms()
-        for topic, queue_id, _ in self._iter_sources(header):
+        for topic, queue_id, _ in self._sources.iter_queues(header):
             offset = self._find_start_offset(popping, topic, queue_id)
             end = self.store.queue_offsets(topic, queue_id)[1]
             if offset >= end:
@@ -571,8 +572,8 @@ class PopHandlers(BrokerComponent):
                 continue
             if message_filter is None or end - offset > NOTIFICATION_SCAN_MAX:
                 return True
-            found = self.store.reader.read(topic, queue_id, offset, 1, None, message_filter)
-            if found.count or found.next_offset < end:
+            read_result = self.store.reader.read(topic, queue_id, offset, 1, None, message_filter)
+            if read_result.count or read_result.next_offset < end:
                 return True
         return False
 
@@ -588,15 +589,22 @@ class PopHandlers(BrokerComponent):
             return now_ms + poll_ms
         return min(born_time_ms + self.steady_clock.lead_ms, now_ms) + poll_ms
 
-    def _continue(self, popping: PendingPop, result: PopResult) -> WorkItem[Any]:
-        """Do further steps of an unfinished pop until its deadline, and return its answer.
+    def _continue_unfinished(
+        self, popping: PendingPop, result: PopResult
+    ) -> WorkItem[bytes | Durable | Parked]:
+        """Take messages in further steps until some are found or the deadline has passed.
+
+        `result` is that of the first step, which was unfinished. Before each further step, it
+        yields the evaluation of a filter, to be run on another thread, if the last step waits for
+        one, otherwise None. Return the encoded response, or `Parked` if nothing was found and the
+        pop may still wait (`_answer_or_park`).
 
         Raises RequestError if the group may not pop by this filter any more, or StoreError.
         """
         while result.is_unfinished:
-            work = result.postponed
-            if work is not None:
-                work.store_result((yield work.run))
+            filter_work = result.postponed
+            if filter_work is not None:
+                filter_work.store_result((yield filter_work.run))
             else:
                 yield None
                 if self.steady_clock.now_ms() >= popping.deadline_ms:
@@ -606,7 +614,11 @@ class PopHandlers(BrokerComponent):
         return self._answer_or_park(popping, result)
 
     def _answer_or_park(self, popping: PendingPop, result: PopResult) -> bytes | Durable | Parked:
-        """Return the answer of a pop; if it has no messages and may wait, return it parked."""
+        """Return the encoded response of a pop whose steps have ended with `result`.
+
+        If `result` has no messages, return `Parked` if the pop may wait for some, otherwise a
+        response without messages.
+        """
         if result.count:
             return self._encode_answer(popping, result)
         code = self._find_reason_not_to_park(popping)
@@ -615,10 +627,10 @@ class PopHandlers(BrokerComponent):
         return self._create_parked(popping, self._retry_pop)
 
     def _find_reason_not_to_park(self, popping: PendingPop) -> ResponseCode | None:
-        """Return None if the request may be parked, else the code of its answer.
+        """Return None if the request may be parked, otherwise the code of its response.
 
-        POLLING_TIMEOUT means that it does not wait any longer, POLLING_FULL that too many requests
-        are parked.
+        POLLING_TIMEOUT means that the request does not wait, or that its waiting time is over.
+        POLLING_FULL means that too many requests are parked, in all or for its queue and group.
         """
         header, config = popping.header, self.settings.broker
         if header.poll_ms <= 0:
@@ -627,22 +639,27 @@ class PopHandlers(BrokerComponent):
             return ResponseCode.POLLING_FULL
         if self.steady_clock.now_ms() > popping.deadline_ms - ANSWER_EARLY_MS:
             return ResponseCode.POLLING_TIMEOUT
-        waiting = self.polls.count_waiting_pops(
+        competing_count = self.polls.count_waiting_pops(
             header.topic, max(header.queue_id, ANY_QUEUE), popping.competition_key
         )
-        return ResponseCode.POLLING_FULL if waiting > config.pop_polling_max else None
+        return ResponseCode.POLLING_FULL if competing_count > config.pop_polling_max else None
 
     def _create_parked(
         self,
         popping: PendingPop,
         try_answer: Callable[[PendingPop, Parked, bool], bytes | Durable | None],
     ) -> Parked:
-        """Return the request as one that is parked for its queue and the retry topics."""
+        """Return the `Parked` of a request. It waits for its queue, and for the retry topics.
+
+        `try_answer(popping, parked, is_last)` is called when messages arrive there, and with
+        `is_last` True ANSWER_EARLY_MS before the deadline. It returns the encoded response, or None
+        if the request remains parked.
+        """
         header = popping.header
         wait_ms = min(
             popping.deadline_ms - ANSWER_EARLY_MS - self.steady_clock.now_ms(), WAIT_MS_MAX
         )
-        kinds = () if header.order else self._retry_kinds
+        kinds = () if header.order else self._sources.retry_kinds
         queues = [(header.topic, max(header.queue_id, ANY_QUEUE))]
         queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in kinds]
         return Parked(
@@ -657,10 +674,12 @@ class PopHandlers(BrokerComponent):
     def _retry_pop(
         self, popping: PendingPop, parked: Parked, is_last: bool
     ) -> bytes | Durable | None:
-        """Try to answer a parked pop. Return the answer, or None if it remains parked.
+        """Try to answer a parked pop. Return the encoded response, or None if it remains parked.
 
-        It is called when messages are offered to the pop, and at its deadline (`is_last`), because
-        a message can become available without an offer. Keep it cheap.
+        Called when messages are offered to the pop, and a last time at its deadline (`is_last`),
+        because a message can become available without an offer. The last call always returns a
+        response. If the pop needs more steps, another attempt is started in the background. Sets
+        `parked.has_left_messages` if messages are left for other pops. Keep it cheap.
         """
         try:
             if is_last:
@@ -689,10 +708,12 @@ class PopHandlers(BrokerComponent):
     def _retry_notification(
         self, popping: PendingPop, parked: Parked, is_last: bool
     ) -> bytes | None:
-        """Try to answer a parked notification. Return the answer, or None if it remains parked.
+        """Try to answer a parked notification.
 
-        It is called when messages are offered, and at its deadline (`is_last`): the message may
-        have been offered to another notification with the same competition key.
+        Called when messages are offered, and a last time at its deadline (`is_last`): the message
+        may have been offered to another notification with the same competition key. Return the
+        encoded response, or None if the notification remains parked. The last call always returns
+        a response.
         """
         if is_last:
             try:
@@ -707,15 +728,19 @@ class PopHandlers(BrokerComponent):
         return _encode_notification(popping, NotificationResponse()) if is_last else None
 
     def _is_not_parked(self, parked: Parked) -> bool:
-        """Return whether the last attempt is before the deadline, as no request may be parked."""
+        """Return whether the last attempt is made before the deadline of the request.
+
+        That means that the request could not be parked, because too many are parked.
+        """
         return self.steady_clock.monotonic_s() < parked.deadline_s
 
     def _encode_answer(
         self, popping: PendingPop, result: PopResult, code: ResponseCode = ResponseCode.SUCCESS
     ) -> bytes | Durable:
-        """Return the response of a pop. Called for each pop: keep it cheap.
+        """Return the encoded response of a pop with `code`. Called for each pop: keep it cheap.
 
-        It is `Durable` if it contains messages whose checkpoints must be stored first.
+        It is `Durable` if it contains messages of an unordered pop, because their checkpoints must
+        be on disk before it is sent.
         """
         header, command = popping.header, popping.command
         is_ordered = header.order
@@ -725,8 +750,8 @@ class PopHandlers(BrokerComponent):
                 invisible_ms=header.invisible_ms,
                 revive_queue=ORDERED if is_ordered else result.revive_queue,
                 rest_count=result.rest_count,
-                start_offset_info=encode_queue_info(result.starts),
-                message_offset_info=encode_queue_info(result.messages),
+                start_offset_info=encode_queue_info(result.first_offsets),
+                message_offset_info=encode_queue_info(result.taken_offsets),
                 order_count_info=encode_queue_info(result.order_counts) if is_ordered else None,
             )
         )
@@ -738,10 +763,10 @@ class PopHandlers(BrokerComponent):
 
 
 def _encode_refusal(refusal: RequestError, header: object) -> Command:
-    """Return an error response with `header`, whose fields are zeros as in RocketMQ."""
+    """Return the error response for `refusal`. The fields of `header` are zeros, as in RocketMQ."""
     return Command(refusal.code, encode_header(header), remark=refusal.remark)
 
 
 def _encode_notification(popping: PendingPop, header: NotificationResponse) -> bytes:
-    """Return the response of a notification."""
+    """Return the encoded response of the notification `popping` with the fields of `header`."""
     return encode_response(popping.command, fields=encode_header(header), remark=UNSET_REMARK)

@@ -105,7 +105,7 @@ class OpenCheckpoint:
 
 
 class OpenCheckpoints:
-    """The open checkpoints of all groups."""
+    """The open checkpoints of all groups, by key and by deadline, and their numbers of messages."""
 
     def __init__(self) -> None:
         self.by_key: dict[PopKey, OpenCheckpoint] = {}
@@ -125,19 +125,21 @@ class OpenCheckpoints:
         return len(self.by_key)
 
     def add(self, checkpoint: Checkpoint, timer_offset: int, popped_by: str = "") -> OpenCheckpoint:
-        """Add a checkpoint whose record is at `timer_offset` of the timer queue, and schedule it.
+        """Add a checkpoint whose record is at `timer_offset` of the timer queue, and return it.
 
-        Return the entry. If the table contains the key already (the group was reset and popped
-        twice within a millisecond), the new entry contains the messages of both.
+        All its messages are in flight, and it is put into the heap of deadlines. `popped_by` is
+        the client id or address of the consumer, "" if it is not known. If the table contains the
+        key already (the group was reset and popped twice within a millisecond), the new entry
+        replaces the old one and contains the messages of both.
         """
-        known = self.by_key.get(checkpoint.key)
+        existing = self.by_key.get(checkpoint.key)
         revive_offset = NO_OFFSET
-        if known is not None:
-            offsets = tuple(sorted({*known.pending_offsets, *checkpoint.offsets}))
+        if existing is not None:
+            offsets = tuple(sorted({*existing.pending_offsets, *checkpoint.offsets}))
             checkpoint = checkpoint._replace(offsets=offsets)
-            timer_offset, revive_offset = known.timer_offset, known.revive_offset
-            self.in_flight_counts[known.queue] -= len(known.pending_offsets)
-            known.pending_offsets = ()
+            timer_offset, revive_offset = existing.timer_offset, existing.revive_offset
+            self.in_flight_counts[existing.queue] -= len(existing.pending_offsets)
+            existing.pending_offsets = ()
 
         entry = OpenCheckpoint(
             checkpoint, checkpoint.offsets, timer_offset, revive_offset, popped_by=popped_by
@@ -148,10 +150,10 @@ class OpenCheckpoints:
         return entry
 
     def remove_messages(self, entry: OpenCheckpoint, offsets: Iterable[int]) -> None:
-        """Remove the messages at `offsets`, which are no longer in flight, from a checkpoint.
+        """Remove the messages at `offsets` from a checkpoint: they are no longer in flight.
 
-        Offsets that are not in flight are ignored. A checkpoint without messages is closed: it is
-        removed from the table.
+        Offsets that are not in flight are ignored. If no message is left, the checkpoint is closed:
+        it is removed from the table. It stays in the heap of deadlines.
         """
         pending = tuple([offset for offset in entry.pending_offsets if offset not in offsets])
         queue = entry.queue
@@ -165,7 +167,11 @@ class OpenCheckpoints:
             self._in_revive_queue.get(checkpoint.revive_queue, {}).pop(checkpoint.key, None)
 
     def restore_messages(self, entry: OpenCheckpoint, offsets: Iterable[int]) -> None:
-        """Undo `remove_messages`, because the acknowledgement could not be stored."""
+        """Undo `remove_messages`, because the acknowledgement could not be stored.
+
+        A checkpoint that was closed is added to the table again, in its place of the timer queue's
+        order. It is no longer listed among those that are in a revive queue.
+        """
         count_before = len(entry.pending_offsets)
         pending = {*entry.pending_offsets, *offsets}
         entry.pending_offsets = tuple(sorted(pending))
@@ -179,7 +185,7 @@ class OpenCheckpoints:
     # --- the revive queues
 
     def note_revive_offset(self, entry: OpenCheckpoint, offset: int) -> None:
-        """Note that the checkpoint's record was appended to its revive queue at `offset`.
+        """Record that the checkpoint's record was appended to its revive queue at `offset`.
 
         Only the first call counts: after a crash, the timer may deliver the record again.
         """
@@ -200,7 +206,11 @@ class OpenCheckpoints:
     # --- deadlines
 
     def schedule(self, entry: OpenCheckpoint) -> None:
-        """Put the checkpoint into the heap of deadlines unless the heap contains it."""
+        """Put the checkpoint into the heap of deadlines, unless the heap contains it.
+
+        If the heap has become more than SWEEP_MIN larger than twice the table, closed checkpoints
+        are removed from it first.
+        """
         if entry.is_scheduled:
             return
         entry.is_scheduled = True
@@ -215,7 +225,10 @@ class OpenCheckpoints:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """The earliest deadline of an open checkpoint in ms since 1970; None without one."""
+        """The earliest deadline of an open checkpoint in ms since 1970; None without one.
+
+        Closed checkpoints at the top of the heap are removed from it.
+        """
         deadlines = self._deadlines
         while deadlines and not deadlines[0][2].pending_offsets:
             heapq.heappop(deadlines)[2].is_scheduled = False
@@ -251,7 +264,11 @@ class SavedPops(NamedTuple):
     """The listed checkpoints, each with the offsets of the messages that were in flight."""
 
     def encode(self) -> str:
-        """Return the text of the file."""
+        """Return the text of the file: a JSON object whose keys the module's docstring lists.
+
+        `open` is a list of checkpoints as RocketMQ writes them (`Checkpoint.to_json`), each with
+        its revive queue as "rq". `revive` is an object: offset by queue id, as text.
+        """
         opened = [one.to_json() | {"rq": one.revive_queue} for one in self.open_checkpoints]
         revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive_starts.items())}
         return fastjson.dumps_file(
@@ -265,7 +282,11 @@ class SavedPops(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "SavedPops":
-        """Return the content of a file whose text is `text`. Raises ProtocolError."""
+        """Return the content of a file whose text is `text`, the inverse of `encode`.
+
+        Raises ProtocolError if the text is not JSON, or if a value is missing or has another type.
+        Raises ValueError if a queue id in `revive` is not a number.
+        """
         values = load_object(text, "sluicePop.json")
         opened = [as_object(one, "A checkpoint") for one in take_list(values, "open")]
         revive = take_object(values, "revive")
@@ -289,10 +310,13 @@ class PopRecord(NamedTuple):
 
 
 def decode_record(record: Record, queue_id: int, broker: str) -> Checkpoint | Acknowledgement:
-    """Decode a record of a checkpoint or an acknowledgement. Raises ProtocolError.
+    """Return the content of a stored record of a checkpoint or an acknowledgement.
 
-    `queue_id` is the revive queue of a checkpoint whose record does not contain one. `broker` is
-    the broker name of a record that does not contain one.
+    A record is a checkpoint if its tag is CHECKPOINT, otherwise an acknowledgement. `queue_id` is
+    used as the revive queue of a checkpoint whose record does not contain one, and `broker` as the
+    broker name if the record contains none.
+
+    Raises ProtocolError if the body cannot be decoded.
     """
     if record.get_text(TAGS) != CHECKPOINT:
         return decode_acknowledgement(record.body, broker)
@@ -308,9 +332,11 @@ class PopRecovery:
     def __init__(
         self, table: OpenCheckpoints, store: Store, offsets: Offsets, topic: str, broker: str
     ) -> None:
-        """Fill `table`, which is empty, and move committed offsets in `offsets`.
+        """Create a recovery that has read nothing yet.
 
-        `topic` is the revive topic, and `broker` the name of this broker.
+        `recover_from_file` or `recover_from_log` fills `table`, which must be empty, from `store`,
+        and moves committed offsets in `offsets`. `topic` is the revive topic, and `broker` the name
+        of this broker.
         """
         self._table = table
         self._store = store
@@ -327,9 +353,12 @@ class PopRecovery:
         """The offsets from which groups continue, according to their checkpoints."""
 
     def recover_from_file(self, saved: SavedPops) -> None:
-        """Recover the checkpoints of a store on which this broker was the last that wrote the file.
+        """Fill the table from the content of the file, and from what was stored since then.
 
-        Another broker may have run on the store since then.
+        This broker must have written the file last. Another broker may have run on the store since.
+        Added are the checkpoints that the file lists, those of the timer queue from
+        `saved.timer_start` on, and those that another broker has put into revive queues. From
+        `saved.covered_end` on, the checkpoints also move the committed offsets of groups.
         """
         for checkpoint in saved.open_checkpoints:
             self._table.add(checkpoint, NO_OFFSET)
@@ -337,64 +366,78 @@ class PopRecovery:
             start = saved.revive_starts.get(queue_id, 0)
             self._read_revive_queue(queue_id, start, is_from_this_broker=True)
         timer_start = min(saved.timer_start, saved.covered_end)
-        for found in self._iter_pop_records(TIMER_TOPIC, 0, timer_start):
-            if isinstance(found.content, Acknowledgement):
-                self._acknowledge(found.content)
+        for stored in self._iter_pop_records(TIMER_TOPIC, 0, timer_start):
+            if isinstance(stored.content, Acknowledgement):
+                self._apply_acknowledgement(stored.content)
                 continue
-            if found.offset >= saved.timer_start:
-                self._table.add(found.content, found.offset)
-            if found.offset >= saved.covered_end:
-                next_offset = found.record.get_number(NEXT_OFFSET_PROPERTY)
-                self._note_next_offset(found.content, next_offset)
-        self._finish()
+            if stored.offset >= saved.timer_start:
+                self._table.add(stored.content, stored.offset)
+            if stored.offset >= saved.covered_end:
+                next_offset = stored.record.get_number(NEXT_OFFSET_PROPERTY)
+                self._note_next_offset(stored.content, next_offset)
+        self._apply_revive_queues()
 
     def recover_from_log(self, passed_ms: int) -> None:
-        """Recover the checkpoints that another broker has left in flight, from the log alone.
+        """Fill the table with the checkpoints that another broker has left in flight.
 
-        Before `passed_ms` (ms since 1970), the timer has delivered all slots to the revive queues.
-        If that time is not known (0), the whole revive queues are read: a checkpoint that is not in
-        them is still in flight, however long ago it was due.
+        Only the log is read. Committed offsets do not change, because that broker has saved them
+        itself. Everything that was due before `passed_ms` (ms since 1970) is already in the revive
+        queues, so of the timer queue, only records with a later time count as in flight. Of the
+        revive queues, the records that RocketMQ has not scanned are read.
+
+        If `passed_ms` is 0, it is unknown what is in the revive queues. Then all records of both
+        are read, and a checkpoint that RocketMQ has scanned counts as closed.
         """
         for queue_id in self._revive_queue_ids:
             scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
             start = scanned + 1 if passed_ms else 0
             self._read_revive_queue(queue_id, start, is_from_this_broker=False)
-        for found in self._iter_pop_records(TIMER_TOPIC, 0, 0):
-            if isinstance(found.content, Acknowledgement):
-                self._acknowledge(found.content)
-            elif (found.record.get_number(TIMER_OUT) or 0) >= passed_ms:
-                self._table.add(found.content, NO_OFFSET)
-        self._finish()
+        for stored in self._iter_pop_records(TIMER_TOPIC, 0, 0):
+            if isinstance(stored.content, Acknowledgement):
+                self._apply_acknowledgement(stored.content)
+            elif (stored.record.get_number(TIMER_OUT) or 0) >= passed_ms:
+                self._table.add(stored.content, NO_OFFSET)
+        self._apply_revive_queues()
 
     @property
     def _revive_queue_ids(self) -> list[int]:
+        """The ids of the revive topic's queues that the store contains."""
         return [queue_id for topic, queue_id in self._store.queues() if topic == self._topic]
 
     def _read_revive_queue(self, queue_id: int, start: int, *, is_from_this_broker: bool) -> None:
-        """Read a revive queue from offset `start` on.
+        """Collect what a revive queue contains from offset `start` on, for `_apply_revive_queues`.
 
-        `is_from_this_broker` says that the checkpoints which the timer has delivered are listed in
-        the file or found in the timer queue, so that they need not be added here.
+        Acknowledgements, the keys of checkpoints that RocketMQ has scanned, and the offsets of the
+        other checkpoints are collected. Of the latter, those that another broker has written are
+        also added to the table.
+
+        `is_from_this_broker` says that this broker was the last on the store. Then the checkpoints
+        that its timer has delivered (they have the property TIMER_OUT) are not added, because they
+        are listed in the file or found in the timer queue.
         """
         scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
-        for found in self._iter_pop_records(self._topic, queue_id, start):
-            if isinstance(found.content, Acknowledgement):
-                self._revive_acknowledgements.append(found.content)
-            elif found.offset <= scanned:
-                self._scanned_keys.add(found.content.key)
+        for stored in self._iter_pop_records(self._topic, queue_id, start):
+            if isinstance(stored.content, Acknowledgement):
+                self._revive_acknowledgements.append(stored.content)
+            elif stored.offset <= scanned:
+                self._scanned_keys.add(stored.content.key)
             else:
-                self._revive_offsets.setdefault(found.content.key, found.offset)
-                if not is_from_this_broker or found.record.get_number(TIMER_OUT) is None:
-                    self._table.add(found.content, NO_OFFSET)
+                self._revive_offsets.setdefault(stored.content.key, stored.offset)
+                was_in_timer_queue = stored.record.get_number(TIMER_OUT) is not None
+                if not (is_from_this_broker and was_in_timer_queue):
+                    self._table.add(stored.content, NO_OFFSET)
 
-    def _finish(self) -> None:
-        """Apply what was found in the revive queues, and move the committed offsets of groups.
+    def _apply_revive_queues(self) -> None:
+        """Apply to the table what `_read_revive_queue` has collected.
 
-        All queues must have been read: an acknowledgement may be found before its checkpoint.
+        Acknowledged messages are removed, checkpoints that RocketMQ has scanned are closed, and the
+        others get their offset in the revive queue. The committed offsets of groups move forward to
+        those in the checkpoints of the timer queue. All queues must have been read, because an
+        acknowledgement may be found before its checkpoint.
         """
         table = self._table
         for acknowledgement in self._revive_acknowledgements:
-            self._acknowledge(acknowledgement)
+            self._apply_acknowledgement(acknowledgement)
         for key in self._scanned_keys & table.by_key.keys():
             table.remove_messages(table.by_key[key], table.by_key[key].pending_offsets)
         for key, offset in self._revive_offsets.items():  # in the order of their queue
@@ -404,17 +447,21 @@ class PopRecovery:
             if next_offset > self._offsets.committed(*queue):
                 self._offsets.commit(*queue, next_offset)
 
-    def _acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        """Remove the acknowledged messages from their checkpoint if the table contains it."""
+    def _apply_acknowledgement(self, acknowledgement: Acknowledgement) -> None:
+        """Remove the acknowledged messages from their checkpoint.
+
+        Do nothing if the table does not contain the checkpoint: it is closed already.
+        """
         entry = self._table.by_key.get(acknowledgement.key)
         if entry is not None:
             self._table.remove_messages(entry, acknowledgement.offsets)
 
     def _note_next_offset(self, checkpoint: Checkpoint, next_offset: int | None) -> None:
-        """Note the offset from which the group of a checkpoint continues.
+        """Record the offset from which the group of a checkpoint continues.
 
-        `next_offset` is None for a checkpoint of another broker. That broker has saved the offset
-        of the group itself, so the offsets in earlier checkpoints no longer count.
+        `next_offset` is the one in the record of the checkpoint. It is None for a checkpoint of
+        another broker. That broker has saved the offset of the group itself, so the offsets in
+        earlier checkpoints no longer count.
         """
         queue = checkpoint.group, checkpoint.topic, checkpoint.queue_id
         if next_offset is None:

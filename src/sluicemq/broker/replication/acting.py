@@ -112,8 +112,9 @@ class EscapeTarget(NamedTuple):
 
 
 class EscapeBridge:
-    """Sends messages to other masters. RocketMQ's class has the same name.
+    """Sends messages that an acting broker has stored to other masters of the cluster.
 
+    RocketMQ's class has the same name. `add` queues a message, and `flush` sends the queued ones.
     Messages of one topic are sent in their order. A topic that no other master accepts does not
     delay the other topics.
     """
@@ -126,7 +127,12 @@ class EscapeBridge:
         look_up: LookUpRoute,
         clock: Clock,
     ) -> None:
-        """Create a bridge from the broker name `broker` of `cluster`."""
+        """Create a bridge for the acting broker with the name `broker` in cluster `cluster`.
+
+        Messages cross it from this acting broker to the masters of other broker names of the
+        cluster. `send_request` sends a message to a master, and `look_up` finds the masters that
+        have a topic.
+        """
         self._broker, self._cluster = broker, cluster
         self._send_request, self._look_up, self._clock = send_request, look_up, clock
         self._routes: dict[str, tuple[float, list[EscapeTarget]]] = {}
@@ -145,14 +151,19 @@ class EscapeBridge:
         return sum(map(len, self._waiting.values()))
 
     async def flush(self) -> bool:
-        """Send the queued messages of each topic until one of them fails.
+        """Send the queued messages of all topics, those of one topic in their order.
 
-        Return whether all messages were stored.
+        When a message of a topic fails, it and the rest of the topic stay queued. Return whether
+        no message is queued any more.
         """
         await asyncio.gather(*map(self._flush_topic, tuple(self._waiting)))
         return not self._waiting
 
     async def _flush_topic(self, topic: str) -> None:
+        """Send the queued messages of `topic` until one fails, and record those that were stored.
+
+        After a failure forget the route of the topic, so that the next attempt looks it up.
+        """
         waiting = self._waiting[topic]
         while waiting:
             if not await self.send_message(topic, waiting[0]):
@@ -163,7 +174,11 @@ class EscapeBridge:
         del self._waiting[topic]
 
     async def send_message(self, topic: str, record: Record) -> bool:
-        """Send one message to the next queue of another master. Return whether it was stored."""
+        """Send one message to another master, and return whether it was stored.
+
+        The queues that `find_targets` returns take turns. A failure is logged. Return False if
+        there are no queues.
+        """
         targets = await self.find_targets(topic)
         if not targets:
             return False
@@ -193,8 +208,8 @@ class EscapeBridge:
         first message arrives.
         """
         now_s = self._clock.monotonic_s()
-        since_s, targets = self._routes.get(topic, (-ROUTE_S, []))
-        if now_s - since_s < ROUTE_S:
+        looked_up_s, targets = self._routes.get(topic, (-ROUTE_S, []))
+        if now_s - looked_up_s < ROUTE_S:
             return targets
         targets = self._targets_in(await self._look_up(topic))
         if not targets and topic.startswith(RETRY_PREFIX):
@@ -207,7 +222,10 @@ class EscapeBridge:
         return targets
 
     def _targets_in(self, answer: Command | None) -> list[EscapeTarget]:
-        """Return the writable queues of other masters in the answer to a route request."""
+        """Return the writable queues of other masters in the answer to a route request.
+
+        Return [] if `answer` is None or an error.
+        """
         if answer is None or answer.code != ResponseCode.SUCCESS:
             return []
         route = decode_topic_route(answer.body)
@@ -286,7 +304,10 @@ class ActingMaster:
     ) -> None:
         """Create the component for the slave with the id `replica_id`.
 
-        - `open_broker` opens the acting broker on the overlay, and `close_broker` closes it.
+        - `open_broker()` opens the acting broker on the overlay, and `close_broker(broker)` closes
+          it.
+        - `make_escape_bridge()` returns a new bridge. It is called each time the slave starts to
+          act.
         - `fetch_members` returns the live brokers of the same name as addresses by id; None if no
           name server answers.
         - `period_s` returns the time between two calls of `start_or_stop`, in seconds.
@@ -304,11 +325,15 @@ class ActingMaster:
         self.broker: ActingBroker | None = None
 
     def check_soon(self) -> None:
-        """Call `start_or_stop` soon, because the live replicas have changed (905)."""
+        """Let `run` call `start_or_stop` at once: the live replicas have changed (request 905)."""
         self._wake_up.set()
 
     async def run(self) -> None:
-        """Start and stop acting as necessary until cancelled. Then stop acting."""
+        """Start and stop acting as necessary until cancelled. Then stop acting.
+
+        Call `start_or_stop` every `period_s` seconds, and after `check_soon`. While the slave acts,
+        deliver due messages.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.deliver_repeatedly())
@@ -322,10 +347,12 @@ class ActingMaster:
             await self.stop_acting()
 
     async def start_or_stop(self) -> None:
-        """Start to act if this slave has the lowest id of the live replicas, else stop.
+        """Start to act if this slave has the lowest id of the live replicas, else stop acting.
 
-        Do nothing if no name server says which replicas are alive. Do not start within QUIET_S
-        seconds after a master has asked what has escaped.
+        The master has the lowest id, 0, so a slave can have it only while the master is not alive.
+        Do nothing if no name server says which replicas are alive, or if the slave already does
+        what it should. Do not start within QUIET_S seconds after a master has asked what has
+        escaped.
         """
         members = await self._fetch_members()
         if not members:
@@ -338,7 +365,10 @@ class ActingMaster:
             await self.stop_acting()
 
     async def start_acting(self) -> None:
-        """Open the acting broker. From now on messages that become due are sent elsewhere."""
+        """Open the acting broker, with a new escape bridge, and log a warning.
+
+        From now on messages that become due are sent to other masters.
+        """
         async with self._changing:
             self._escape_bridge = self._make_escape_bridge()
             broker = await self._open()
@@ -352,8 +382,8 @@ class ActingMaster:
     async def stop_acting(self) -> None:
         """Stop the acting broker, send what it has stored to other masters, and close it.
 
-        Messages that cannot be sent with TRIES attempts are left to the master. Do nothing if the
-        slave does not act.
+        The bridge remains, so that `hand_back` can list what has escaped. Messages that cannot be
+        sent with TRIES attempts are left to the master. Do nothing if the slave does not act.
         """
         async with self._changing:
             broker, self.broker = self.broker, None
@@ -378,7 +408,7 @@ class ActingMaster:
             await self._close(broker)
 
     async def hand_back(self) -> Command:
-        """Stop acting, and return the answer to SLUICE_HAND_BACK (900305).
+        """Stop acting for at least QUIET_S, and return the answer to SLUICE_HAND_BACK (900305).
 
         It lists the messages that were sent to other masters since the slave last started to act.
         """
@@ -388,7 +418,7 @@ class ActingMaster:
         return Command(ResponseCode.SUCCESS, {}, encode_escaped(delivered))
 
     def answer_hand_back(self, command: Command, peer: Peer) -> None:
-        """Send the answer of `hand_back` to `peer` when it is ready."""
+        """Start `hand_back` for the request `command`, and write the answer to `peer` later."""
 
         async def answer() -> None:
             peer.write(encode_response_to(await self.hand_back(), command))
@@ -400,10 +430,10 @@ class ActingMaster:
     # --- delivery
 
     async def deliver_due(self) -> bool:
-        """Let the acting broker deliver what is due, and send it to other masters.
+        """Let the acting broker deliver what is due, and send the delivered messages elsewhere.
 
-        Return False if a message has to wait for another master; True otherwise, also if the slave
-        does not act.
+        Return False if a message could not be sent, and waits for another master. Return True
+        otherwise, also if the slave does not act.
         """
         async with self._changing:
             broker, escape_bridge = self.broker, self._escape_bridge
@@ -417,11 +447,14 @@ class ActingMaster:
     async def deliver_repeatedly(self) -> None:
         """Call `deliver_due` until cancelled, with pauses of SWEEP_S or PAUSE_S seconds."""
         while True:
-            is_done = await self.deliver_due()
-            await asyncio.sleep(SWEEP_S if is_done else PAUSE_S)
+            is_all_sent = await self.deliver_due()
+            await asyncio.sleep(SWEEP_S if is_all_sent else PAUSE_S)
 
     def _collect(self, broker: ActingBroker) -> None:
-        """Queue the messages for consumers that the acting broker has newly stored."""
+        """Add the messages that the acting broker has stored since the last call to the bridge.
+
+        Only messages of topics that consumers read are added: the others are the broker's own.
+        """
         assert self._escape_bridge is not None
         reader = broker.store.reader
         for found in reader.scan(self._position):
@@ -437,20 +470,25 @@ class ActingMaster:
 def encode_escaped(delivered: Iterable[tuple[str, str]]) -> bytes:
     """Encode the body of the answer to SLUICE_HAND_BACK (900305).
 
-    `delivered` contains topic and message id of each message. In the JSON list they alternate.
+    `delivered` contains topic and message id of each message. The body is JSON in which they
+    alternate: {"escaped": [topic, id, topic, id, …]}.
     """
     return fastjson.dumps({"escaped": [part for pair in delivered for part in pair]})
 
 
 def decode_escaped(body: bytes | memoryview) -> list[tuple[str, str]]:
-    """Decode what `encode_escaped` returns. Raises ProtocolError."""
+    """Return topic and message id of each message in a body of `encode_escaped`.
+
+    A topic without an id at the end is ignored. Raises ProtocolError if the body is invalid.
+    """
     values = fastjson.loads(bytes(body))
     if not isinstance(values, dict):
         raise ProtocolError("The list of escaped messages must be a JSON object.")
     parts = [
         str(part) for part in as_list(values.get("escaped", []), "The list of escaped messages")
     ]
-    return list(zip(parts[::2], parts[1::2], strict=False))
+    topics, message_ids = parts[::2], parts[1::2]
+    return list(zip(topics, message_ids, strict=False))
 
 
 async def fetch_escaped(
@@ -459,7 +497,8 @@ async def fetch_escaped(
     """Ask slaves which messages they have sent to other masters, and make them stop acting.
 
     A master that comes back calls this with the addresses of its slaves. Return topic and message
-    id of each message. A slave that is not reachable, or does not know the request, adds nothing.
+    id of each message. A slave that is not reachable adds nothing, which is logged, and so does a
+    slave that answers with an error.
     """
     found: list[tuple[str, str]] = []
     for address in addresses:

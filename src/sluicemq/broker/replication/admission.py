@@ -39,6 +39,7 @@ class AddressCheck:
     """
 
     def __init__(self, settings: Settings) -> None:
+        """Create the check. `settings` are read for each connection, because they may change."""
         self._settings = settings
 
     def check(self, host: Host) -> None:
@@ -61,10 +62,12 @@ class TicketCheck:
     def __init__(
         self, stream: ByteStream, accept: Callable[[ByteStream], StreamProtocol], ticket: bytes
     ) -> None:
-        """Create the check. `accept` creates the protocol that receives the slave's frames.
+        """Create the check of the connection `stream`.
 
-        `ticket` is the required ticket. If it is b"", no ticket is required, and `accept` is called
-        immediately; then its ConfigurationError is raised.
+        `accept(stream)` returns the protocol that receives the slave's frames. It may raise
+        ConfigurationError to refuse the slave. `ticket` is the required ticket. If it is b"", no
+        ticket is required, and `accept` is called immediately; then its ConfigurationError is
+        raised.
         """
         self._stream, self._accept, self._ticket = stream, accept, ticket
         self._protocol: StreamProtocol | None = None if ticket else accept(stream)
@@ -74,14 +77,21 @@ class TicketCheck:
     def data_received(self, data: bytes) -> None:
         """Check the ticket at the start of the connection, and pass all other bytes on.
 
-        Raises ConfigurationError if the ticket is missing or wrong, and what `accept` and its
-        protocol raise.
+        Bytes are kept until there are enough to decide. A ticket is removed from them, also if
+        none is required. `accept` is called when the check has passed.
+
+        Raises ConfigurationError if a ticket is required and is missing or wrong, and what `accept`
+        and its protocol raise.
         """
         if not self._is_open:
             data = self._received = self._received + data
+            # The first FIRST_BYTES_MIN bytes show whether a ticket follows: every other first
+            # frame of a slave has at least this size. A ticket frame must be complete.
             sent_ticket = decode_ticket(data)
-            if len(data) < (FIRST_BYTES_MIN if sent_ticket is None else TICKET_FRAME_BYTES):
+            needed_bytes = FIRST_BYTES_MIN if sent_ticket is None else TICKET_FRAME_BYTES
+            if len(data) < needed_bytes:
                 return
+            # An empty `_ticket` means that none is required.
             if self._ticket and not compare_digest(self._ticket, sent_ticket or NO_TICKET):
                 raise ConfigurationError(
                     f"{self._stream.remote} asks for the commit log without a valid ticket.",
@@ -90,18 +100,19 @@ class TicketCheck:
                     "sluiceReplicaPeers.",
                 )
             self._is_open, self._received = True, b""
-            data = data if sent_ticket is None else data[TICKET_FRAME_BYTES:]
+            if sent_ticket is not None:
+                data = data[TICKET_FRAME_BYTES:]
         if self._protocol is None:
             self._protocol = self._accept(self._stream)
         if data:
             self._protocol.data_received(data)
 
     def resume_writing(self) -> None:
-        """Pass on that the connection accepts more bytes."""
+        """Tell the slave's protocol, if there is one, that the connection accepts more bytes."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
     def connection_lost(self) -> None:
-        """Pass on that the connection has ended."""
+        """Tell the slave's protocol, if there is one, that the connection has ended."""
         if self._protocol is not None:
             self._protocol.connection_lost()

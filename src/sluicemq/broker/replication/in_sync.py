@@ -171,20 +171,27 @@ class InSyncReplicas:
     is before it, including what this broker does not know to be confirmed yet."""
 
     def __post_init__(self) -> None:
-        """Note the time and the end of the log at the start of the term."""
+        """Record the time and the end of the log, as those at the start of the term."""
         self._started_s = self.clock.monotonic_s()
         self._start_end = self.local_end()
 
     # ------------------------------------------------------------------------ what slaves report
 
     def add_slave(self, link: SlaveLink) -> None:
-        """Count a slave that has connected, in failover after its handshake."""
+        """Count a slave that has connected, in failover after its handshake.
+
+        In failover its acknowledgements count only if its last state report named its present run.
+        """
         report = self.state_reports.get(link.replica_id) if link.replica_id is not None else None
         run_id = report.run_id if report is not None else None
         self.slaves[link] = ConnectedSlave(link, run_id, self.clock.monotonic_s())
 
     def remove_slave(self, link: SlaveLink) -> None:
-        """Stop counting a slave whose connection has ended. An unknown connection is ignored."""
+        """Stop counting a slave whose connection has ended, and stop its joining.
+
+        Compute the confirmed position without it, and propose changes of the in-sync set. Do
+        nothing if the connection is unknown.
+        """
         if self.slaves.pop(link, None) is not None:
             if link.replica_id is not None:
                 self._joining.pop(link.replica_id, None)
@@ -192,9 +199,9 @@ class InSyncReplicas:
             self._propose_changes()
 
     def record_ack(self, link: SlaveLink, position: int) -> None:
-        """Note that a slave has the log up to `position`.
+        """Record that a slave has the log up to `position`, and confirm what follows from that.
 
-        An unknown connection is ignored. Called for every report: keep it cheap.
+        Do nothing if the connection is unknown. Called for every report: keep it cheap.
         """
         slave = self.slaves.get(link)
         if slave is None:
@@ -205,10 +212,11 @@ class InSyncReplicas:
     def record_state_report(
         self, replica_id: int, incarnation: str, run_id: str, log_end: int, state_number: int
     ) -> None:
-        """Note what a slave said with SLUICE_FOLLOW_STATE (900301). See `StateReport`.
+        """Record what a slave said with SLUICE_FOLLOW_STATE (900301). See `StateReport`.
 
-        If its run id has changed, close the older connections of the replica, and stop counting
-        them. `log_end` is not used, because HA connections report it.
+        If its run id has changed, or this is its first report, close the connections that the
+        replica already has, stop counting them, and stop its joining. `log_end` is not used,
+        because HA connections report it.
         """
         before = self.state_reports.get(replica_id)
         self.state_reports[replica_id] = StateReport(incarnation, run_id, state_number)
@@ -242,9 +250,12 @@ class InSyncReplicas:
     def refusal(self) -> RequestError | None:
         """The error for requests that store messages; None if they are accepted.
 
-        They are refused if this broker is not the master any more. In failover, they are also
-        refused if the in-sync set has fewer than `minInSyncReplicas` members; in the plain case, if
-        `enableSlaveActingMaster` is set and too few slaves are near.
+        They are refused in three cases:
+
+        - This broker is not the master any more.
+        - In failover, the in-sync set has fewer than `minInSyncReplicas` members.
+        - In the plain case, `enableSlaveActingMaster` is set and fewer slaves are in sync than must
+          have a message.
         """
         broker = self.settings.broker
         if self._failure is not None:
@@ -281,7 +292,11 @@ class InSyncReplicas:
         )
 
     def _required_copies(self) -> int:
-        """Return how many replicas, with this one, must have a message in the plain case."""
+        """Return how many replicas, with this one, must have a message in the plain case.
+
+        That is `inSyncReplicas`. With automatic adaptation for an acting master it is lowered to
+        the number of replicas that are in sync, but not below `minInSyncReplicas`.
+        """
         broker = self.settings.broker
         required = broker.in_sync_replicas
         if broker.acting_master and broker.in_sync_auto:
@@ -292,7 +307,7 @@ class InSyncReplicas:
         """Return whether the slave with this connection counts as in sync.
 
         In failover it must be a member of the in-sync set. In the plain case it must not be further
-        behind than `haMaxGapNotInSync` bytes.
+        behind than `haMaxGapNotInSync` bytes. An unknown connection does not count.
         """
         slave = self.slaves.get(link)
         if self.term is not None:
@@ -306,15 +321,20 @@ class InSyncReplicas:
         return sum(map(self.is_in_sync, self.slaves.copy()))
 
     def _update_confirmed(self) -> None:
-        """Compute `confirmed`, and call the functions that wait for it. Keep it cheap."""
+        """Compute `confirmed`, call the functions that wait for it, and then `on_confirmed`.
+
+        In the plain case the log is confirmed up to the position that enough slaves have; in
+        failover up to the least position of all awaited members. `confirmed` never decreases, and
+        does not increase after `depose`. Called for every report and commit: keep it cheap.
+        """
         local_end = self.local_end()
         if self.term is None:
-            ends = sorted([slave.acked_end for slave in self.slaves.values()], reverse=True)
-            slaves = self._required_copies() - 1
-            if slaves < 1:
+            acked_ends = sorted([slave.acked_end for slave in self.slaves.values()], reverse=True)
+            required_slaves = self._required_copies() - 1
+            if required_slaves < 1:
                 end = local_end
-            elif slaves <= len(ends):
-                end = ends[slaves - 1]
+            elif required_slaves <= len(acked_ends):
+                end = acked_ends[required_slaves - 1]  # this many slaves have the log up to here
             else:
                 end = -1
         else:
@@ -340,10 +360,11 @@ class InSyncReplicas:
         return frozenset().union(self.term.in_sync, self._joining, self._proposed or ())
 
     def log_end_of(self, member: int) -> int:
-        """Return the position up to which a replica has the log; -1 if nothing of it counts.
+        """Return the position up to which replica `member` has the log; -1 if nothing counts.
 
-        Only acknowledgements over a connection of its present run count, and only if its
-        incarnation is that in the in-sync set. Only for failover.
+        Its acknowledgements count if they came over a connection of its present run. If it is in
+        the in-sync set, its incarnation must also be the one in the set. For this broker itself it
+        is `local_end`. Only for failover.
         """
         if member == self.local_id:
             return self.local_end()
@@ -364,7 +385,10 @@ class InSyncReplicas:
     # -------------------------------------------------------------------------- the in-sync set
 
     def set_term(self, term: Term) -> None:
-        """Apply the term that the consensus service has stored. No proposal is open any more."""
+        """Apply the term that the consensus service has stored, and confirm what follows from it.
+
+        No proposal is open any more, whether the set in `term` is the proposed one or not.
+        """
         self.term, self._proposed = term, None
         self._update_confirmed()
 
@@ -385,14 +409,19 @@ class InSyncReplicas:
     def tick(self) -> None:
         """Take a sample of the log's end, and propose a new in-sync set if it should change.
 
-        The broker calls this a few times a second.
+        Also compute `confirmed`, because joining replicas may have failed. The broker calls this a
+        few times a second.
         """
         self._samples.append((self.clock.monotonic_s(), self.local_end()))
         self._update_confirmed()
         self._propose_changes()
 
     def _propose_changes(self) -> None:
-        """Propose the set of all replicas that should be members, if it differs from the set."""
+        """Propose a new in-sync set if other replicas than its present members should be in it.
+
+        The new set contains this broker and every known replica for which `_should_be_member` is
+        true. Do nothing in the plain case, while a proposal is open, or after `depose`.
+        """
         term = self.term
         propose = self.propose
         if term is None or propose is None or self._proposed is not None or self._failure:
@@ -404,18 +433,24 @@ class InSyncReplicas:
         )
         if wanted != term.in_sync.keys():
             self._proposed = wanted
-            self._joining.clear()  # a replica that is not proposed has to start again
+            # The members of the proposed set are awaited from now on. A replica that was joining
+            # and is not proposed has to start again.
+            self._joining.clear()
             propose(wanted)
 
     def _should_be_member(self, member: int, incarnation: str | None) -> bool:
-        """Return whether a replica should be in the in-sync set.
+        """Return whether replica `member` should be in the in-sync set.
 
-        `incarnation` is the one with which it is in the set now; None if it is not.
+        `incarnation` is the one with which it is in the set now; None if it is not in the set.
+
+        A member stays unless its store is another one, its connection has ended, or it has lacked
+        bytes for `haMaxTimeSlaveNotCatchup`. A replica outside the set must join; this method lets
+        it start to join (`_advance_joining`).
         """
         slaves = [slave for link, slave in self.slaves.items() if link.replica_id == member]
         report, end = self.state_reports.get(member), self.log_end_of(member)
         if incarnation is None:
-            return self._has_joined(member, report, end)
+            return self._advance_joining(member, report, end)
         if report is not None and (report.incarnation != incarnation or not slaves):
             return False  # its store is another one, or its connection has ended
         # At the beginning of the term a member may not have connected yet.
@@ -423,27 +458,33 @@ class InSyncReplicas:
         lag_ms = min(map(self.lag_ms, slaves), default=missing_ms)
         return lag_ms < self.settings.broker.catch_up_ms
 
-    def _has_joined(self, member: int, report: StateReport | None, end: int) -> bool:
-        """Return whether a replica, which has the log up to `end`, may become a member.
+    def _advance_joining(self, member: int, report: StateReport | None, end: int) -> bool:
+        """Return whether a replica, which has the log up to `end`, may become a member now.
 
-        It may if it has everything that this master, or one before it, has confirmed. A replica
-        that is near and lacks some of it starts to join: it is awaited from now on.
+        It must have joined. A replica that has a snapshot of this master, and has what the log
+        contained NEAR_S ago, starts to join: it is awaited from now on. It has joined when it has
+        everything that this master, or one before it, has confirmed, and the operations of the
+        state log that existed when it started. If that takes longer than JOIN_S, it is not awaited
+        any more, and may start again after REST_S.
         """
         now_s, joining = self.clock.monotonic_s(), self._joining.get(member)
+        # What earlier masters confirmed is before `_start_end`.
         needed = max(self.confirmed, self._start_end)
         if report is None or report.state_number < 0:
             return False
         if joining is None:
+            # The newest end of the log that is at least NEAR_S old is the first of these.
             older_ends = (
                 log_end
                 for sampled_s, log_end in reversed(self._samples)
                 if now_s - sampled_s >= NEAR_S
             )
-            is_near = end >= min(next(older_ends, self.local_end()), needed)
+            near_end = next(older_ends, self.local_end())
+            is_near = end >= min(near_end, needed)
             if not is_near or now_s < self._rests_until_s.get(member, 0.0):
                 return False
             joining = JoiningReplica(now_s + JOIN_S, self.last_state_number())
-            self._joining[member] = joining
+            self._joining[member] = joining  # `awaited_members` contains it from now on
         if report.state_number >= joining.state_number and end >= needed:
             return True
         if now_s >= joining.deadline_s:
@@ -457,11 +498,13 @@ class InSyncReplicas:
     def lag_ms(self, slave: ConnectedSlave) -> int:
         """Return for how long the log has had bytes that the connected slave lacks, in ms.
 
-        0 means that it lacks nothing. Also called on the thread of the metrics.
+        The time does not begin before the slave connected. 0 means that the slave lacks nothing, as
+        far as the samples of the log's end show. Also called on the thread of the metrics.
         """
         samples = self._samples.copy()
         if not samples or slave.acked_end >= samples[-1][1]:
             return 0
+        # The first sample in which the log was longer than what the slave has.
         index = bisect_right([end for _, end in samples], slave.acked_end)
         since_s = max(samples[index][0], slave.joined_s)
         return round((self.clock.monotonic_s() - since_s) * 1000)

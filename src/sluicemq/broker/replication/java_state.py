@@ -52,7 +52,10 @@ class TableRequest(NamedTuple):
 
 
 def _when_newer(decode: Callable[[str], Any], encode: Callable[[Any], str]) -> MergeText:
-    """Return a function that encodes the table of an answer if its version has changed."""
+    """Return a MergeText for a table with a version.
+
+    It returns the encoded table of the answer, or None if the file has a table of the same version.
+    """
 
     def merge(new: str, old: str | None) -> str | None:
         table = decode(new)
@@ -69,7 +72,13 @@ def _unchanged_text(new: str, old: str | None) -> str | None:
 
 
 def _merge_offsets(new: str, old: str | None) -> str | None:
-    """Return the known consumer offsets, updated with those of an answer."""
+    """Return the text of `consumerOffset.json` with the offsets of a master's answer.
+
+    `new` is the answer and `old` the present file, both in the format of the file; None as `old`
+    means that there is no file. An offset in `new` replaces the one in `old`; offsets that are only
+    in `old` are kept. Return None if that changes no offset. Raises ValueError if a text is
+    invalid.
+    """
     received = tables.decode_consumer_offsets_file(new)
     known = tables.decode_consumer_offsets_file(old) if old is not None else ConsumerOffsets()
     offsets = {**known.offsets, **received.offsets}
@@ -80,7 +89,10 @@ def _merge_offsets(new: str, old: str | None) -> str | None:
 
 
 def _convert_request_modes(new: str, old: str | None) -> str | None:
-    """Return the request modes of an answer in the format of the file."""
+    """Return the request modes of the answer `new` in the format of the file.
+
+    Return None if the file has this text already.
+    """
     modes = tables.decode_request_modes(new)
     return _unchanged_text(tables.encode_request_modes_file(modes), old)
 
@@ -125,10 +137,11 @@ class JavaStateReceiver:
         on_changed: Callable[[set[str]], None] = lambda names: None,
         sign: Callable[[Command], Command] = lambda command: command,
     ) -> None:
-        """Create the receiver.
+        """Create the receiver, which writes the tables to `root`/config in `files`.
 
         - `in_executor` runs a blocking function on another thread.
-        - `on_changed` is called with the names of the files that have changed.
+        - `on_changed(names)` is called in the event loop with the names of the files that have
+          changed, such as {"config/topics.json"}.
         - `sign` signs a request.
         """
         self._files, self._directory = files, f"{root}/config"
@@ -144,22 +157,33 @@ class JavaStateReceiver:
         tick = 0
         while True:
             for table in self._due_tables(tick):
-                await self._copy(table, channel)
+                await self._copy_table(table, channel)
             tick += 1
             await asyncio.sleep(TICK_S)
 
     def _due_tables(self, tick: int) -> Iterator[TableRequest]:
+        """Yield the tables to request in round `tick`, except those that are not supported."""
         for table in TABLE_REQUESTS:
             if tick % table.period_ticks == 0 and table.code not in self._unsupported:
                 yield table
 
-    async def _copy(self, table: TableRequest, channel: Channel) -> None:
-        """Request one table, and write its file if it has changed."""
+    async def _copy_table(self, table: TableRequest, channel: Channel) -> None:
+        """Request one table, write its file if it has changed, and call `on_changed` then.
+
+        If the master does not support the table, add it to `_unsupported`, so that it is not
+        requested again over this channel. An empty answer changes nothing.
+
+        Raises RequestError if the master answers with another error, ProtocolError if the answer is
+        invalid, SluiceError if there is no answer, and OSError.
+        """
         answer = await channel.call(self._sign(Command(table.code, {})), WAIT_S)
+        # An older release does not know the request. A broker without timers answers the request
+        # for the timer checkpoint with SYSTEM_ERROR.
+        is_checkpoint = table.merge_text is None
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED or (
-            answer.code == ResponseCode.SYSTEM_ERROR and table.merge_text is None
+            answer.code == ResponseCode.SYSTEM_ERROR and is_checkpoint
         ):
-            self._unsupported.add(table.code)  # an older release, or one without timers
+            self._unsupported.add(table.code)
             return
         if answer.code != ResponseCode.SUCCESS:
             raise RequestError(answer.code, answer.remark or "", address=channel.address)
@@ -170,7 +194,9 @@ class JavaStateReceiver:
     def _write(self, table: TableRequest, body: bytes) -> bool:
         """Write the answer `body` to the file of the table. Return whether the file has changed.
 
-        Blocks. Raises OSError, and ProtocolError if the answer is invalid.
+        When the file changes, its identity file is removed: it described the file that this broker
+        wrote when it was master. Blocks. Raises OSError, and ProtocolError if the answer is
+        invalid.
         """
         path = f"{self._directory}/{table.name}"
         if table.merge_text is None:
@@ -181,13 +207,17 @@ class JavaStateReceiver:
             raise ProtocolError(f"The master sent an invalid {table.name}: {error}") from error
         if text is None:
             return False
-        if self._files.exists(path + IDENTITY_SUFFIX):  # from an earlier time as master
+        if self._files.exists(path + IDENTITY_SUFFIX):
             self._files.remove(path + IDENTITY_SUFFIX)
         replace_text(self._files, path, text)
         return True
 
     def _write_checkpoint(self, path: str, body: bytes) -> bool:
-        """Write the timer checkpoint in place. Return whether the file has changed."""
+        """Write the timer checkpoint in place and sync it. Return whether the file has changed.
+
+        A missing file is created with its full size. Raises ProtocolError if `body` has the wrong
+        size, and OSError.
+        """
         if len(body) != CHECKPOINT_FIELDS_BYTES:
             raise ProtocolError(
                 f"The master sent a timer checkpoint of {len(body)} bytes; it must have "

@@ -121,13 +121,19 @@ class CatchUpDetector:
     __slots__ = ("_average", "_bytes")
 
     def __init__(self) -> None:
-        self._average = self._bytes = 0
+        """Create a detector that has counted no reads: the slave is not behind."""
+        self._average = 0  # the size of the last reads
+        self._bytes = 0  # read since the slave got behind; 0: it is not behind
 
     def add_read(self, size: int) -> None:
-        """Count a read of `size` bytes."""
+        """Count a read of `size` bytes.
+
+        The slave gets behind when the average of its reads reaches BEHIND_BYTES, and stays behind
+        until the average falls below LEVEL_BYTES.
+        """
         self._average += (size - self._average) // READS
-        least = LEVEL_BYTES if self._bytes else BEHIND_BYTES
-        self._bytes = self._bytes + size if self._average >= least else 0
+        average_min = LEVEL_BYTES if self._bytes else BEHIND_BYTES
+        self._bytes = self._bytes + size if self._average >= average_min else 0
 
     def reset(self) -> None:
         """Forget all reads, because nothing came for a while or the connection has ended."""
@@ -139,8 +145,8 @@ class CatchUpDetector:
         return self._bytes > 0
 
     @property
-    def is_long(self) -> bool:
-        """Whether the slave has been behind for the last LONG_BYTES bytes or more."""
+    def is_far_behind(self) -> bool:
+        """Whether the slave has read LONG_BYTES or more since it got behind."""
         return self._bytes >= LONG_BYTES
 
 
@@ -160,8 +166,8 @@ class LogReceiver:
     - `on_confirmed`: called with the new confirmed position, after the records before it were added
       to their queues.
     - `on_appended`: called when the log has grown, so that it may have to be synced.
-    - `on_catch_up`: called with True when the slave will need long to catch up, and with False when
-      it has caught up.
+    - `on_catch_up`: called with True when the slave becomes far behind its master, so that it will
+      need long to catch up, and with False when it is not far behind any more.
     """
 
     def __init__(
@@ -201,7 +207,7 @@ class LogReceiver:
         self.on_truncation: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[int], None] = lambda end: None
         self.on_appended: Callable[[], None] = lambda: None
-        self.on_catch_up: Callable[[bool], None] = lambda is_long: None
+        self.on_catch_up: Callable[[bool], None] = lambda is_far_behind: None
 
     @property
     def is_caught_up(self) -> bool:
@@ -213,7 +219,7 @@ class LogReceiver:
         return self._master_confirmed is not None and self._log.end >= self._master_confirmed
 
     def status(self) -> ReceiverStatus:
-        """Return the state of the connection and of the log."""
+        """Return the state of the connection and of the log, with the rate of the last second."""
         self._rate.add(0, self._clock.monotonic_s())
         end = self._log.end
         return ReceiverStatus(
@@ -233,6 +239,7 @@ class LogReceiver:
         """Start to receive over `stream`, which is connected to the master.
 
         Send the ticket if there is one, and then the handshake (failover) or a report (plain).
+        Under SYNC_FLUSH sync the log first, because a report names only synced bytes.
         """
         self._stream = stream
         self._reader = MasterFrameReader(failover=self._terms is not None)
@@ -258,12 +265,18 @@ class LogReceiver:
             self._report()
 
     def _report(self) -> None:
+        """Send a report, and remember its position.
+
+        An empty log is reported as FROM_START to a plain SluiceMQ master, which then sends its
+        whole log, and as 0 to every other master.
+        """
         end = self._reported = self._reportable_end
         if self._is_empty:
             end = FROM_START if self.is_sluicemq_master and self._terms is None else 0
         self._write(encode_slave_report(end, failover=self._terms is not None))
 
     def _write(self, data: bytes) -> None:
+        """Write to the connection, and record the time. Do nothing if there is no connection."""
         if self._stream is not None:
             self._written_s, self._written_ms = self._clock.monotonic_s(), self._clock.now_ms()
             self._stream.write(data)
@@ -276,15 +289,17 @@ class LogReceiver:
 
     @property
     def _is_empty(self) -> bool:
+        """Whether the log has no bytes."""
         return self._log.end <= self._store.log_start
 
     # -------------------------------------------------------------------- what the master sends
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes of the master, and report what was written.
+        """Append received bytes to the log, dispatch records to queues, and report to the master.
 
-        A SluiceError or OSError, for example because the disk is full, closes the connection and is
-        kept in `last_error`. Runs for every read of the connection: keep it cheap.
+        `data` may begin and end within a frame. A SluiceError or OSError, for example because the
+        disk is full, closes the connection and is kept in `last_error`. Runs for every read of the
+        connection: keep it cheap.
         """
         self._read_s, self._read_ms = self._clock.monotonic_s(), self._clock.now_ms()
         self._rate.add(len(data), self._read_s)
@@ -301,7 +316,16 @@ class LogReceiver:
             self._fail(str(error))
 
     def _handle_handshake(self, handshake: MasterHandshake) -> None:
-        """Cut off what the master does not have, and then ask for the rest of its log."""
+        """Cut off what the master does not have, and then ask for the rest of its log.
+
+        The log is cut off where it begins to differ from the master's. If it ends before the
+        master's log begins, it is emptied instead. The terms behind that position are removed. The
+        report that follows asks for the rest.
+
+        Raises ProtocolError if this is not the first frame of the connection, or if the master's
+        term is older than the last term of this log; StoreError if confirmed bytes would be cut
+        off; and OSError.
+        """
         terms, end = self._terms, self._log.end
         if self.state != ConnectionState.HANDSHAKE or terms is None:
             raise ProtocolError("The master sent a second handshake.")
@@ -310,19 +334,27 @@ class LogReceiver:
                 f"The master is in term {handshake.term_number}, but the log of this replica has "
                 f"term {terms.last.number}."
             )
-        point = 0
+        shared_end = 0
         if not self._is_empty:
-            point = common_end(terms.entries, end, handshake.terms, handshake.end)
-            if point < 0 and handshake.terms and end <= handshake.terms[0].start:
+            shared_end = common_end(terms.entries, end, handshake.terms, handshake.end)
+            has_nothing_shared = shared_end < 0
+            if has_nothing_shared and handshake.terms and end <= handshake.terms[0].start:
                 self._start_again(handshake.terms[0].start)
-            elif point < end:
-                self._truncate(max(point, 0))
-        terms.truncate(point)  # also terms in which nothing was written
+            elif shared_end < end:
+                self._truncate(max(shared_end, 0))
+        terms.truncate(shared_end)  # also terms in which nothing was written
         self.state = ConnectionState.TRANSFER
         self._report()
 
     def _truncate(self, end: int) -> None:
-        """Cut the log off at `end`. Raises StoreError if confirmed bytes would be lost."""
+        """Cut the log off at `end`, with its terms, and lower `confirmed` to `end`.
+
+        Call `on_truncation` before that. If `end` is not behind the first byte of the log, the log
+        is empty afterwards.
+
+        Raises StoreError if confirmed bytes would be cut off and `is_unclean` is False, and
+        OSError.
+        """
         if end < self.confirmed and not self.is_unclean:
             raise StoreError(
                 f"The master has the log of this replica only up to {end}, but the log up to "
@@ -345,23 +377,35 @@ class LogReceiver:
         self._dispatched = 0
 
     def _start_again(self, master_start: int) -> None:
-        """Empty the log, because it ends before the master's log begins, at `master_start`."""
+        """Empty the log, because it ends before the master's log begins, at `master_start`.
+
+        Its confirmed bytes are discarded too: the master has had and deleted them.
+        """
         log.warning(
             "The log is emptied, because it ends at %d and the master's log begins at %d or later.",
             self._log.end,
             master_start,
         )
-        self.confirmed = 0
+        self.confirmed = 0  # else `_truncate` would refuse to cut off confirmed bytes
         self._truncate(0)
 
     def _handle_chunk(self, chunk: LogChunk) -> None:
-        """Append bytes of the log, or handle a heartbeat, which has none."""
+        """Append bytes of the log, or handle a heartbeat, which has none.
+
+        If the master continues behind the end of this log, which it does only if it has deleted the
+        bytes in between, empty the log and go on from there. That is accepted only for the first
+        bytes of a connection to a SluiceMQ master.
+
+        Raises ProtocolError if bytes come before the handshake, StoreError if the master continues
+        at a position where this log does not end, and OSError.
+        """
         if self.state != ConnectionState.TRANSFER:
             raise ProtocolError("The master sent bytes of the log before its handshake.")
         end = self._log.end
         if chunk.position != end and not self._is_empty:
             is_sluicemq = self.is_sluicemq_master or self._terms is not None
-            if self._has_received_bytes or not is_sluicemq or chunk.position < end:
+            may_start_again = is_sluicemq and not self._has_received_bytes and chunk.position > end
+            if not may_start_again:
                 raise StoreError(
                     f"The log of this replica ends at {end}, but the master continues at "
                     f"{chunk.position}.",
@@ -372,14 +416,18 @@ class LogReceiver:
             self._start_again(chunk.position)
         if chunk.term is not None:
             self._handle_term(chunk)
-        elif not chunk.data:
+        elif not chunk.data:  # a plain heartbeat: its position is the end of the master's log
             self._master_confirmed = chunk.position
         if chunk.data:
             self._has_received_bytes = True
             self._log.append(chunk.position, chunk.data)
 
     def _handle_term(self, chunk: LogChunk) -> None:
-        """Store the term of `chunk` before its bytes are written, and note what is confirmed."""
+        """Store the term of `chunk`, before its bytes are written, and its confirmed position.
+
+        Raises ProtocolError if the term is older than the last one of this log, or has the same
+        number and another start; and OSError.
+        """
         terms, term = self._terms, chunk.term
         assert terms is not None, "plain chunks have no term"
         assert term is not None, "chunks of the failover protocol have a term"
@@ -393,17 +441,30 @@ class LogReceiver:
             self._master_confirmed = max(chunk.confirmed, self._master_confirmed or 0)
 
     def _count_read(self, size: int) -> None:
-        """Count a read of `size` bytes; 0 means that nothing was read for a while."""
-        was_long = self._catch_up.is_long
-        self._catch_up.add_read(size) if size else self._catch_up.reset()
-        if self._catch_up.is_long != was_long:
-            self.on_catch_up(not was_long)
+        """Count a read of `size` bytes, to detect whether the slave is behind its master.
+
+        0 means that nothing was read for a while, or that the connection has ended: forget all
+        reads. Call `on_catch_up` with True if this makes the slave far behind, and with False if it
+        stops being far behind.
+        """
+        was_far_behind = self._catch_up.is_far_behind
+        if size:
+            self._catch_up.add_read(size)
+        else:
+            self._catch_up.reset()
+        is_far_behind = self._catch_up.is_far_behind
+        if is_far_behind != was_far_behind:
+            self.on_catch_up(is_far_behind)
 
     def _dispatch(self) -> None:
-        """Add the records that may become visible to their queues.
+        """Add to their queues the records that may become visible.
 
-        While the slave is behind, wait until there are BULK_BYTES to dispatch: many records at
-        once take a third of the time.
+        In the plain protocol these are all complete records in the log. In failover they are the
+        records up to the position that the master has confirmed: if that has increased, set
+        `confirmed` and call `on_confirmed`.
+
+        `on_appended` is called in any case. While the slave is behind, nothing else is done until
+        there are BULK_BYTES to dispatch: many records at once take a third of the time.
         """
         end = self._log.end
         self.on_appended()
@@ -425,10 +486,12 @@ class LogReceiver:
         """Do nothing: reports are small, and are never held back."""
 
     def tick(self) -> None:
-        """Send a heartbeat or report if it is due, and close the connection of a silent master.
+        """Close the connection of a silent master, or else dispatch and report what is due.
 
-        Called every TICK_S seconds while the slave is connected. A heartbeat is a report. A master
-        is silent if it has sent nothing for `haHousekeepingInterval`.
+        Called every TICK_S seconds while the slave is connected. A master is silent if it has sent
+        nothing for `haHousekeepingInterval`. If nothing came for TICK_S, the slave has caught up,
+        and the records that `_dispatch` held back are dispatched. A report is sent if more of the
+        log may be reported, and as a heartbeat every `haSendHeartbeatInterval`.
         """
         stream, now_s, broker = self._stream, self._clock.monotonic_s(), self._settings.broker
         if stream is None:
@@ -450,7 +513,10 @@ class LogReceiver:
         self._stream = None
 
     def _fail(self, error: str) -> None:
-        """Close the connection because of `error`. An error that repeats is logged once."""
+        """Close the connection because of `error`, and keep that in `last_error`.
+
+        Log it, unless the last error had the same text.
+        """
         if error != self.last_error:
             log.warning("The connection to the master is closed: %s", error)
         self.last_error = error
@@ -480,6 +546,7 @@ class ReceiverConnection:
     __slots__ = ("_is_over", "_receiver")
 
     def __init__(self, receiver: LogReceiver) -> None:
+        """Create the protocol of one connection of `receiver`."""
         self._receiver = receiver
         self._is_over = False
 
@@ -489,7 +556,7 @@ class ReceiverConnection:
             self._receiver.data_received(data)
 
     def resume_writing(self) -> None:
-        """Pass on that most of the unsent bytes were sent."""
+        """Tell the receiver that most of the unsent bytes were sent."""
         if not self._is_over:
             self._receiver.resume_writing()
 

@@ -47,7 +47,8 @@ from sluicemq.wire.ha import (
 log = logging.getLogger(__name__)
 
 TURN_BYTES: Final = 128 * 1024
-"""The most log bytes that are sent at once, which takes a tenth of a millisecond."""
+"""The most log bytes that are sent in one iteration of the event loop. That takes a tenth of a
+millisecond."""
 NEAR_BYTES: Final = 4 * 1024 * 1024
 """Bytes of the log that are further back from its end than this are read on another thread."""
 READ_BYTES: Final = 1024 * 1024
@@ -110,7 +111,10 @@ class ByteRate:
         self._bytes = self._second = self.per_s = 0
 
     def add(self, size: int, now_s: float) -> int:
-        """Count `size` bytes at time `now_s`. Return the bytes of the current second so far."""
+        """Count `size` bytes at time `now_s`. Return the bytes of the current second so far.
+
+        When a new second has begun, `per_s` becomes the bytes of the second before it.
+        """
         if int(now_s) != self._second:
             self.per_s = self._bytes if int(now_s) == self._second + 1 else 0
             self._bytes, self._second = 0, int(now_s)
@@ -139,7 +143,16 @@ class LogSender:
         offload: Offload,
         on_lost: Callable[["LogSender"], None] = lambda sender: None,
     ) -> None:
-        """Create the protocol of `stream`. `on_lost` is called when the connection has ended."""
+        """Create the protocol of `stream`, the connection of a slave.
+
+        - `store` contains the log that is sent.
+        - `in_sync` records what the slave has.
+        - `terms` selects the protocol: failover if they are given, plain if None.
+        - `call_soon(function)` calls a function in the next iteration of the event loop.
+        - `offload(function, done)` calls `function` on another thread, then `done` in the event
+          loop with its result or error.
+        - `on_lost(sender)` is called when the connection has ended.
+        """
         self._stream = stream
         self._store = store
         self._in_sync = in_sync
@@ -177,7 +190,11 @@ class LogSender:
     # ------------------------------------------------------------------- what the slave sends
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes of the slave. Raises ProtocolError."""
+        """Process handshakes and reports of the slave, then send the log that it does not have yet.
+
+        `data` may begin and end within a frame. Raises ProtocolError if the slave breaks the
+        protocol, or has bytes that the master lacks.
+        """
         self._read_s = self._clock.monotonic_s()
         for frame in self._reader.feed(data):
             if isinstance(frame, SlaveHandshake):
@@ -187,6 +204,10 @@ class LogSender:
         self.send_pending()
 
     def _answer_handshake(self, handshake: SlaveHandshake) -> None:
+        """Answer with the terms and the end of this log. Count the slave, unless it is a learner.
+
+        Raises ProtocolError if the slave has sent a handshake before, or in the plain protocol.
+        """
         if self.replica_id is not None or self._terms is None:
             raise ProtocolError(f"Replica {handshake.replica_id} sent a second handshake.")
         self._handshake, self.replica_id = handshake, handshake.replica_id
@@ -197,9 +218,14 @@ class LogSender:
             self._in_sync.add_slave(self)
 
     def _handle_report(self, end: int) -> None:
-        """Handle the slave's report that it has the log up to position `end`.
+        """Process the slave's report that it has the log up to position `end`.
 
-        The first report also says from where on the slave needs the log.
+        Record the acknowledgement, unless the slave is a learner. The first report also says from
+        where on the slave needs the log, so sending begins. `end` is FROM_START if the slave needs
+        it from the first byte.
+
+        Raises ProtocolError if a report comes before the handshake, or if `end` is behind the end
+        of this log or behind what was sent.
         """
         if self._terms is not None and self.replica_id is None:
             raise ProtocolError("The slave sent a report before its handshake.")
@@ -222,16 +248,20 @@ class LogSender:
             self._in_sync.record_ack(self, end)
 
     def _start_sending(self, end: int) -> None:
-        """Decide from which position on the slave, which has the log up to `end`, gets the log.
+        """Set the position from which on the slave, which has the log up to `end`, is sent the log.
 
-        The rules are those of a RocketMQ master (spec/ha.md §1, §7), except that the log is never
-        sent from before its first byte.
+        That is the first byte of the log if `end` is FROM_START, the first byte of the last file if
+        the log of the slave is empty and it asks for that, and otherwise `end`; but never a
+        position before the first byte. The rules are those of a RocketMQ master (spec/ha.md §1,
+        §7). A plain slave is counted from now on.
         """
-        log_start, is_plain, begin = self._store.log_start, self._terms is None, end
+        log_start, is_plain, first_position = self._store.log_start, self._terms is None, end
         if end == 0 and (is_plain or self._handshake.from_last_file):
             written = self._store.written_offset
-            begin = written - written % self._settings.store.commit_log_file_bytes
-        self.sent_end = self._start = log_start if end == FROM_START else max(begin, log_start)
+            first_position = written - written % self._settings.store.commit_log_file_bytes
+        if end == FROM_START:
+            first_position = log_start
+        self.sent_end = self._start = max(first_position, log_start)
         log.info(
             "Slave %s has the log up to %d, and is sent the log from %d on.",
             self.remote,
@@ -248,11 +278,13 @@ class LogSender:
         self.send_pending()
 
     def send_pending(self) -> None:
-        """Send what the slave does not have yet, as far as the limits allow.
+        """Send the log bytes that the slave does not have yet, in one write, within the limits.
 
-        Called when the log has grown, or when more of it is confirmed. If there are no log bytes to
-        send, but the confirmed position has increased, send a heartbeat with it (failover only).
-        Runs after every group commit: keep it cheap.
+        Called when the log has grown, or when more of it is confirmed. If the limit of one
+        iteration of the event loop is reached, continue in the next one. If there are no log bytes
+        to send, but the confirmed position has increased, send a heartbeat with it (failover only).
+        If the next bytes were deleted from the log, close the connection. Do nothing before the
+        slave's first report. Runs after every group commit: keep it cheap.
         """
         self._is_scheduled = False
         stream = self._stream
@@ -267,20 +299,19 @@ class LogSender:
             self.close()
             return
         confirmed = self._in_sync.confirmed
-        pieces: list[bytes | memoryview] = []
-        room = size = self._room_bytes()
-        while room > 0:
-            data = self._next_bytes(min(room, self._settings.broker.ha_batch_bytes))
+        frame_parts: list[bytes | memoryview] = []
+        allowed_bytes = left_bytes = self._room_bytes()
+        while left_bytes > 0:
+            data = self._next_bytes(min(left_bytes, self._settings.broker.ha_batch_bytes))
             if not data:
                 break
-            pieces += encode_log_header(self.sent_end, len(data), self._term, confirmed), data
+            frame_parts += encode_log_header(self.sent_end, len(data), self._term, confirmed), data
             self.sent_end += len(data)
-            room -= len(data)
-        size -= room
-        if pieces:
-            self._write(b"".join(pieces))
-            self.rate.add(size, self._written_s)
-            if room <= 0:
+            left_bytes -= len(data)
+        if frame_parts:
+            self._write(b"".join(frame_parts))
+            self.rate.add(allowed_bytes - left_bytes, self._written_s)
+            if left_bytes <= 0:  # the limit has ended the loop, not the end of the log
                 self._schedule()
         elif confirmed > self._sent_confirmed and self._terms is not None:
             self._send_heartbeat()
@@ -293,7 +324,11 @@ class LogSender:
             self._call_soon(self.send_pending)
 
     def _room_bytes(self) -> int:
-        """Return how many log bytes may be sent now; 0 or a negative number means none."""
+        """Return how many log bytes may be sent now; 0 or a negative number means none.
+
+        The limits are TURN_BYTES, WINDOW_BYTES, and the rate of flow control. Nothing may be sent
+        while the socket has more than TURN_BYTES to send.
+        """
         if self._stream.unsent_bytes > TURN_BYTES:
             return 0
         unacknowledged = self.sent_end - max(self.acked_end, self._start)
@@ -307,7 +342,8 @@ class LogSender:
     def _next_bytes(self, size_max: int) -> memoryview | None:
         """Return the log bytes to send next, at most `size_max`, of one file and one term.
 
-        None or an empty view means that there are none, or that another thread reads them first.
+        None or an empty view means that there are none, or that another thread reads them first and
+        then calls `send_pending`. Set `_term` to the term of the bytes (failover only).
         """
         if self._terms is not None:
             if self.sent_end >= self._term_end:
@@ -324,12 +360,17 @@ class LogSender:
         return self._store.view_log(self.sent_end, min(size_max, left)) if left > 0 else None
 
     def _read_ahead(self) -> None:
-        """Read the next READ_BYTES of the log on another thread, and then continue to send."""
+        """Read the next READ_BYTES of the log on another thread, and then continue to send.
+
+        Do nothing if a read is in progress. If the read fails, log the error and close the
+        connection, except if the bytes were deleted meanwhile: `send_pending` handles that.
+        """
         if self._is_reading:
             return
         self._is_reading, position = True, self.sent_end
 
         def on_read(result: bytes | Exception) -> None:
+            """Keep the bytes that were read from `position` on, or handle the error."""
             self._is_reading = False
             if isinstance(result, bytes):
                 if position == self.sent_end:  # otherwise the sender went on without these bytes
@@ -349,21 +390,24 @@ class LogSender:
         return store.synced_offset if only_synced else store.written_offset
 
     def _send_heartbeat(self) -> None:
+        """Send a frame without log bytes, with the position and term of the next frame."""
         if self._terms is not None and self._term is None:
             self._term = self._terms.find(self.sent_end)[0]
         self._write(encode_log_header(self.sent_end, 0, self._term, self._in_sync.confirmed))
 
     def _write(self, data: bytes) -> None:
+        """Write to the connection, and record the time."""
         self._written_s = self._clock.monotonic_s()
         self._stream.write(data)
 
     # ------------------------------------------------------------------------------------ timers
 
     def tick(self) -> None:
-        """Send heartbeats and delayed bytes, and close the connection of a silent slave.
+        """Close the connection of a silent slave, or else send what is due.
 
         The broker calls this a few times a second. A slave is silent if it has sent nothing for
-        `haHousekeepingInterval`. Bytes are delayed by flow control.
+        `haHousekeepingInterval`. Due are log bytes that flow control has delayed, and a heartbeat
+        if nothing was written for `haSendHeartbeatInterval`.
         """
         now_s, broker = self._clock.monotonic_s(), self._settings.broker
         self.rate.add(0, now_s)
@@ -384,7 +428,7 @@ class LogSender:
         self._stream.close()
 
     def connection_lost(self) -> None:
-        """Stop counting the slave, because its connection has ended."""
+        """Stop counting the slave, because its connection has ended, and call `on_lost`."""
         self._in_sync.remove_slave(self)
         self._on_lost(self)
 
@@ -404,6 +448,11 @@ class LogSenders:
         offload: Offload,
         address_check: AddressCheck,
     ) -> None:
+        """Create the table of a master without senders.
+
+        `address_check` decides which addresses may connect. All other arguments are passed on to
+        each `LogSender`, which describes them.
+        """
         self._store = store
         self._in_sync = in_sync
         self._terms = terms
@@ -415,7 +464,7 @@ class LogSenders:
         self.senders: set[LogSender] = set()
 
     def accept(self, stream: ByteStream) -> LogSender:
-        """Create the sender for the connection of a slave.
+        """Create the sender for the connection of a slave, and keep it until the connection ends.
 
         Raises ConfigurationError if its address is not in `sluiceReplicaPeers`.
         """

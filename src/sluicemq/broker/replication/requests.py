@@ -77,7 +77,7 @@ class ReplicaRequests:
         in_sync: InSyncReplicas | None,
         side: MasterSide | SlaveSide | None,
     ) -> None:
-        """Create the handlers.
+        """Create the handlers of one role of a broker.
 
         `in_sync` is None on a slave. `side` is what runs in this broker for its replicas; None on a
         read-only broker.
@@ -101,7 +101,8 @@ class ReplicaRequests:
         """Answer NOTIFY_MIN_BROKER_ID_CHANGE (905) of a name server.
 
         The lowest id of the live replicas has changed. If it is 0, the master is alive, and a slave
-        notes its addresses. An acting master checks soon whether it has to start or stop.
+        stores its addresses. A slave that may become acting master checks at once whether it has to
+        start or stop acting. A master does nothing.
         """
         if isinstance(self._side, SlaveSide):
             if header.broker_id == 0:
@@ -113,8 +114,9 @@ class ReplicaRequests:
     def hand_back(self, command: Command, peer: Peer) -> Command | None:
         """Answer SLUICE_HAND_BACK (900305) of a master that has come back.
 
-        The answer lists the messages that this slave has sent to other masters meanwhile. It is
-        sent later, after the slave has stopped acting as master.
+        The answer lists the messages that this slave has sent to other masters meanwhile. A broker
+        that cannot act for a master answers with an empty list. Otherwise return None: the answer
+        is written to `peer` after the slave has stopped acting.
         """
         acting = self._side.acting_master if isinstance(self._side, SlaveSide) else None
         if acting is None:
@@ -147,8 +149,9 @@ class ReplicaRequests:
     ) -> Command:
         """Answer EXCHANGE_BROKER_HA_INFO (906).
 
-        With an HA address, a master announces its addresses, and a slave notes them. Without one,
-        the master is asked, and answers with its addresses and the end of the synced log.
+        A master sends it with its addresses; a slave stores them. A slave sends it without an HA
+        address; a master answers with its addresses and the end of the synced log. In every other
+        case the answer is empty.
         """
         fields: dict[str, str] = {}
         if header.ha_address is not None:
@@ -172,7 +175,11 @@ class ReplicaRequests:
         return Command(ResponseCode.SUCCESS)
 
     def ha_status(self, command: Command, peer: Peer) -> Command:
-        """Answer GET_BROKER_HA_STATUS (907), which `mqadmin haStatus` sends, with JSON."""
+        """Answer GET_BROKER_HA_STATUS (907), which `mqadmin haStatus` sends, with JSON.
+
+        The JSON keys are RocketMQ's. `haClientRuntimeInfo` is filled in by a slave only,
+        `haConnectionInfo`, `inSyncSlaveNums` and `masterCommitLogMaxOffset` by a master only.
+        """
         client: dict[str, object] = {
             "isActivated": False,
             "lastReadTimestamp": 0,
@@ -208,6 +215,7 @@ class ReplicaRequests:
     def _describe_slaves(
         self, side: MasterSide, in_sync: InSyncReplicas
     ) -> list[dict[str, object]]:
+        """Return the field `haConnectionInfo`: one JSON object for each connected slave."""
         end = self._store.written_offset
         return [
             {
@@ -227,13 +235,16 @@ def refuse_unsafe_sends(
     handlers: Mapping[int, Handler],
     fast_handlers: Mapping[int, FastHandler],
 ) -> tuple[dict[int, Handler], dict[int, FastHandler]]:
-    """Return handlers that refuse to store messages while `in_sync.refusal` gives a reason.
+    """Return `handlers` and `fast_handlers`, where those of SEND_CODES check `in_sync.refusal`.
 
-    The handlers of other requests stay the same. A refused fast handler returns False, so that the
-    general handler answers with the error.
+    While that is an error, the handlers raise it instead of storing messages. A fast handler
+    returns False then, so that the general handler answers with the error. The handlers of other
+    requests are the same objects.
     """
 
     def check_first(handle: Handler) -> Handler:
+        """Return a handler that raises the refusal, or else calls `handle`."""
+
         def send(command: Command, peer: Peer) -> Outcome:
             if (refusal := in_sync.refusal) is not None:
                 raise refusal
@@ -242,6 +253,7 @@ def refuse_unsafe_sends(
         return send
 
     def check_first_fast(handle: FastHandler) -> FastHandler:
+        """Return a fast handler that returns False if there is a refusal, else calls `handle`."""
         return lambda header, body, peer: in_sync.refusal is None and handle(header, body, peer)
 
     return (
@@ -259,17 +271,25 @@ def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> 
     - Requests that store messages are refused with SYSTEM_BUSY, or with SERVICE_NOT_AVAILABLE if
       `enableSlaveActingMaster` is true.
     - Requests that change something, except LOCAL_CODES, are refused with SYSTEM_ERROR.
-    - Pulls are refused with SYSTEM_BUSY while `slaveReadEnable` is false.
-    - END_TRANSACTION is refused with SLAVE_NOT_AVAILABLE.
+    - Pulls are refused with SYSTEM_BUSY while `slaveReadEnable` is false, and otherwise handled as
+      in `handlers`.
+    - END_TRANSACTION is refused with SLAVE_NOT_AVAILABLE, and INVOKE_BROKER_TO_RESET_OFFSET with
+      SYSTEM_ERROR.
+
+    All other requests are missing in the result: their handlers stay.
     """
 
     def refuse_with(code: int, remark: str | None) -> Handler:
+        """Return a handler that answers every request with this code and remark."""
+
         def refuse(command: Command, peer: Peer) -> Command:
             return Command(code, {}, remark=remark)
 
         return refuse
 
     def check_readable(handle: Handler) -> Handler:
+        """Return a handler that calls `handle` only while slaves serve readers."""
+
         def read(command: Command, peer: Peer) -> Outcome:
             if not settings.broker.slave_read:
                 return Command(ResponseCode.SYSTEM_BUSY, {}, remark=BUSY)

@@ -92,7 +92,11 @@ class ConfirmedEnd:
     """
 
     def __init__(self, files: Files, settings: Settings) -> None:
-        """Load the position. Raises StoreDamagedError, or StoreError if a file is unreadable."""
+        """Load the position from `config/sluiceReplicas.json` in the store.
+
+        The file contains {"confirmed": position}. Raises StoreDamagedError if its content is
+        invalid, and StoreError if it is unreadable.
+        """
         self._files, path = files, f"{settings.store.root}/config/{CONFIRMED_NAME}"
         self.document = Document(files, path, lambda: json.dumps({"confirmed": self.end}))
         self.end: int | None = self.document.load(
@@ -102,11 +106,12 @@ class ConfirmedEnd:
     def delete(self) -> None:
         """Forget the position and delete the file. Raises OSError.
 
-        Called for a slave without failover, which shows everything that it receives. If it became
-        master again, an old position would hide what it has shown since.
+        Called for a slave without failover, which makes everything visible that it receives. If it
+        became master again, an old position would hide messages that it has made visible since.
         """
         self.end = None
-        for path in (f"{self.document.path}.bak", self.document.path):  # the older one must not win
+        # The backup is removed first: after a crash in between, it must not be loaded.
+        for path in (f"{self.document.path}.bak", self.document.path):
             with contextlib.suppress(FileNotFoundError):
                 self._files.remove(path)
 
@@ -126,23 +131,24 @@ class ConfirmedEnd:
 
 
 class MasterSide:
-    """What a master runs for its slaves.
-
-    `terms` selects the HA protocol: failover if given, plain if None.
-    """
+    """What a master runs for its slaves: the HA port, and the sender of the state."""
 
     def __init__(
         self,
         core: BrokerParts,
         state_log: StateLog,
         files: Files,
-        terms: LogTerms | None,
+        log_terms: LogTerms | None,
         network: Network,
         *,
         call_soon: Callable[[Callable[[], None]], object],
         offload: Offload,
     ) -> None:
-        """Create the master's side.
+        """Create the master's side. It has no port until `open`, which listens on `network`.
+
+        `core` are the components of the broker. `files` are the files on disk, and `state_log` the
+        operations on them that slaves copy. `log_terms` selects the HA protocol: failover if they
+        are given, plain if None. `call_soon` and `offload` are those of `LogSender`.
 
         Remove the mark of an incomplete log: an operator may have elected this replica after it had
         truncated its log, and its log counts from now on. Raises OSError.
@@ -160,7 +166,7 @@ class MasterSide:
         self.log_senders = LogSenders(
             store,
             core.in_sync,
-            terms,
+            log_terms,
             settings,
             clock,
             call_soon=call_soon,
@@ -199,15 +205,23 @@ class MasterSide:
         return listener.ports[0]
 
     def _accept(self, stream: ByteStream) -> StreamProtocol:
-        """Create the protocol of a slave's connection."""
+        """Create the protocol of a slave's connection.
+
+        Install the commit hook, by which each group commit sends its bytes to the slaves. A ticket
+        is required if the broker has access control and does not check addresses.
+        """
         self._core.group_commit.on_commit = self.log_senders.send_pending
         are_addresses_checked = bool(self._settings.broker.ha_peers)
         ticket = b"" if are_addresses_checked else self._ticket
         return TicketCheck(stream, self.log_senders.accept, ticket)
 
     def tick(self) -> None:
-        """Handle timeouts and heartbeats. The broker calls this a few times a second."""
-        if not self.log_senders.senders:  # without slaves, a commit costs what it costs without HA
+        """Call `tick` of the log senders and the state sender, for timeouts and heartbeats.
+
+        The broker calls this a few times a second. Without slaves, remove the commit hook, so that
+        commits do not pay for HA. `_accept` installs it again.
+        """
+        if not self.log_senders.senders:
             self._core.group_commit.on_commit = None
         self.log_senders.tick()
         self.state_sender.tick(self._clock.monotonic_s())
@@ -229,6 +243,7 @@ class MasterSide:
         is_replicated = asyncio.Event()
 
         def slaves_that_count() -> Collection[int]:
+            """Return the ids of the slaves that must have the changes, as of now."""
             if in_sync.term is not None:
                 return in_sync.awaited_members() - {in_sync.local_id}
             return state_log.active_slaves(self._clock.monotonic_s(), SILENT_S)
@@ -264,18 +279,18 @@ class MasterSide:
 class SlaveSide:
     """What a slave runs to follow its master.
 
-    In failover `term` names the master. Otherwise `term` is None, and the master's addresses come
-    from name servers or from the master itself (`set_master_addresses`); `haMasterAddress` takes
-    precedence over the HA address.
+    In failover the term names the master. Otherwise the master's addresses come from name servers
+    or from the master itself (`set_master_addresses`); `haMasterAddress` takes precedence over the
+    HA address.
     """
 
     def __init__(
         self,
         core: BrokerParts,
-        following: LogFollower,
+        log_follower: LogFollower,
         files: Files,
-        terms: LogTerms | None,
-        confirmed: ConfirmedEnd,
+        log_terms: LogTerms | None,
+        confirmed_end: ConfirmedEnd,
         term: Term | None,
         identity: ReplicaIdentity,
         *,
@@ -284,15 +299,24 @@ class SlaveSide:
         sign: Callable[[Any], Any],
         begin_queue: Callable[[str, int, int, bytes], object],
     ) -> None:
-        """Create the slave's side.
+        """Create the slave's side. It connects when its `background_jobs` run.
 
+        - `core` are the components of the broker. Its store and its group commits are connected to
+          the log receiver.
+        - `log_follower` appends the master's bytes to the commit log of the store.
         - `files` are the files on disk, without a wrapper that discards changes.
-        - `run_sync` syncs the commit log on another thread and calls a function with the result.
-        - `sign` signs a request.
+        - `log_terms` are the terms of the commit log; None selects the plain HA protocol.
+        - `confirmed_end` keeps the confirmed position on disk.
+        - `term` names the master to follow; None without failover.
+        - `identity` identifies this replica to the master.
+        - `run_sync(done)` syncs the commit log on another thread, then calls `done` with the synced
+          position or the error.
+        - `in_executor(function)` runs a blocking function on another thread and returns its result.
+        - `sign(command)` returns a signed request.
         - `begin_queue(topic, queue_id, offset, unit)` sets the first offset of a queue. It may be
           called on any thread.
         """
-        self._core, self._term, self._following = core, term, following
+        self._core, self._term, self._log_follower = core, term, log_follower
         self._run_sync, self._is_syncing = run_sync, False
         self._master_addresses = ("", "")  # for clients, for HA
         core.store.on_visible = core.group_commit.on_follower_append
@@ -300,12 +324,12 @@ class SlaveSide:
         """The component that acts for an unreachable master, if that is configured."""
         self.applier = StateApplier(files, replicated_paths(core.settings, files), begin_queue)
         self.log_receiver = receiver = LogReceiver(
-            core.store, following, terms, core.settings, core.clock
+            core.store, log_follower, log_terms, core.settings, core.clock
         )
         receiver.replica_id = identity.replica_id
-        receiver.confirmed = confirmed.end or 0
+        receiver.confirmed = confirmed_end.end or 0
         receiver.is_unclean = term is not None and term.is_unclean
-        receiver.on_confirmed = confirmed.set_end
+        receiver.on_confirmed = confirmed_end.set_end
         receiver.on_appended = self.sync_if_due
         receiver.on_truncation = self.mark_incomplete
         # A slave that catches up leaves the processor to the servers on the same machine.
@@ -326,7 +350,7 @@ class SlaveSide:
         self.state_receiver = StateReceiver(
             self.applier,
             identity,
-            log_end=lambda: following.end,
+            log_end=lambda: log_follower.end,
             sync=core.store.sync,
             in_executor=in_executor,
             sign=sign,
@@ -335,12 +359,12 @@ class SlaveSide:
         )
 
     def check_complete(self) -> bool:
-        """Return whether this replica may become master, as far as its log is concerned.
+        """Return whether the log and the state of this replica allow it to become master.
 
-        It may not after its log was truncated, until it has everything that the master has
-        confirmed, and a whole snapshot of this master's state (design/0022). A file on disk, the
-        mark, says so across restarts. It is removed here when it is not valid any more. Raises
-        OSError.
+        They do unless the log was truncated and this replica has not caught up since. It has caught
+        up when it has everything that the master has confirmed, and a whole snapshot of this
+        master's state (design/0022). A file on disk, the mark, remembers the truncation across
+        restarts. This method removes the mark when the replica has caught up. Raises OSError.
         """
         applier = self.applier
         is_state_complete = applier.has_snapshot and applier.next_log_end is None
@@ -381,9 +405,10 @@ class SlaveSide:
         It is "" if it is unknown, or if it is not known yet whether the master is a SluiceMQ or a
         Java broker: an empty slave begins at a different position for each.
 
-        Reading it also gives `log_receiver` what is known about the master.
+        Reading it also gives `log_receiver` the ticket, and whether the master is a SluiceMQ
+        broker, which it needs before it connects.
         """
-        fixed = self._core.settings.broker.ha_master
+        configured_addresses = self._core.settings.broker.ha_master
         is_sluicemq = self.state_receiver.master_log_start >= 0
         self.log_receiver.is_sluicemq_master = is_sluicemq
         self.log_receiver.ticket = self.state_receiver.ticket
@@ -391,12 +416,16 @@ class SlaveSide:
             return self._term.ha_address if is_sluicemq else ""
         if self.master is not None and not (is_sluicemq or self.state_receiver.is_java):
             return ""
-        return fixed[0] if fixed else self._master_addresses[1]
+        return configured_addresses[0] if configured_addresses else self._master_addresses[1]
 
     def background_jobs(
         self, network: Network, pool: ChannelPool
     ) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the background jobs of a slave by name; each runs until it is cancelled."""
+        """Return the background jobs of a slave by name; each runs until it is cancelled.
+
+        They copy the log over `network` and the state over `pool`. A third one acts for an
+        unreachable master, if that is configured.
+        """
         jobs: dict[str, Callable[[], Awaitable[None]]] = {
             "following the log": lambda: keep_connected(
                 network, self.log_receiver, lambda: self.ha_master
@@ -419,15 +448,15 @@ class SlaveSide:
         return (0, 0) if self.log_receiver.is_caught_up else (None, None)
 
     def sync_if_due(self) -> None:
-        """Start to sync the log if it has grown, under SYNC_FLUSH, where the master waits for it.
+        """Under SYNC_FLUSH, start to sync the log if it has grown since the last sync.
 
-        Only one sync runs at a time.
+        The master waits for the report that follows (`on_synced`). Do nothing while a sync runs.
         """
         core = self._core
         if (
             core.settings.store.flush_sync
             and not self._is_syncing
-            and (core.store.synced_offset < self._following.end)
+            and (core.store.synced_offset < self._log_follower.end)
         ):
             self._is_syncing = True
             self._run_sync(self.on_synced)
@@ -435,7 +464,8 @@ class SlaveSide:
     def on_synced(self, result: int | BaseException) -> None:
         """Report to the master what was synced, and sync again if the log has grown meanwhile.
 
-        `result` is the error if the sync failed.
+        `result` is the synced position, or the error if the sync failed. An error is logged, and
+        nothing is reported.
         """
         self._is_syncing = False
         if isinstance(result, BaseException):

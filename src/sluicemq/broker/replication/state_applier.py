@@ -33,10 +33,15 @@ class DiscardingFiles(RecordingFiles):
     """
 
     def __init__(self, below: Files, paths: ReplicatedPaths) -> None:
+        """Wrap the files `below`. `paths` says which of them are replicated."""
         super().__init__(below, StateLog(paths, run_id=""))
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Open a file, like `Files.open`. A replicated file is not created if it is missing."""
+        """Open a file, like `Files.open`; changes of a replicated file are discarded.
+
+        A replicated file is not created if it is missing: with `create` the returned file looks
+        empty, and without it the error of `Files.open` is raised.
+        """
         if self._state_log.paths.name_of(path) is None:
             return self._below.open(path, create=create, access=access)
         return _DiscardingFile(
@@ -85,6 +90,7 @@ class _DiscardingFile:
         return 0 if self._below is None else self._below.data_end(offset)
 
     def fileno(self) -> int:
+        """Return the descriptor. Raise OSError (EBADF) if the file does not exist."""
         if self._below is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._below.fileno()
@@ -107,7 +113,7 @@ class StateApplier:
         paths: ReplicatedPaths,
         put_unit: Callable[[str, int, int, bytes], object] = lambda *_: None,
     ) -> None:
-        """Create an applier that changes `files`.
+        """Create an applier that changes `files`, where `paths` says.
 
         `put_unit(topic, queue_id, offset, unit)` is called for the UNIT operations of a snapshot.
         """
@@ -120,7 +126,9 @@ class StateApplier:
         """Whether a whole snapshot of this run was applied."""
         self._waiting: deque[Operation] = deque()
         self._snapshot: list[Operation] | None = None
+        """The operations of a snapshot since its BEGIN; None outside of a snapshot."""
         self._dirty: set[str] = set()
+        """The paths of files that have changed and are not synced."""
         self._dirty_directories: set[str] = set()
 
     @property
@@ -144,11 +152,13 @@ class StateApplier:
         self._waiting.extend(operations)
 
     def apply(self, log_end: int) -> set[str]:
-        """Apply the operations that were made before the log was longer than `log_end`.
+        """Apply the waiting operations whose `log_end` is not greater than `log_end`.
 
-        On return, the changes are durable. Return the names of the files that have changed. Raises
-        OSError and ProtocolError; then all operations are forgotten, and a snapshot is requested
-        next.
+        Operations between BEGIN and END are collected, and applied as a whole at the END. On
+        return, the changes are durable. Return the names of the files that have changed.
+
+        Raises OSError and ProtocolError. Then all operations are forgotten, so that a snapshot is
+        requested next.
         """
         changed: set[str] = set()
         try:
@@ -173,15 +183,18 @@ class StateApplier:
         return changed
 
     def finish_snapshot(self) -> None:
-        """Apply a snapshot that was written when the process was killed. Raises OSError.
+        """Finish a snapshot that was being applied when the process was killed.
 
-        Call this when a broker starts. An incomplete snapshot file is removed.
+        Call this when a broker starts. If the snapshot file is complete (its first 4 bytes are the
+        CRC-32 of the rest), make the files those of the snapshot. In any case remove the snapshot
+        file. Do nothing if there is none. Raises OSError.
         """
         path = self._paths.path_of(SNAPSHOT_NAME)
         if not self._files.exists(path):
             return
         content = read_file(self._files, path)
-        if content[:4] == zlib.crc32(content[4:]).to_bytes(4):
+        is_complete = content[:4] == zlib.crc32(content[4:]).to_bytes(4)
+        if is_complete:
             self._write_snapshot(decode_operations(content[4:]))
         self._files.remove(path)
         self._files.sync_directory(path.rpartition("/")[0])
@@ -189,7 +202,13 @@ class StateApplier:
     # --- single operations
 
     def _execute(self, operation: Operation) -> None:
-        """Apply an operation that is not part of a snapshot."""
+        """Apply an operation that is not part of a snapshot: RENAME, REMOVE, TRUNCATE or WRITE.
+
+        The changes are durable after `_sync`. A file is synced before it is renamed, so that its
+        new name never has an older content. Removing a missing file does nothing; TRUNCATE and
+        WRITE create one. Raises OSError, and ProtocolError if a name is not that of a replicated
+        file.
+        """
         path = self._paths.path_of(operation.name)
         directory = path.rpartition("/")[0]
         if operation.kind is OperationKind.RENAME:
@@ -215,13 +234,17 @@ class StateApplier:
             self._dirty.add(path)
 
     def _access(self, path: str) -> Access:
-        """Return the access of the file, or that of a new one: access rules are for the owner."""
+        """Return the access of the file at `path`, or the access with which to create it.
+
+        A new file with access rules is readable by its owner only.
+        """
         if self._files.exists(path):
             return self._files.access(path)
         is_table = (self._paths.name_of(path) or "").startswith("config/")
         return DEFAULT_ACCESS if is_table else OWNER_ONLY
 
     def _sync_file(self, path: str) -> None:
+        """Sync the file at `path` if it has changed since it was last synced."""
         if path in self._dirty:
             self._dirty.discard(path)
             with closing(self._files.open(path)) as file:
@@ -238,7 +261,12 @@ class StateApplier:
     # --- snapshots
 
     def _apply_snapshot(self, operations: list[Operation]) -> set[str]:
-        """Apply a snapshot as a whole, and return the names of the files that have changed."""
+        """Apply a snapshot as a whole, and return the names of the files that have changed.
+
+        The snapshot is first written to one file, which is removed at the end. If the process is
+        killed in between, `finish_snapshot` applies it again from that file. The file contains the
+        CRC-32 of the encoded operations (4 bytes), and the operations.
+        """
         encoded = encode_operations(operations)
         path = self._paths.path_of(SNAPSHOT_NAME)
         self._replace_file(path, zlib.crc32(encoded).to_bytes(4) + encoded, OWNER_ONLY)
@@ -249,11 +277,12 @@ class StateApplier:
         return changed
 
     def _write_snapshot(self, operations: list[Operation]) -> set[str]:
-        """Make the files those of the snapshot, and remove all others.
+        """Make the replicated files those of the snapshot, and remove all others.
 
-        Return the names of the files that have changed.
+        Call `put_unit` for each UNIT. On return, the changes are durable. Return the names of the
+        files that were written or removed; files that are the same already are not written.
         """
-        contents: dict[str, bytearray] = {}
+        contents: dict[str, bytearray] = {}  # by name: the file in the snapshot
         for operation in operations:
             if operation.kind is OperationKind.UNIT:
                 topic, _, queue_id = operation.name.rpartition("/")
@@ -261,24 +290,28 @@ class StateApplier:
             else:
                 contents.setdefault(operation.name, bytearray()).extend(operation.data)
         changed = set()
+        unchanged = set()
         for name, path in list(self._paths.find_files(self._files)):
             if name not in contents:
                 self._files.remove(path)
+                changed.add(name)
+                self._dirty_directories.add(path.rpartition("/")[0])
             elif read_file(self._files, path) == contents[name]:
-                del contents[name]
-                continue
-            changed.add(name)
-            self._dirty_directories.add(path.rpartition("/")[0])
+                unchanged.add(name)
         for name, content in contents.items():
-            path = self._paths.path_of(name)
-            self._replace_file(path, content, self._access(path))
-            changed.add(name)
+            if name not in unchanged:
+                path = self._paths.path_of(name)
+                self._replace_file(path, content, self._access(path))
+                changed.add(name)
         self._dirty.clear()
         self._sync()
         return changed
 
     def _replace_file(self, path: str, content: bytes | bytearray, access: Access) -> None:
-        """Replace a file atomically. The directory must be synced afterwards."""
+        """Replace or create the file at `path` atomically, with `content`, synced.
+
+        The new name is durable when `_sync` has synced the directory.
+        """
         directory, new_path = path.rpartition("/")[0], path + ".new"
         self._files.make_directory(directory)
         with closing(self._files.open(new_path, create=True, access=access)) as file:

@@ -108,7 +108,10 @@ def encode_operations(operations: Iterable[Operation]) -> bytes:
 
 
 def decode_operations(data: bytes) -> list[Operation]:
-    """Decode what `encode_operations` returns. Raises ProtocolError."""
+    """Return the operations in `data`, which `encode_operations` has encoded.
+
+    Raises ProtocolError if an operation is invalid or `data` ends within one.
+    """
     operations, position = [], 0
     try:
         while position < len(data):
@@ -140,6 +143,7 @@ class ReplicatedPaths:
     """
 
     def __init__(self, roots: Mapping[str, str]) -> None:
+        """Create the paths from names to paths, such as {"config": "/store/config"}."""
         self.roots = dict(roots)
 
     @classmethod
@@ -156,7 +160,10 @@ class ReplicatedPaths:
         return cls(roots)
 
     def name_of(self, path: str) -> str | None:
-        """Return the name of the file at `path`, or None if it is not replicated."""
+        """Return the name of the file at `path`, such as `config/topics.json`.
+
+        Return None if the file is not replicated.
+        """
         for name, root in self.roots.items():
             if path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/", "."):
                 found = name + path[len(root) :]
@@ -178,21 +185,30 @@ class ReplicatedPaths:
     def find_files(self, files: Files, start: str = "") -> Iterator[tuple[str, str]]:
         """Yield name and path of each replicated file that exists.
 
-        Only the roots whose names begin with `start` are searched.
+        Only the roots whose names begin with `start` are searched; "" means all roots.
         """
-        for name, root in self.roots.items():
-            if not name.startswith(start):
+        for root_name, root in self.roots.items():
+            if not root_name.startswith(start):
                 continue
-            parent, _, last = root.rpartition("/")
-            siblings = [each for each in files.names(parent) if each.startswith(last + ".")]
-            for path in [root, *(f"{parent}/{each}" for each in siblings)]:
-                for found in _files_below(files, path):
-                    if self.name_of(found) == name + found[len(root) :]:
-                        yield name + found[len(root) :], found
+            parent, _, base_name = root.rpartition("/")
+            # Files such as backups, which continue the path of the root with a dot, belong to it.
+            siblings = [
+                f"{parent}/{sibling}"
+                for sibling in files.names(parent)
+                if sibling.startswith(base_name + ".")
+            ]
+            for searched_path in [root, *siblings]:
+                for path in _files_below(files, searched_path):
+                    name = root_name + path[len(root) :]
+                    if self.name_of(path) == name:  # else it is not replicated, or of another root
+                        yield name, path
 
 
 def _files_below(files: Files, path: str) -> Iterator[str]:
-    """Yield `path` if it is a file, or the paths of all files below it if it is a directory."""
+    """Yield `path` if it is a file, or the paths of all files below it if it is a directory.
+
+    Yield nothing if there is neither, or if the directory is empty.
+    """
     if inner := files.names(path):
         for name in inner:
             yield from _files_below(files, f"{path}/{name}")
@@ -203,7 +219,7 @@ def _files_below(files: Files, path: str) -> Iterator[str]:
 
 
 def read_file(files: Files, path: str) -> bytes:
-    """Return the content of a file. Raises OSError."""
+    """Return the whole content of a file. Raises OSError."""
     with closing(files.open(path)) as file:
         return file.pread(file.size(), 0)
 
@@ -211,8 +227,8 @@ def read_file(files: Files, path: str) -> bytes:
 class _SlaveProgress:
     """What the master knows about a slave.
 
-    `number` is the last operation that it has; -1 if it has no snapshot of this run. `asked_s` is
-    the time of its last request.
+    `number` is that of the last operation that the slave has; -1 means that it has no snapshot of
+    this run. `asked_s` is the monotonic time of the slave's last request.
     """
 
     __slots__ = ("asked_s", "number")
@@ -235,9 +251,10 @@ class StateLog:
         run_id: str,
         call_soon: Callable[[Callable[[], None]], object] = lambda call: call(),
     ) -> None:
-        """Create an empty state log for the run `run_id`.
+        """Create an empty state log for the run `run_id` of a master.
 
-        `call_soon` calls a function in the event loop. It must be callable on any thread.
+        `paths` says which files are replicated. `call_soon` calls a function in the event loop. It
+        must be callable on any thread.
         """
         self.paths, self.run_id = paths, run_id
         self.last_number = 0
@@ -250,21 +267,30 @@ class StateLog:
         """Held while a replicated file is changed and the operation is recorded."""
         self._call_soon = call_soon
         self._operations: deque[Operation] = deque()
+        """The retained operations, in the order of their numbers."""
         self._bytes = 0
+        """The size of the retained operations."""
         self._snapshots: deque[list[Operation]] = deque(maxlen=2)
         self._snapshots_made = 0
         self._slaves: dict[int, _SlaveProgress] = {}
         self._edited_contents: dict[str, bytes] = {}
+        """By name: the content of each access rules file at the last call of `record_edits`."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
+        """The numbers and functions of `call_when_recorded` that still wait."""
         self._unreplicated: list[tuple[int, Callable[[], Collection[int]], Callable[[], None]]] = []
+        """For each waiting call of `call_when_replicated`: the number of the last operation at that
+        time, and the arguments."""
         self._is_waking = False
+        """Whether `_wake` will be called soon."""
 
     # --- recording
 
     def record(self, kind: OperationKind, name: str, offset: int = 0, data: bytes = b"") -> None:
-        """Append an operation that has been done. See `Operation` for the arguments.
+        """Record an operation that has been done. See `Operation` for the arguments.
 
-        The caller must hold `lock`, and must have held it when it changed the file.
+        It gets the next number. It is retained only if there are slaves; the oldest operations are
+        dropped if all have more than RETAINED_BYTES_MAX. Functions that wait for its number are
+        called soon. The caller must hold `lock`, and must have held it when it changed the file.
         """
         self.last_number += 1
         if self._slaves:
@@ -278,11 +304,14 @@ class StateLog:
             self._call_soon(self._wake)
 
     def _drop_oldest(self) -> None:
+        """Drop the oldest retained operation."""
         self._bytes -= _HEAD.size + len(self._operations.popleft().data)
 
     def record_edits(self, files: Files) -> None:
         """Record changes of access rules that were made outside of this process.
 
+        Compare the files with the contents at the last call. Record REMOVE for a file that is gone,
+        and TRUNCATE and WRITE for one that is new or has changed; the first call records all files.
         Called periodically. Blocks. Raises OSError.
         """
         found = dict(self.paths.find_files(files, EDITED))
@@ -302,11 +331,12 @@ class StateLog:
     # --- serving slaves
 
     def record_progress(self, replica_id: int, run_id: str, number: int, now_s: float) -> None:
-        """Note that a slave has all operations of the run `run_id` up to `number`.
+        """Record that a slave has all operations of the run `run_id` up to `number`.
 
         If that is another run, or a number within a snapshot, the slave has no operations of this
-        run. Operations that all slaves have are removed, and so are slaves that have not sent a
-        request for FORGOTTEN_S.
+        run. Then call functions of `call_when_replicated` whose condition is met, forget slaves
+        that have not sent a request for FORGOTTEN_S, and drop operations that all slaves have.
+        `now_s` is the monotonic time of the request.
         """
         slave = self._slaves.setdefault(replica_id, _SlaveProgress())
         is_this_run = run_id == self.run_id and number < _SNAPSHOT_NUMBERS
@@ -321,29 +351,32 @@ class StateLog:
                 self._drop_oldest()
 
     def operations_after(self, run_id: str, number: int) -> list[Operation] | None:
-        """Return the operations after `number` that fit into one response.
+        """Return the operations after `number` of the run `run_id` that fit into one response.
 
-        `number` may be one within a snapshot; then the rest of that snapshot follows. Return [] if
-        there are none yet, and None if the slave needs a new snapshot.
+        `number` may be one within a snapshot; then the rest of that snapshot is returned. Return []
+        if there are none yet. Return None if the slave needs a new snapshot: `run_id` is another
+        run, or the operations or the snapshot are not retained any more.
         """
         if run_id != self.run_id:
             return None
         if number >= _SNAPSHOT_NUMBERS:
             for snapshot in self._snapshots:
-                index = number - snapshot[0].number + 1
-                if 0 < index < len(snapshot):
-                    return _take_response(snapshot[index:])
+                next_index = number - snapshot[0].number + 1
+                if 0 < next_index < len(snapshot):
+                    return _take_response(snapshot[next_index:])
             return None
         with self.lock:
-            first = self._operations[0].number if self._operations else self.last_number + 1
-            if not first - 1 <= number <= self.last_number:
+            oldest = self._operations[0].number if self._operations else self.last_number + 1
+            is_retained = oldest - 1 <= number <= self.last_number
+            if not is_retained:
                 return None
             return _take_response(op for op in self._operations if op.number > number)
 
     def make_snapshot(self, files: Files) -> list[Operation]:
         """Make a snapshot of all replicated files, and return as much as fits into one response.
 
-        `operations_after` returns the rest. The last two snapshots are kept. Blocks, and blocks
+        The result is the list of its first operations; `operations_after` returns the rest. The
+        last two snapshots are kept. Blocks, and blocks
         changes of the files meanwhile. Raises OSError.
         """
         with self.lock:
@@ -357,10 +390,12 @@ class StateLog:
             for topic, queue_id, offset, unit in self.expired_queues():
                 changes.append((OperationKind.UNIT, f"{topic}/{queue_id}", offset, unit))
             changes.append((OperationKind.END, "", self.last_number, b""))
-            base, log_end = self._snapshots_made * _SNAPSHOT_NUMBERS, self.log_end()
+            first_number = self._snapshots_made * _SNAPSHOT_NUMBERS
+            log_end = self.log_end()
+        # A slave applies a snapshot as a whole at its END, so only the END waits for the log.
         operations = [
             Operation(
-                number=base + index,
+                number=first_number + index,
                 log_end=log_end if kind is OperationKind.END else 0,
                 kind=kind,
                 name=name,
@@ -373,13 +408,14 @@ class StateLog:
         return _take_response(operations)
 
     def call_when_recorded(self, number: int, done: Callable[[], None]) -> None:
-        """Call `done` when the operation `number` exists; immediately if it does already."""
+        """Call `done()` when operation `number` is recorded; immediately if it is already."""
         if self.last_number >= number:
             done()
         else:
             self._waiting.append((number, done))
 
     def _wake(self) -> None:
+        """Call the functions of `call_when_recorded` whose operation is recorded now."""
         self._is_waking = False
         waiting, self._waiting = self._waiting, []
         for number, done in waiting:
@@ -390,10 +426,10 @@ class StateLog:
     def call_when_replicated(
         self, get_replica_ids: Callable[[], Collection[int]], done: Callable[[], None]
     ) -> None:
-        """Call `done` when all slaves that count have every operation recorded so far.
+        """Call `done()` when all slaves that count have every operation recorded so far.
 
-        `get_replica_ids` returns the ids of the slaves that count. It is called each time when the
-        condition is checked, because slaves may leave.
+        That may be immediately. `get_replica_ids()` returns the ids of the slaves that count. It is
+        called each time the condition is checked, because slaves may leave.
         """
         self._unreplicated.append((self.last_number, get_replica_ids, done))
         self.check_replicated()
@@ -408,7 +444,10 @@ class StateLog:
                 self._unreplicated.append((number, get_replica_ids, done))
 
     def acked_number(self, replica_id: int) -> int:
-        """Return the last operation that a slave has; -1 if it has no snapshot of this run."""
+        """Return the number of the last operation that a slave has.
+
+        -1 means that the slave is not known, or has no snapshot of this run.
+        """
         slave = self._slaves.get(replica_id)
         return slave.number if slave is not None else -1
 
@@ -426,7 +465,7 @@ def _split_write(name: str, content: bytes) -> list[tuple[OperationKind, str, in
 
 
 def _take_response(operations: Iterable[Operation]) -> list[Operation]:
-    """Return the first operations, until they have a size of ANSWER_BYTES."""
+    """Return the first of `operations` that together have ANSWER_BYTES or slightly more."""
     taken, size = [], 0
     for operation in operations:
         if size >= ANSWER_BYTES:
@@ -443,6 +482,7 @@ class RecordingFiles:
     """
 
     def __init__(self, below: Files, state_log: StateLog) -> None:
+        """Wrap the files `below`. Methods that change nothing are those of `below`."""
         self._below, self._state_log, self.pool = below, state_log, below.pool
         self.access, self.exists, self.names = below.access, below.exists, below.names
         self.make_directory, self.sync_all = below.make_directory, below.sync_all
@@ -450,7 +490,11 @@ class RecordingFiles:
         self.usage, self.modified_ms = below.usage, below.modified_ms
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Open a file, like `Files.open`. Creating a replicated file is recorded."""
+        """Open a file, like `Files.open`.
+
+        Creating a replicated file is recorded as TRUNCATE to 0. Changes of a replicated file
+        through the returned `File` are recorded.
+        """
         name = self._state_log.paths.name_of(path)
         if name is None:
             return self._below.open(path, create=create, access=access)
@@ -483,6 +527,7 @@ class _RecordingFile:
     """A replicated file of a master. Its changes are recorded."""
 
     def __init__(self, below: File, name: str, state_log: StateLog) -> None:
+        """Wrap the open file `below`, whose replicated name is `name`."""
         self._below, self._name, self._state_log = below, name, state_log
         self.pread, self.sync = below.pread, below.sync
         self.size, self.close = below.size, below.close
@@ -490,12 +535,14 @@ class _RecordingFile:
         self.fileno = below.fileno
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write `data` at `offset`, and record it as one WRITE for each CHUNK_BYTES."""
         with self._state_log.lock:
             self._below.pwrite(data, offset)
             for kind, name, start, part in _split_write(self._name, bytes(data)):
                 self._state_log.record(kind, name, offset + start, part)
 
     def truncate(self, size: int) -> None:
+        """Set the size of the file, and record it."""
         with self._state_log.lock:
             self._below.truncate(size)
             self._state_log.record(OperationKind.TRUNCATE, self._name, size)

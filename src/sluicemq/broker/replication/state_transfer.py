@@ -76,20 +76,25 @@ class StateSender:
     ) -> None:
         """Create the master's end.
 
-        `log_start` returns the first position of the commit log. `ticket` is the ticket for the HA
-        port, which slaves receive; b"" if none is required.
+        `state_log` contains the operations, and `in_sync` records the state reports of slaves.
+        `files` are the files of which snapshots are made. `log_start()` returns the first position
+        of the commit log. `ticket` is the ticket for the HA port, which slaves receive; b"" if none
+        is required.
         """
         self._state_log, self._in_sync, self._files = state_log, in_sync, files
         self._clock, self._log_start, self._ticket = clock, log_start, ticket
         self._parked: dict[Peer, tuple[float, Command]] = {}
+        """The deadline, in monotonic seconds, and the parked request of each slave."""
 
     def follow_state(
         self, header: FollowStateRequest, command: Command, peer: Peer
     ) -> Command | Postponed | None:
-        """Answer SLUICE_FOLLOW_STATE (900301).
+        """Answer SLUICE_FOLLOW_STATE (900301) with the operations after those that the slave has.
 
-        Note what the slave reports about itself. Return the response with operations, a postponed
-        one if a snapshot has to be made first, or None if the request was parked.
+        First record what the slave reports about itself. Return the response if there are
+        operations, or if the slave asks for none (`wants_none`). Return a postponed response if a
+        snapshot has to be made first. Otherwise park the request and return None: `peer` gets the
+        response when there is an operation, or after STATE_WAIT_MS.
         """
         state_log, now_s = self._state_log, self._clock.monotonic_s()
         state_log.record_progress(header.replica_id, header.master_run_id, header.number, now_s)
@@ -114,6 +119,7 @@ class StateSender:
         return None
 
     def _make_response(self, operations: list[Operation]) -> Command:
+        """Return a response with `operations`, this run id, the start of the log and the ticket."""
         fields = FollowStateResponse(
             run_id=self._state_log.run_id, log_start=self._log_start(), ticket=self._ticket.hex()
         )
@@ -121,22 +127,31 @@ class StateSender:
         return Command(ResponseCode.SUCCESS, encode_header(fields), body)
 
     def _make_snapshot(self) -> WorkItem[Command]:
-        """Make a snapshot on another thread, and return the response with its first operations."""
+        """Make a snapshot on another thread, and return the response with its first operations.
+
+        This is a work item: it yields the function that the other thread calls, and is sent the
+        result of that function.
+        """
         operations: list[Operation] = yield lambda: self._state_log.make_snapshot(self._files)
         return self._make_response(operations)
 
     def _answer_parked(self, peer: Peer, command: Command, number: int) -> None:
-        """Answer a parked request with the operations after `number`, unless it was answered."""
-        parked = self._parked.get(peer)
-        if parked is not None and parked[1] is command:
+        """Answer the parked request `command` with the operations after `number`.
+
+        Do nothing if it was answered meanwhile, for example because its time was over.
+        """
+        _, parked_command = self._parked.get(peer, (0.0, None))
+        if parked_command is command:
             del self._parked[peer]
             operations = self._state_log.operations_after(self._state_log.run_id, number) or []
             peer.write(encode_response_to(self._make_response(operations), command))
 
     def tick(self, now_s: float) -> None:
-        """Answer parked requests whose time is over, without operations.
+        """Answer parked requests whose deadline has passed at `now_s`, with no operations.
 
-        Also check which changes all slaves have by now. The broker calls this a few times a second.
+        `now_s` is the monotonic time. Parked requests of closed connections are removed too. Also
+        call the functions of `StateLog.call_when_replicated` whose condition is met, because slaves
+        may have left. The broker calls this a few times a second.
         """
         for peer, (deadline_s, command) in list(self._parked.items()):
             if deadline_s <= now_s or peer.closed:
@@ -174,6 +189,7 @@ class StateReceiver:
     ) -> None:
         """Create the slave's end.
 
+        - `applier` applies the operations, and `identity` identifies this replica to the master.
         - `log_end` returns the end of this replica's commit log.
         - `sync` makes the commit log durable and returns its end. It blocks.
         - `in_executor` runs a blocking function on another thread.
@@ -195,11 +211,14 @@ class StateReceiver:
         self._java = java
         self._outages = Outages(clock, log)
         self._address = ""
+        """The master's address, for log lines."""
 
     async def run(self, pool: ChannelPool, master: Callable[[], str | None]) -> None:
-        """Follow the master until cancelled. Errors are logged, and the slave tries again.
+        """Follow the master until cancelled.
 
-        `master` returns the master's address as "host:port"; None means that there is none.
+        `master()` returns the master's address as "host:port"; None means that there is none. It
+        is called before each attempt. After an error, which is logged, or without a master, the
+        next attempt comes after PAUSE_S.
         """
         while True:
             address = master()
@@ -218,9 +237,10 @@ class StateReceiver:
             await asyncio.sleep(PAUSE_S)
 
     async def follow(self, channel: Channel) -> None:
-        """Follow the master at the other end of `channel` until an error.
+        """Request and apply operations of the master at the other end of `channel` until an error.
 
-        Raises SluiceError and OSError. Return only if a Java master was followed.
+        If the master does not know the request, it is a Java broker: set `is_java`, follow it with
+        `java`, and return if that returns. Raises SluiceError and OSError.
         """
         while True:
             answer = await self._request(channel)
@@ -233,6 +253,11 @@ class StateReceiver:
             await self._apply(channel)
 
     async def _request(self, channel: Channel, *, wants_none: bool = False) -> Command:
+        """Send SLUICE_FOLLOW_STATE with this replica's state report, and return the response.
+
+        With `wants_none` the master answers at once and with no operations. Raises SluiceError if
+        there is no response.
+        """
         applier, identity = self.applier, self._identity
         header = FollowStateRequest(
             replica_id=identity.replica_id,
@@ -247,7 +272,7 @@ class StateReceiver:
         return await channel.call(self._sign(command), ANSWER_WAIT_S)
 
     def _handle_response(self, answer: Command, channel: Channel) -> FollowStateResponse:
-        """Note what the header says about the master, and return it.
+        """Return the header of a response, after storing the master's log start and ticket.
 
         Raises RequestError if the response is an error, and ProtocolError if it is invalid.
         """
@@ -263,10 +288,13 @@ class StateReceiver:
         return header
 
     async def _apply(self, channel: Channel) -> None:
-        """Apply all operations, each when the commit log is long enough.
+        """Apply all operations that wait in the applier, each when the commit log is long enough.
 
-        While they wait, report to the master every REPORT_S seconds. Raises ProtocolError if the
-        master was restarted meanwhile, and what `StateApplier.apply` raises.
+        Call `on_changed` with the names of the changed files. While the operations wait for the
+        log, send a state report to the master every REPORT_S seconds.
+
+        Raises ProtocolError if the master was restarted meanwhile, and what `StateApplier.apply`
+        and the request raise.
         """
         applier, pause_s, silent_s = self.applier, POLL_S, 0.0
         while (needed := applier.next_log_end) is not None:
@@ -291,8 +319,9 @@ class StateReceiver:
 def reload_tables(topics: Topics, groups: Groups, offsets: Offsets, names: set[str]) -> None:
     """Reload those tables of a slave whose files are in `names`.
 
-    Topics and groups call their `on_change` for each item that has changed. Raises StoreError and
-    StoreDamagedError.
+    `names` are names of replicated files, such as `config/topics.json`; journals and backups of a
+    table count too. For each topic or group whose configuration was added, changed or removed, call
+    `on_change` of the table. Raises StoreError and StoreDamagedError.
     """
     tables: tuple[Topics | Groups, ...] = (topics, groups)
     for table in tables:

@@ -43,12 +43,16 @@ class RoleController(Protocol):
     def switch(self, to: int | None) -> None:
         """Start to hand the role of master over to the replica `to`.
 
-        None means the slave that has most of the log. Raises RequestError.
+        None means the slave that has most of the log. Raises RequestError if this replica is not
+        the master, or if the replica cannot take over.
         """
         ...
 
     def elect(self) -> None:
-        """Start to make this replica master, although it may lack messages. Raises RequestError."""
+        """Start to make this replica master, although it may lack messages.
+
+        Raises RequestError if it is the master already.
+        """
         ...
 
     def handlers(self, local: dict[int, Handler], *, is_slave: bool) -> dict[int, Handler]:
@@ -74,7 +78,8 @@ class ReplicaAdmin:
         """Create the handlers.
 
         `in_sync` is None on a slave. `role_controller` is None if roles come from the configuration
-        file. `log_end` returns the end of this broker's log, and `measure_lag` the lag of a slave.
+        file. `log_end()` returns the end of this broker's log. `measure_lag()` is called on a slave
+        only; see MeasureLag.
         """
         self._settings = settings
         self._in_sync = in_sync
@@ -83,7 +88,11 @@ class ReplicaAdmin:
         self._measure_lag = measure_lag
 
     def status(self, command: Command, peer: Peer) -> Command:
-        """Answer SLUICE_REPLICA_STATUS (900302) with the status of this replica as JSON."""
+        """Answer SLUICE_REPLICA_STATUS (900302) with the status of this replica as JSON.
+
+        With failover, the fields of `RoleController.status` are added, and replace those of the
+        same name. `confirmed` and `slaves` are filled in by a master only.
+        """
         broker, host = self._settings.broker, self._settings.host
         is_slave = self._settings.is_slave
         lag_bytes, lag_ms = self._measure_lag() if is_slave else (0, 0)
@@ -112,6 +121,7 @@ class ReplicaAdmin:
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(fields))
 
     def _describe_slaves(self, in_sync: InSyncReplicas) -> list[dict[str, Any]]:
+        """Return the field `slaves`: one JSON object for each connected slave."""
         end = in_sync.local_end()
         return [
             {
@@ -146,6 +156,7 @@ class ReplicaAdmin:
         return Command(ResponseCode.SUCCESS)
 
     def _require_role_controller(self) -> RoleController:
+        """Return the role controller. Raise RequestError if roles come from the configuration."""
         if self._role_controller is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,

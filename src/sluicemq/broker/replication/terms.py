@@ -92,10 +92,10 @@ class LogTerms:
         return self.entries[-1] if self.entries else NO_TERM
 
     def append(self, term: LogTerm) -> None:
-        """Add a term. A term whose number is not greater than the last one's is ignored.
+        """Add a term, and remove the terms that begin at the same position or behind it.
 
-        A term in which nothing was written, because it begins at the position of the new term or
-        behind it, is removed. Raises OSError.
+        Nothing was written in these. Do nothing if the number of `term` is not greater than that of
+        the last term. Raises OSError.
         """
         if term.number > self.last.number:
             self._store((*(old for old in self.entries if old.start < term.start), term))
@@ -118,7 +118,8 @@ class LogTerms:
     def drop_before(self, log_start: int) -> None:
         """Remove the terms that end at `log_start` or before it. Raises OSError.
 
-        Call this after the log was deleted up to `log_start`.
+        The term that contains `log_start` remains the first one, with its own start. Call this
+        after the log was deleted up to `log_start`.
         """
         started = [index for index, term in enumerate(self.entries) if term.start <= log_start]
         if started:
@@ -130,10 +131,12 @@ class LogTerms:
         The second value is None for the last term. A position before the first term counts as part
         of the first term. Without any terms, return (NO_TERM, None).
         """
+        if not self.entries:
+            return NO_TERM, None
         started = [index for index, term in enumerate(self.entries) if term.start <= position]
         index = started[-1] if started else 0
-        later = self.entries[index + 1 : index + 2]
-        return (self.entries[index] if self.entries else NO_TERM, later[0].start if later else None)
+        is_last = index + 1 == len(self.entries)
+        return self.entries[index], None if is_last else self.entries[index + 1].start
 
     def _store(self, entries: tuple[LogTerm, ...]) -> None:
         """Write `entries` to the file if they differ from the present ones. Raises OSError."""

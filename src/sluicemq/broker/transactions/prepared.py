@@ -127,7 +127,11 @@ def transaction_identity(record: Record) -> tuple[str, int]:
 
 
 def parse_prepared(record: Record, offset: int) -> PreparedMessage:
-    """Return the prepared message in a record of the half topic, whose queue offset is `offset`."""
+    """Return the prepared message in a record of the half topic.
+
+    `offset` is the message's offset in the half queue. A record with a check count or with the
+    offset of another message is a copy; then `first_offset` is that offset, 0 if it is unknown.
+    """
     check_count = record.get_number(CHECK_TIMES) or 0
     first = record.get_number(FIRST_OFFSET)
     if first is None:
@@ -153,7 +157,10 @@ def parse_prepared(record: Record, offset: int) -> PreparedMessage:
 
 
 def parse_op(body: memoryview) -> list[int]:
-    """Return the offsets in the body of an op message of any release; skip what is not a number."""
+    """Return the offsets of prepared messages in the body of an op message.
+
+    The body is `12,15,` or `12`. Parts that are not numbers are skipped, so the list may be empty.
+    """
     return [int(part) for part in bytes(body).split(b",") if part.isdigit()]
 
 
@@ -194,6 +201,7 @@ class OpenTransaction:
     )
 
     def __init__(self, key: str, message: PreparedMessage) -> None:
+        """Create the transaction of a prepared message. No check is scheduled."""
         self.key = key
         """The id by which operators name the transaction; unique among the open ones."""
         self.unique_id = message.unique_id
@@ -201,7 +209,8 @@ class OpenTransaction:
         self.first_offset = message.first_offset
         self.started_ms = message.started_ms
         self.due_ms = 0
-        """The time at which it is checked next, in ms of the steady clock."""
+        """The time of the next check, in ms of the steady clock. `OpenTransactions.schedule` sets
+        it."""
         self.copy_offset: int | None = None
         """The queue offset of a copy that was appended and is not visible yet."""
         self.asked_peer: Peer | None = None
@@ -213,7 +222,7 @@ class OpenTransaction:
         self.set_newest_message(message)
 
     def set_newest_message(self, message: PreparedMessage) -> None:
-        """Represent the transaction by a newer message of it."""
+        """Represent the transaction by a newer prepared message, with its check count."""
         self.offset = message.offset
         self.physical_offset = message.physical_offset
         self.check_count = message.check_count
@@ -223,7 +232,11 @@ class OpenTransactions:
     """The table of all open transactions. Iteration follows the offsets of their messages."""
 
     def __init__(self, half_start: int, op_start: int) -> None:
-        """Create an empty table whose queues are read from these offsets on."""
+        """Create an empty table.
+
+        `half_start` and `op_start` are the offsets from which the caller reads the half queue and
+        the op queue to fill the table.
+        """
         self._by_offset: dict[int, OpenTransaction] = {}  # in ascending order of offsets
         self._by_key: dict[str, OpenTransaction] = {}
         self._due: list[tuple[int, int]] = []
@@ -242,57 +255,74 @@ class OpenTransactions:
         return iter(self._by_offset.values())
 
     def get(self, offset: int) -> OpenTransaction | None:
-        """Return the transaction whose newest message has this offset, or None."""
+        """Return the open transaction whose newest message is at `offset` of the half queue.
+
+        Return None if there is none, also for the offset of a superseded message.
+        """
         return self._by_offset.get(offset)
 
     def find(self, unique_id: str, digest: int | None = None) -> OpenTransaction | None:
-        """Return the transaction with this id, or None.
+        """Return the open transaction with this id, or None.
 
-        Several transactions may have the same id; `digest` selects one of them.
+        Several open transactions may have the same id. Then `digest` selects one of them. Without
+        `digest`, the result is the one whose key is `unique_id`.
         """
-        found = self._by_key.get(unique_id)
-        if digest is not None and (found is None or found.digest != digest):
-            found = self._by_key.get(_second_key(unique_id, digest))
-        return found
+        transaction = self._by_key.get(unique_id)
+        if digest is not None and (transaction is None or transaction.digest != digest):
+            transaction = self._by_key.get(_second_key(unique_id, digest))
+        return transaction
 
     def find_for_message(self, message: PreparedMessage) -> OpenTransaction | None:
-        """Return the open transaction to which a message belongs, or None.
+        """Return the open transaction to which a prepared message belongs, or None.
 
-        The message may be superseded.
+        The message may be superseded. A message from before the transaction began does not belong
+        to it: the message is part of an earlier transaction with the same id, which has ended.
         """
-        found = self._by_offset.get(message.offset)
-        if found is None and message.unique_id:
-            found = self.find(message.unique_id, message.digest)
-        return None if found is None or message.offset < found.first_offset else found
+        transaction = self._by_offset.get(message.offset)
+        if transaction is None and message.unique_id:
+            transaction = self.find(message.unique_id, message.digest)
+        if transaction is None or message.offset < transaction.first_offset:
+            return None
+        return transaction
 
     # --- messages and ops, in the order of their queues
 
     def add(self, message: PreparedMessage) -> tuple[OpenTransaction, int | None]:
-        """Add a prepared message that is not done.
+        """Add the next prepared message of the half queue, and set `next_half_offset` behind it.
 
-        Return its transaction, and the offset of the message that it supersedes or None.
+        The message becomes the newest one of the open transaction with the same id and digest. If
+        there is none, it begins a transaction. Return (transaction, superseded offset): the second
+        value is the offset of the message that was the newest one before, and None for a new
+        transaction.
 
-        A message that equals a transaction which is ending, and is not the copy of it, begins a
-        new transaction: its producer has sent the same message object a second time.
+        A message that equals an ending transaction also begins a new one, because its producer has
+        sent the same message object a second time. Only the broker's own copy does not.
         """
         self.next_half_offset = message.offset + 1
         unique_id, digest = message.unique_id, message.digest
-        found = self.find(unique_id, digest) if unique_id else None
-        old_offset = None
-        if found is None or (found.is_ending and found.copy_offset != message.offset):
+        transaction = self.find(unique_id, digest) if unique_id else None
+        superseded_offset = None
+        if transaction is None or (
+            transaction.is_ending and transaction.copy_offset != message.offset
+        ):
             keys = (unique_id, _second_key(unique_id, digest)) if unique_id else ()
             free_keys = (key for key in keys if key not in self._by_key)
-            found = OpenTransaction(next(free_keys, f"{unique_id}@{message.offset}"), message)
-            self._by_key[found.key] = found
+            key = next(free_keys, f"{unique_id}@{message.offset}")
+            transaction = OpenTransaction(key, message)
+            self._by_key[transaction.key] = transaction
         else:
-            old_offset = found.offset
-            del self._by_offset[old_offset]
-            found.set_newest_message(message)
-        self._by_offset[message.offset] = found
-        return found, old_offset
+            superseded_offset = transaction.offset
+            del self._by_offset[superseded_offset]
+            transaction.set_newest_message(message)
+        self._by_offset[message.offset] = transaction
+        return transaction, superseded_offset
 
     def add_op(self, op_offset: int, offsets: Sequence[int]) -> None:
-        """Add the op at `op_offset`: the messages at `offsets` are done."""
+        """Add the op at `op_offset` of the op queue, and set `next_op_offset` behind it.
+
+        The op ends the transactions whose newest messages are at `offsets` of the half queue: they
+        are removed. Offsets of superseded or unknown messages have no effect on the table.
+        """
         self.next_op_offset = op_offset + 1
         if offsets:
             self._ops.append((op_offset, max(offsets)))
@@ -301,30 +331,40 @@ class OpenTransactions:
 
     def mark_done(self, offset: int) -> None:
         """Remove the transaction whose newest message has this offset, if there is one."""
-        found = self._by_offset.pop(offset, None)
-        if found is not None:
-            del self._by_key[found.key]
+        transaction = self._by_offset.pop(offset, None)
+        if transaction is not None:
+            del self._by_key[transaction.key]
 
     @property
     def lowest_half_offset(self) -> int:
-        """The offset before which all prepared messages are done."""
+        """The offset of the half queue before which every transaction has ended.
+
+        It is the offset of the first open transaction, or `next_half_offset` if none is open.
+        """
         return next(iter(self._by_offset), self.next_half_offset)
 
     def find_lowest_op_offset(self, half_offset: int) -> int:
-        """Return the offset of the first op that lists a message from `half_offset` on.
+        """Return the offset of the first op that lists a message at `half_offset` or later.
 
-        Return the next op's offset if there is none. Forget the ops before; `half_offset` must not
-        be smaller in later calls.
+        Return `next_op_offset` if no op does. The ops before the returned one are forgotten, so
+        `half_offset` must not be lower in a later call.
         """
         ops = self._ops
-        while ops and ops[0][1] < half_offset:
+        while ops:
+            op_offset, highest_half_offset = ops[0]
+            if highest_half_offset >= half_offset:
+                return op_offset
             ops.popleft()
-        return ops[0][0] if ops else self.next_op_offset
+        return self.next_op_offset
 
     # --- due times
 
     def schedule(self, transaction: OpenTransaction, due_ms: int) -> None:
-        """Make a transaction due at `due_ms` of the steady clock, and at no other time."""
+        """Make a transaction due at `due_ms` of the steady clock, and at no other time.
+
+        Its earlier due time is outdated. The outdated entries of the heap are removed when there
+        are too many.
+        """
         transaction.due_ms = due_ms
         heapq.heappush(self._due, (due_ms, transaction.offset))
         if len(self._due) > 2 * len(self._by_offset) + SPARE_DUE_TIMES:
@@ -332,20 +372,27 @@ class OpenTransactions:
             heapq.heapify(self._due)
 
     def pop_due(self, now_ms: int) -> OpenTransaction | None:
-        """Return a transaction that is due and not ending, or None.
+        """Return the transaction that is due first, or None if none is due at `now_ms`.
 
-        The caller must schedule it again.
+        Its entry is removed from the heap, so the caller must schedule it again. Transactions that
+        are ending are left out, and need no check.
         """
         while self._due and self._due[0][0] <= now_ms:
             due_ms, offset = heapq.heappop(self._due)
-            found = self._by_offset.get(offset)
-            if found is not None and found.due_ms == due_ms and not found.is_ending:
-                return found
+            transaction = self._by_offset.get(offset)
+            if transaction is None or transaction.is_ending:
+                continue
+            is_outdated = transaction.due_ms != due_ms
+            if not is_outdated:
+                return transaction
         return None
 
 
 def _second_key(unique_id: str, digest: int) -> str:
-    """Return the key of a transaction whose id is the key of another open transaction."""
+    """Return the key of a transaction whose id is already the key of another open transaction.
+
+    The key is `<id>#<digest in hexadecimal digits>`.
+    """
     return f"{unique_id}#{digest:x}"
 
 
@@ -356,32 +403,45 @@ class PreparedReader:
         self._store = store
 
     def iter_prepared(self, offset: int) -> Iterator[PreparedMessage]:
-        """Yield the prepared messages from `offset` on. Skip those whose record is missing."""
+        """Yield the visible messages of the half queue from `offset` on.
+
+        Messages whose record is missing are skipped.
+        """
         for entry in iter_queue(self._store, HALF_TOPIC, 0, offset):
             if entry.record is not None:
                 yield parse_prepared(entry.record, entry.offset)
 
     def iter_ops(self, offset: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield each op from `offset` on as (its offset, offsets of prepared messages)."""
+        """Yield (op offset, half offsets) for each visible op from `offset` of the op queue on.
+
+        The half offsets are those that the op lists; the list may be empty. Ops whose record is
+        missing are skipped.
+        """
         for entry in iter_queue(self._store, OP_TOPIC, 0, offset):
             if entry.record is not None:
                 yield entry.offset, parse_op(entry.record.body)
 
     def read_record(self, physical_offset: int) -> Record | None:
-        """Return the record at a position taken from a queue; None if it has been deleted."""
+        """Return the record at a position of the commit log that was taken from a queue.
+
+        The position is not checked. Return None if retention has deleted the record.
+        """
         return read_record(self._store.reader.view_at(physical_offset))
 
     def find_prepared(self, physical_offset: int) -> Record | None:
         """Return the prepared message at a position that a client names.
 
-        Return None if no prepared message begins there.
+        The position may be any number: return None if no prepared message begins there.
         """
         data = self._store.reader.record_at(physical_offset)
         record = read_record(None if data is None else memoryview(data))
         return record if record is not None and record.topic == HALF_TOPIC else None
 
     def read_last_record(self) -> Record | None:
-        """Return the last record of the log that is in a queue; None if there is none."""
+        """Return the last record of the commit log that is in a queue; None if there is none.
+
+        It is the one with the highest position among the last messages of all queues.
+        """
         position = -1
         for topic, queue_id in self._store.queues():
             end = self._store.queue_offsets(topic, queue_id)[1]
@@ -396,9 +456,13 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
     """Move a message with TRAN_MSG=true to the half topic, where no consumer sees it.
 
     The properties REAL_TOPIC and REAL_QID then hold the queue to which a commit moves the message.
-    Leave every other message unchanged. `open_count` is the number of open transactions.
+    Properties by which the message would look like a copy of a prepared message are removed.
 
-    Return whether the message was moved. Raises RequestError if it may not begin a transaction.
+    Return True if the message was moved. Return False for every other message, which stays
+    unchanged; only a message that a consumer sends back for a retry loses TRAN_MSG.
+
+    `open_count` is the number of open transactions. Raises RequestError if a message may not begin
+    a transaction.
     """
     properties = message.properties
     kind = message.sys_flag & TRANSACTION_MASK
@@ -425,7 +489,11 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
 
 
 def _check_may_begin(properties: dict[str, str], config: BrokerConfig, open_count: int) -> None:
-    """Raise RequestError if a message with these properties may not begin a transaction."""
+    """Raise RequestError if a message with these properties may not begin a transaction.
+
+    That is the case if transactions are disabled, if the message is delayed or has no producer
+    group, or if `open_count` transactions are as many as may be open.
+    """
     if config.reject_transactions:
         raise RequestError(
             ResponseCode.NO_PERMISSION,

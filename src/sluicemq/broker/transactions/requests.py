@@ -73,21 +73,20 @@ class TransactionRequests:
     ) -> Durable | None:
         """Handle END_TRANSACTION (37): commit or roll back a transaction.
 
-        `header.outcome` is COMMITTED, ROLLED_BACK, or 0 for undecided. Return None for an undecided
-        one, which RocketMQ does not answer either.
+        `header.outcome` is COMMITTED, ROLLED_BACK, or 0 for undecided. An undecided one changes
+        nothing. Then return None: no answer is sent, as in RocketMQ. With `header.is_from_check`,
+        the request answers a check, and the client counts as answering (`note_answer`).
 
-        Raises RequestError if the outcome or the prepared message is not valid, or if the
-        transaction ended with the other outcome before.
+        If the transaction has already ended with the same outcome, or with one that is not
+        remembered, nothing is changed and the answer is a success.
+
+        Raises RequestError if the outcome or the prepared message is not valid, if the end is too
+        late, if the account may not send to the topic, or if the transaction has ended with the
+        other outcome. Such refusals are logged, except for a wrong outcome or position.
         """
         transactions, outcome = self.transactions, header.outcome
         if header.is_from_check:
-            asked = transactions.table.get(header.half_queue_offset)
-            about = (
-                None if asked is None else transactions.reader.read_record(asked.physical_offset)
-            )
-            if about is not None:
-                self.access.require(about.get_text(REAL_TOPIC), PUB)
-            transactions.checker.note_answer(asked, peer)
+            self._note_answer(header, peer)
         if outcome == 0:
             return None
         if outcome not in _REMARKS:
@@ -110,16 +109,18 @@ class TransactionRequests:
             raise
         transaction = transactions.table.find_for_message(message)
         if transaction is None or transaction.is_ending:
-            known = transactions.recent_outcome(message)
-            if known is None or known == outcome:
+            earlier_outcome = transactions.recent_outcome(message)
+            if earlier_outcome is None or earlier_outcome == outcome:
                 return _success(command, "the transaction has already ended, nothing was changed")
             log.warning(
                 "transaction %s was %s before; ignoring that its producer now reports it as %s",
                 message.unique_id,
-                OUTCOMES[known],
+                OUTCOMES[earlier_outcome],
                 OUTCOMES[outcome],
             )
-            raise _wrong(f"the transaction was {OUTCOMES[known]} before and cannot change.")
+            raise _wrong(
+                f"the transaction was {OUTCOMES[earlier_outcome]} before and cannot change."
+            )
         try:
             transactions.decide(transaction, outcome)
         except RequestError as error:
@@ -127,10 +128,29 @@ class TransactionRequests:
             raise
         return _success(command, _REMARKS[outcome])
 
+    def _note_answer(self, header: EndTransactionRequest, peer: Peer) -> None:
+        """Record that the client at `peer` has answered the check that `header` names.
+
+        Raises RequestError if the client's account may not send to the topic of the transaction. A
+        transaction that has ended meanwhile is not checked for that.
+        """
+        transactions = self.transactions
+        checked = transactions.table.get(header.half_queue_offset)
+        if checked is not None:
+            record = transactions.reader.read_record(checked.physical_offset)
+            if record is not None:
+                self.access.require(record.get_text(REAL_TOPIC), PUB)
+        transactions.checker.note_answer(checked, peer)
+
     def _check(
         self, header: EndTransactionRequest, record: Record, message: PreparedMessage
     ) -> None:
-        """Raise RequestError if an end does not match its prepared message, or is too late."""
+        """Raise RequestError if an end does not match its prepared message, or is too late.
+
+        `record` and `message` are the prepared message that the request names. The producer group
+        and the queue offset must be equal. An end that does not answer a check is too late after
+        the time that the message demands before its first check.
+        """
         if record.get_text(PRODUCER_GROUP) != header.group:
             raise _wrong("The producer group wrong")
         if message.offset != header.half_queue_offset:
@@ -151,37 +171,46 @@ class TransactionRequests:
     def list_open(self, header: ListTransactionsRequest, command: Command, peer: Peer) -> Command:
         """Handle SLUICE_LIST_TRANSACTIONS (900111): list open transactions in order of offsets.
 
-        The list begins after offset `header.after`. It contains up to `header.count_max`
-        transactions, of `header.group` and `header.topic` if these are given. The answer's `after`
-        continues the list, and is absent at its end. Its `count` is that of all open transactions.
+        The list begins after offset `header.after` of the half queue, at its start by default. It
+        contains up to `header.count_max` transactions. If `header.group` or `header.topic` is set,
+        only transactions of that producer group or topic are listed. A list ends after LIST_MAX
+        examined transactions, so it may be shorter, even empty, although more follow.
+
+        `after` in the answer is the value with which the next request continues; it is absent at
+        the end. `count` in the answer is the number of all open transactions.
         """
         count_max = min(max(header.count_max or LIST_MAX, 1), LIST_MAX)
         after = -1 if header.after is None else header.after
         table = self.transactions.table
-        found: list[bodies.OpenTransaction] = []
-        examined, last = 0, None
+        listed: list[bodies.OpenTransaction] = []
+        examined_count, last_offset = 0, None
         for transaction in table:
             if transaction.offset <= after:
                 continue
-            if examined == LIST_MAX or len(found) == count_max:
+            if examined_count == LIST_MAX or len(listed) == count_max:
                 break
-            examined, last = examined + 1, transaction.offset
+            examined_count, last_offset = examined_count + 1, transaction.offset
             record = self.transactions.reader.read_record(transaction.physical_offset)
             if record is None:
                 continue
             group, topic = record.get_text(PRODUCER_GROUP), record.get_text(REAL_TOPIC)
             if header.group in (None, "", group) and header.topic in (None, "", topic):
-                found.append(_describe(transaction, record))
+                listed.append(_describe(transaction, record))
         else:
-            last = None
-        fields = encode_header(ListTransactionsResponse(count=len(table), after=last))
-        body = bodies.encode_open_transactions(found)
+            last_offset = None  # The whole table was examined: there is no next page.
+        fields = encode_header(ListTransactionsResponse(count=len(table), after=last_offset))
+        body = bodies.encode_open_transactions(listed)
         return Command(ResponseCode.SUCCESS, fields, body)
 
     def resolve(self, header: ResolveTransactionRequest, command: Command, peer: Peer) -> Durable:
         """Handle SLUICE_RESOLVE_TRANSACTION (900112): an operator ends a transaction.
 
-        Raises RequestError if the outcome is not valid or no such transaction is open.
+        `header.transaction_id` is the key of an open transaction, as `list_open` returns it. The
+        outcome and the operator's address are logged. The answer is sent when the records of the
+        end are durable.
+
+        Raises RequestError if the outcome is not valid, if no such transaction is open, or if its
+        message cannot be committed.
         """
         if header.outcome not in _REMARKS:
             raise RequestError(
@@ -205,7 +234,10 @@ class TransactionRequests:
 
 
 def _describe(transaction: OpenTransaction, record: Record) -> bodies.OpenTransaction:
-    """Return the element of a list that describes a transaction; `record` is its message."""
+    """Return the element of a list that describes a transaction.
+
+    `record` is the newest prepared message of the transaction.
+    """
     asked = transaction.asked_peer
     return bodies.OpenTransaction(
         transaction.key,
@@ -230,7 +262,10 @@ def _wrong(remark: str) -> RequestError:
 
 
 def _success(command: Command, remark: str | None) -> Durable:
-    """Return a success that is sent when the records of the transaction's end are durable."""
+    """Return a successful answer that is sent when the records of the end are durable.
+
+    A one-way request, as RocketMQ's clients send it, gets no answer (b"").
+    """
     if command.is_oneway:
         return Durable(b"")
     return Durable(encode_response(command, ResponseCode.SUCCESS, remark=remark))

@@ -128,10 +128,15 @@ class TransactionChecker:
     """
 
     def __init__(self, producers: Producers, broker_name: str) -> None:
+        """Create a checker that asks the members in `producers`.
+
+        `broker_name` is sent in each check, so that the client knows which broker to answer.
+        """
         self._producers = producers
         self._broker_name = broker_name
         self._turn = count()
         self._logged_clients: set[tuple[str, str]] = set()
+        """Groups and ids of clients for which an unanswered check was logged."""
         self._logged_groups: set[str] = set()
         """Groups without a connection, for which that was logged."""
         self.sent_count = 0
@@ -140,7 +145,11 @@ class TransactionChecker:
         """The number of checks that were not answered before the next one."""
 
     def choose_member(self, group: str) -> Member | None:
-        """Return the member of a producer group to ask next; None if none is connected."""
+        """Return the member of a producer group to ask next; None if none is connected.
+
+        The members with the fewest unanswered checks in a row are returned in turn. The first call
+        that finds no connected member of a group logs that.
+        """
         members = self._producers.groups.get(group, {}).values()
         live = [member for member in members if not member.peer.closed]
         if not live:
@@ -153,14 +162,15 @@ class TransactionChecker:
                 )
             return None
         self._logged_groups.discard(group)
-        least = min(_unanswered(member.peer) for member in live)
-        willing = [member for member in live if _unanswered(member.peer) == least]
-        return willing[next(self._turn) % len(willing)]
+        lowest_count = min(_unanswered_count(member.peer) for member in live)
+        best = [member for member in live if _unanswered_count(member.peer) == lowest_count]
+        return best[next(self._turn) % len(best)]
 
     def send_check(self, transaction: OpenTransaction, record: Record) -> None:
-        """Ask a member of the producer group how a transaction ended, if one is connected.
+        """Send a member of the producer group a check, and record its connection as asked.
 
-        `record` is the transaction's newest prepared message.
+        `record` is the transaction's newest prepared message. The call does not wait for the
+        answer, which is a request END_TRANSACTION. If no member is connected, nothing is sent.
         """
         member = self.choose_member(record.get_text(PRODUCER_GROUP))
         if member is None:
@@ -170,12 +180,18 @@ class TransactionChecker:
         member.peer.send_oneway(encode_check(transaction, record, self._broker_name))
 
     def note_unanswered(self, transaction: OpenTransaction, record: Record) -> None:
-        """Note whether the last check of a transaction is unanswered when the next one is due."""
+        """Count the last check of a transaction as unanswered if no answer to it was received.
+
+        The caller does this when the next check is due. The asked connection is forgotten, and its
+        number of unanswered checks in a row is incremented. The first time that a client does not
+        answer is logged. Do nothing if there was no check, if it was answered, or if the connection
+        is closed. `record` is the transaction's newest prepared message.
+        """
         peer, transaction.asked_peer = transaction.asked_peer, None
         if peer is None or peer.closed:
             return
         self.unanswered_count += 1
-        peer.attributes[_UNANSWERED] = _unanswered(peer) + 1
+        peer.attributes[_UNANSWERED] = _unanswered_count(peer) + 1
         group = record.get_text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
@@ -193,13 +209,17 @@ class TransactionChecker:
             )
 
     def note_answer(self, transaction: OpenTransaction | None, peer: Peer) -> None:
-        """Note that a client has answered a check of a transaction; None if that is not open."""
+        """Record that the client at `peer` has answered a check.
+
+        Its number of unanswered checks in a row becomes 0. `transaction` is the checked one, or
+        None if it is no longer open.
+        """
         peer.attributes.pop(_UNANSWERED, None)
         if transaction is not None:
             transaction.asked_peer = None
 
 
-def _unanswered(peer: Peer) -> int:
+def _unanswered_count(peer: Peer) -> int:
     """Return how many checks in a row a connection has not answered."""
     return int(peer.attributes.get(_UNANSWERED, 0))
 
@@ -252,7 +272,8 @@ class Transactions:
     ) -> None:
         """Create an empty table, and let `intake` move messages of transactions to the half topic.
 
-        The caller must call `load` before the first request.
+        `checker` sends the transaction checks. The caller must call `load` before the first
+        request.
         """
         settings = context.settings
         self._settings = settings
@@ -288,6 +309,7 @@ class Transactions:
         """The number of messages that were deleted before their transactions were decided."""
 
         def prepare(message: MessageToStore) -> None:
+            # Copies have more properties. They must not be refused when the original was accepted.
             if convert_to_prepared(message, settings.broker, len(self.table)):
                 intake.check_properties_size(
                     len(format_property_text(message.properties).encode()) + COPY_BYTES_MAX
@@ -301,40 +323,30 @@ class Transactions:
     def load(self) -> None:
         """Build the table from the store, and append the op that a crash has cut off.
 
-        Blocks for the time of the reads. Raises StoreError.
+        Afterwards the table follows what becomes visible in both queues, and `run_slice` checks
+        transactions. A read-only broker only builds the table. The call blocks for the time of the
+        reads. Raises StoreError.
         """
         half_start, op_start = self._start_offset(HALF_TOPIC), self._start_offset(OP_TOPIC)
         table = self.table = OpenTransactions(half_start, op_start)
         self._progress = {HALF_TOPIC: Progress(half_start), OP_TOPIC: Progress(op_start)}
-        done: set[int] = set()
-        for offset, offsets in self.reader.iter_ops(op_start):
-            table.add_op(offset, offsets)
-            done.update(one for one in offsets if one >= half_start)
+        done_offsets: set[int] = set()
+        for op_offset, half_offsets in self.reader.iter_ops(op_start):
+            table.add_op(op_offset, half_offsets)
+            done_offsets.update(offset for offset in half_offsets if offset >= half_start)
         # First all messages, then their ends: a message that is done may supersede another one
         # whose own op was lost.
         for message in self.reader.iter_prepared(half_start):
             self._add(message)
-        for offset in done:
+        for offset in done_offsets:
             table.mark_done(offset)
-        self._superseded = [offset for offset in self._superseded if offset not in done]
+        self._superseded = [offset for offset in self._superseded if offset not in done_offsets]
         table.next_half_offset = self._store.queue_offsets(HALF_TOPIC, 0)[1]
         table.next_op_offset = self._store.queue_offsets(OP_TOPIC, 0)[1]
         if self._settings.is_read_only:
             return
 
-        last = self.reader.read_last_record()
-        if last is not None and (
-            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
-        ):
-            # The last record of the log ends a transaction. If it is still open, its op is missing.
-            found = table.find(*transaction_identity(last))
-            if found is not None:
-                log.info("transaction %s ended just before the broker stopped", found.unique_id)
-                self._append_op(found.offset)
-                self._store.commit()
-                if self._settings.store.flush_sync:
-                    self._store.publish(self._store.sync())
-                self._read_visible()
+        self._complete_last_end()
         self._group_commit.topic_listeners |= {
             HALF_TOPIC: self._read_visible,
             OP_TOPIC: self._read_visible,
@@ -343,21 +355,47 @@ class Transactions:
         if len(table):
             log.info("%d transactions are undecided", len(table))
 
+    def _complete_last_end(self) -> None:
+        """Append the missing op if the last record of the log ends an open transaction.
+
+        A crash may cut off the op behind that record. The new op is stored before this method
+        returns, and synced if the broker syncs each commit. Raises StoreError.
+        """
+        last = self.reader.read_last_record()
+        if last is None:
+            return
+        is_end = last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == CHECK_MAX_TOPIC
+        if not is_end:
+            return
+        transaction = self.table.find(*transaction_identity(last))
+        if transaction is not None:
+            log.info("transaction %s ended just before the broker stopped", transaction.unique_id)
+            self._append_op(transaction.offset)
+            self._store.commit()
+            if self._settings.store.flush_sync:
+                self._store.publish(self._store.sync())
+            self._read_visible()
+
     def _start_offset(self, topic: str) -> int:
-        """Return the offset from which the half or op queue is read at a start."""
+        """Return the offset from which the half or op queue is read at a start.
+
+        It is the committed offset, limited to the offsets that the queue contains. A committed
+        offset beyond the end is logged. If the file of offsets is not what this broker wrote last,
+        return the start of the queue.
+        """
         start, end = self._store.queue_offsets(topic, 0)
         if self._offsets.document.is_doubtful:
             # The queues contain all ops, so a read from their start shows what is open.
             return start
-        known = self._offsets.committed(TRANSACTION_GROUP, topic, 0)
-        if known > end:
+        committed = self._offsets.committed(TRANSACTION_GROUP, topic, 0)
+        if committed > end:
             log.error(
                 "offset %d of %s is greater than the end %d of its queue; reading from the end",
-                known,
+                committed,
                 topic,
                 end,
             )
-        return min(max(known, start), end)
+        return min(max(committed, start), end)
 
     # ---------------------------------------------------------------------------------- the end
 
@@ -371,8 +409,12 @@ class Transactions:
     def decide(self, transaction: OpenTransaction, outcome: int) -> None:
         """Commit or roll back a transaction that is open and not ending.
 
-        `outcome` is COMMITTED or ROLLED_BACK. Raises RequestError if the message is deleted or its
-        topic is missing, and StoreError; then the transaction stays open.
+        `outcome` is COMMITTED or ROLLED_BACK. A commit appends the message to its topic, unless
+        another master has delivered it. Then the op is appended (`append_end`), and the end is
+        counted by topic. The caller's answer must wait for the group commit.
+
+        Raises RequestError if the message is deleted or its topic is missing, and StoreError. Then
+        the transaction stays open.
         """
         record = self.reader.read_record(transaction.physical_offset)
         if record is None:
@@ -401,11 +443,15 @@ class Transactions:
         counts[name] = counts.get(name, 0) + 1
 
     def append_end(self, transaction: OpenTransaction, outcome: int) -> None:
-        """Append the op that ends a transaction, and remember its `outcome`.
+        """Append the op that ends a transaction, schedule its commit, and remember the outcome.
 
-        The message of a commit, or of an abandoned transaction, must have been appended right
-        before. If the group commit fails, the transaction is open again. Raises StoreError.
+        `outcome` is a key of OUTCOMES. The message of a commit, or of an abandoned transaction,
+        must have been appended right before. The transaction is ending until the op is visible. If
+        the group commit fails, it is open again, and its next check is an interval away.
+
+        Raises StoreError.
         """
+        # A copy that is not visible yet will represent the transaction when it becomes visible.
         newest = transaction.copy_offset
         self._append_op(transaction.offset if newest is None else newest)
         transaction.is_ending = True
@@ -430,10 +476,13 @@ class Transactions:
         )
 
     def append_copy(self, transaction: OpenTransaction, record: Record, check_count: int) -> None:
-        """Append a copy of a transaction's message to the half queue.
+        """Append a copy of a transaction's message to the half queue, and schedule its commit.
 
-        The copy carries `check_count`. If that is greater than the transaction's count, a check is
-        sent when the copy becomes visible. Raises StoreError.
+        `record` is the newest prepared message. The copy has `check_count` as its number of checks.
+        If that is greater than the transaction's number, a check is sent when the copy becomes
+        visible. If the group commit fails, there is no copy, and no check is sent.
+
+        Raises StoreError.
         """
         properties = original_properties(record)
         if check_count:
@@ -454,29 +503,39 @@ class Transactions:
     def _read_visible(self, _queue_id: int = 0) -> None:
         """Add the messages and ops that have become visible to the table.
 
-        Prepared messages are read before ops, because the op of a transaction may become visible
-        together with its message.
+        If a message is the copy of a check, send the check. If an op ends an abandoned transaction,
+        report that one. Append ops for messages that are now superseded. `group_commit` calls this
+        method with the queue id, which is always 0.
         """
         table = self.table
+        # Messages first: the op of a transaction may become visible together with its message.
         for message in self.reader.iter_prepared(table.next_half_offset):
             transaction = self._add(message)
-            if transaction.is_check_pending and transaction.copy_offset is None:
+            is_copy_visible = transaction.copy_offset is None
+            if transaction.is_check_pending and is_copy_visible:
                 transaction.is_check_pending = False
                 record = self.reader.read_record(transaction.physical_offset)
                 if record is not None and not transaction.is_ending:
                     self.checker.send_check(transaction, record)
-        for offset, offsets in self.reader.iter_ops(table.next_op_offset):
-            table.add_op(offset, offsets)
-            for done in offsets:
-                if (abandoned := self._abandoned.pop(done, None)) is not None:
+        for op_offset, half_offsets in self.reader.iter_ops(table.next_op_offset):
+            table.add_op(op_offset, half_offsets)
+            for half_offset in half_offsets:
+                if (abandoned := self._abandoned.pop(half_offset, None)) is not None:
                     self._report_abandoned(abandoned)
         self.append_ops_of_superseded()
 
     def _add(self, message: PreparedMessage) -> OpenTransaction:
-        """Add a visible prepared message to the table, and schedule its transaction."""
-        transaction, old_offset = self.table.add(message)
-        if old_offset is not None:
-            self._superseded.append(old_offset)
+        """Add a visible prepared message to the table, and schedule its transaction.
+
+        A copy that only carries the message forward keeps the due time. After a check, the next one
+        is due after the interval. A new transaction is due after the time that its producer
+        demands, or after `transaction_timeout_ms`.
+
+        The offset of a superseded message is added to `_superseded`. Return the transaction.
+        """
+        transaction, superseded_offset = self.table.add(message)
+        if superseded_offset is not None:
+            self._superseded.append(superseded_offset)
         is_own_copy = transaction.copy_offset == message.offset
         if is_own_copy:
             transaction.copy_offset = None
@@ -502,7 +561,11 @@ class Transactions:
         return self._steady.now_ms() - age_ms + wait_ms
 
     def append_ops_of_superseded(self) -> None:
-        """Append ops for superseded messages. If that fails, the next call tries it again."""
+        """Append ops for superseded messages, and schedule their commit.
+
+        If the store accepts no messages, which is logged, or if the group commit fails, the next
+        call appends the ops again.
+        """
         offsets, self._superseded = self._superseded, []
         if not offsets:
             return
@@ -523,7 +586,11 @@ class Transactions:
         return self._settings.broker.transaction_check_interval_ms
 
     def commit_progress(self) -> None:
-        """Commit the offsets before which both queues are done, as far as the log is on disk."""
+        """Commit the offsets from which the next start must read the two queues.
+
+        In memory, the offsets advance to the first open transaction and to the first op that
+        concerns a later message. Committed are the newest offsets before which all is synced.
+        """
         half_offset = self.table.lowest_half_offset
         lowest = {
             HALF_TOPIC: half_offset,
@@ -542,18 +609,21 @@ class Transactions:
     def run_slice(self) -> None:
         """Check the transactions that are due and carry old messages forward, for one slice.
 
-        If the store cannot be written, log it, and try it again in a later slice.
+        Also append ops that an earlier call could not append, and commit the progress. If the store
+        accepts no messages, log that once, and try it again in a later slice. Do nothing before
+        `load`, after `stop`, and on a read-only broker.
         """
         if not self.is_running:
             return
         try:
             self.append_ops_of_superseded()
             work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
-            while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
+            while not work.is_over and (due := self.table.pop_due(work.now_ms)) is not None:
                 # Scheduled first, so that the next attempt is an interval away in any case.
-                self.table.schedule(one, work.now_ms + self.interval_ms)
-                if one.copy_offset is None:
-                    self._check(one)
+                self.table.schedule(due, work.now_ms + self.interval_ms)
+                has_invisible_copy = due.copy_offset is not None
+                if not has_invisible_copy:
+                    self._check(due)
                 work.count_done()
             self._carry_forward()
             self._logged_error = ""
@@ -564,14 +634,22 @@ class Transactions:
         self.commit_progress()
 
     def stop(self) -> None:
-        """Commit the progress, and stop checking transactions."""
+        """Commit the progress, and stop checking transactions and following the two queues."""
         self.commit_progress()
         self.is_running = False
         for topic in (HALF_TOPIC, OP_TOPIC):
             self._group_commit.topic_listeners.pop(topic, None)
 
     def _check(self, transaction: OpenTransaction) -> None:
-        """Check a transaction that is due, or abandon it. Raises StoreError."""
+        """Check a transaction that is due, or abandon it.
+
+        - If its message is deleted, log and count it as lost, and append an op.
+        - If it was checked often enough, or is older than the log is kept, move its message to
+          TRANS_CHECK_MAX_TIME_TOPIC. It is reported as abandoned when its op is visible.
+        - Otherwise append a copy with one more check, unless no member of the group is connected.
+
+        An unanswered earlier check is counted first. Raises StoreError.
+        """
         record = self.reader.read_record(transaction.physical_offset)
         if record is None:
             self.lost_count += 1
@@ -603,7 +681,10 @@ class Transactions:
             self.append_copy(transaction, record, transaction.check_count + 1)
 
     def _report_abandoned(self, transaction: AbandonedTransaction) -> None:
-        """Log and count an abandoned transaction, and call the hooks."""
+        """Log and count an abandoned transaction, and call the hooks in `on_given_up` with it.
+
+        A hook that raises an exception is logged. The other hooks are still called.
+        """
         self.abandoned_count += 1
         log.error(
             "transaction %s of producer group %s for topic %s is abandoned after %d checks in "
@@ -622,7 +703,11 @@ class Transactions:
                 log.exception("a hook for abandoned transactions failed")
 
     def _carry_forward(self) -> None:
-        """Append copies of messages that are far behind the end of the half queue."""
+        """Append copies of messages that are far behind the end of the half queue.
+
+        Leave out transactions that are ending, that have a copy already, or whose message is
+        deleted. Raises StoreError.
+        """
         table = self.table
         limit = table.next_half_offset - max(WINDOW_MESSAGES, 4 * len(table))
         old = takewhile(lambda transaction: transaction.offset < limit, table)

@@ -51,22 +51,31 @@ class DueMessageSource(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of its background job in the log and in metrics."""
+        """The name of the source's background job in the log and in metrics."""
 
     @property
     def next_due_ms(self) -> int | None:
-        """When its next known message is due, in ms since 1970; None without one."""
+        """The time when the source's next known message is due, in ms since 1970.
+
+        None means that the source knows no waiting message. A time in the past means that the
+        message can be delivered now.
+        """
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages until the slice is over.
+        """Append the messages that are due at `work.now_ms` until `work` is over.
+
+        The source counts each message with `work.count_done`. It does not commit the messages:
+        `DelayedDelivery` commits those of all sources, and then calls `confirm_deliveries`.
 
         Raises StoreError if the store accepts no messages.
         """
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Note whether the messages that `deliver` appended are stored.
+        """Record the result of the group commit for the messages that `deliver` appended.
 
-        If they are not, the next `deliver` must append them again.
+        With `is_stored`, these messages count as delivered. Without it, the commit failed, and the
+        next `deliver` must append the same messages again. The call does nothing if no message was
+        appended since the last call.
         """
 
 
@@ -86,11 +95,16 @@ class DelayedDelivery:
         call_later: CallLater | None = None,
         jobs: Supervisor,
     ) -> None:
-        """Register with `intake` and `group_commit`.
+        """Create the sources, and register with `intake` and `group_commit`.
 
-        `call_soon` and `call_later` are those of the event loop. Without `call_later`, messages are
-        delivered only when the broker calls `run_slice`. `jobs` supervises the sources: one that
-        fails does not keep the others from delivering.
+        `intake` gets the rewrite that stores delayed messages in the topics where they wait.
+        `group_commit` calls this object when such a message has become visible. No file is read
+        before `load`.
+
+        `call_soon` and `call_later` are those of the event loop. If `call_later` is None, no timer
+        is set: a slice runs when the broker calls `run_slice`, or after `schedule_run` has found
+        work to do. `jobs` supervises each source as a job of its own, so a source that fails does
+        not keep the others from delivering.
         """
         self._jobs = jobs
         self._settings = settings
@@ -130,13 +144,15 @@ class DelayedDelivery:
         group_commit.topic_listeners[TIMER_TOPIC] = lambda queue_id: self._worker.schedule()
 
     def load(self) -> None:
-        """Load the files. Blocking. Delivery may begin afterwards, unless the broker is read-only.
+        """Load the saved clock, the delay levels, the timer metrics and the timers. Blocking.
 
-        Raises StoreDamagedError or OSError.
+        Afterwards `schedule_run` and `run_slice` have an effect, unless the broker is read-only.
+
+        Raises StoreDamagedError if a file cannot be parsed, and OSError.
         """
-        self.saved_clock.load()
+        self.saved_clock.load()  # First: the others compare due times with the steady clock.
         self.levels.load()
-        self.metrics.load()  # first: timers that are rebuilt are counted again
+        self.metrics.load()  # Before the timers: a rebuild of the timers clears these counts.
         self.timers.load()
         self._worker.is_enabled = not self._settings.is_read_only
 
@@ -154,40 +170,54 @@ class DelayedDelivery:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next known message is due, in ms since 1970; None without one."""
+        """The time when the next known message is due, in ms since 1970; None if none waits."""
         times = [source.next_due_ms for source in self.sources]
         return min((time for time in times if time is not None), default=None)
 
     def schedule_run(self) -> None:
-        """Schedule the next slice: at once if there is work, else when the next message is due."""
+        """Schedule the next slice for the time when there is something to do.
+
+        That is the next iteration of the event loop if a message is due, or if timed messages must
+        be indexed or loaded. Otherwise it is the time when the next message is due. A source that
+        pauses after a failure counts from the end of its pause. After a failed commit, the slice
+        runs when the pause of the whole worker ends.
+
+        Do nothing before `load`, after `stop`, and if no message waits.
+        """
         if not self._worker.is_enabled:
             return
         now_s = self._clock.monotonic_s()
         if self._worker.is_paused:
-            self._run_at(self._worker.paused_until_s, now_s)
+            self._set_timer(self._worker.paused_until_s, now_s)
             return
-        now_ms, times_s = self._clock.now_ms(), []
+        now_ms, run_times_s = self._clock.now_ms(), []
         for source in self.sources:
+            # A due timed message may have to wait until more of the timer queue is indexed.
             is_timers = source is self.timers
             next_ms = self.timers.next_deliverable_ms if is_timers else source.next_due_ms
             if next_ms is not None:
                 due_s = now_s + (next_ms - now_ms) / 1000
-                times_s.append(max(due_s, self._jobs.resume_s(source.name)))
+                run_times_s.append(max(due_s, self._jobs.resume_s(source.name)))
         if self.timers.is_behind:
-            times_s.append(max(now_s, self._jobs.resume_s(PREPARE_JOB)))
-        first_s = min(times_s, default=math.inf)
-        if first_s <= now_s:
+            run_times_s.append(max(now_s, self._jobs.resume_s(PREPARE_JOB)))
+        first_run_s = min(run_times_s, default=math.inf)
+        if first_run_s <= now_s:
             self._worker.schedule()
-        elif first_s < math.inf:
-            self._run_at(first_s, now_s)
+        elif first_run_s < math.inf:
+            self._set_timer(first_run_s, now_s)
 
-    def _run_at(self, time_s: float, now_s: float) -> None:
-        """Set the timer to the monotonic time `time_s`, unless it is set to an earlier one."""
+    def _set_timer(self, time_s: float, now_s: float) -> None:
+        """Let the event loop call `run_slice` at the monotonic time `time_s`.
+
+        There is one timer. If it is set to an earlier time, it stays, because the slice that it
+        runs schedules the next one. A timer for a later time is replaced. `now_s` is the monotonic
+        time now. Do nothing without `call_later`.
+        """
         if self.call_later is None:
             return
         if self._timer is not None:
             if self._timer_s <= time_s:
-                return  # the slice schedules the next one
+                return
             self._timer.cancel()
 
         def run() -> None:
@@ -202,6 +232,9 @@ class DelayedDelivery:
     def run_slice(self) -> None:
         """Deliver due messages for one slice, prepare the next ones, and schedule the next slice.
 
+        The delivery is left out while the worker pauses after a failed commit. Each of the three
+        steps is a supervised job: an error is logged, and that step pauses, not the others.
+
         Do nothing before `load` and after `stop`.
         """
         if not self._worker.is_enabled:
@@ -212,26 +245,35 @@ class DelayedDelivery:
         self._jobs.run_unless_pausing("delivery alarm", self.schedule_run)
 
     def _deliver(self) -> None:
-        """Deliver due messages of all sources for one slice, and commit them.
+        """Let all sources append due messages for one slice, commit them, and tell the sources.
 
-        After a failure, pause the worker.
+        All sources share the limits of the slice. If the store accepts no messages, the sources
+        behind the one that failed do not deliver in this slice. What was appended is committed in
+        any case. Each source then gets the result of the commit by `confirm_deliveries`. If the
+        store or the commit failed, the worker pauses and logs the reason.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         store_error: StoreError | None = None
 
         def deliver(source: DueMessageSource) -> None:
+            # If the store accepts no messages, the source itself must not pause.
             nonlocal store_error
             try:
                 source.deliver(work)
             except StoreError as error:
                 store_error = error
 
-        have_run = True
+        have_all_succeeded = True
         for source in self.sources:
             if store_error is None:
-                have_run &= self._jobs.run_unless_pausing(source.name, partial(deliver, source))
-        has_nothing = work.remaining == SLICE_MESSAGES and store_error is None and have_run
-        is_stored = has_nothing or self.redelivery.commit()
+                have_all_succeeded &= self._jobs.run_unless_pausing(
+                    source.name, partial(deliver, source)
+                )
+        # A source that failed may have appended messages before, which it did not count.
+        is_nothing_appended = (
+            work.remaining == SLICE_MESSAGES and store_error is None and have_all_succeeded
+        )
+        is_stored = is_nothing_appended or self.redelivery.commit()
         if store_error is not None or not is_stored:
             reason = store_error or "the group commit failed"
             self._worker.pause_after_failure(f"delayed messages are delivered later: {reason}")
@@ -242,14 +284,21 @@ class DelayedDelivery:
             self._jobs.run_now(f"{source.name}, settling", confirm)
 
     def _prepare(self) -> None:
-        """Index and load timed messages for one slice."""
+        """Index and load timed messages for one slice.
+
+        If the timer log cannot be written, log that and pause the worker.
+        """
         try:
             self.timers.prepare(TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES))
         except OSError as error:
             self._worker.pause_after_failure(f"cannot write the timer log: {error}")
 
     def stop(self) -> None:
-        """Deliver no more messages. The saved clock is written with the documents."""
+        """Deliver no more messages, and cancel the timer.
+
+        The document of the saved clock is marked as changed, so that the last save of all documents
+        writes the clocks as they are at the shutdown. This method writes no file itself.
+        """
         self.saved_clock.document.changed = True
         self._worker.is_enabled = False
         if self._timer is not None:
@@ -257,26 +306,37 @@ class DelayedDelivery:
             self._timer = None
 
     def save(self) -> None:
-        """Save timer wheel, timer log and checkpoint. Blocking. Raises OSError or StoreError.
+        """Save timer wheel, timer log and checkpoint. Blocking.
 
-        After `stop`, the files are sealed: the next start trusts them.
+        If `stop` was called before, also seal the files: the next start trusts them.
+
+        Raises OSError or StoreError.
         """
-        with closing(self.timers.save(is_last=True)) as steps:
-            for step in steps:
-                step()
+        with closing(self.timers.save(is_last=True)) as write_functions:
+            for write_files in write_functions:
+                write_files()
         if not self._worker.is_enabled:  # nothing is delivered or indexed any more
             self.timers.seal()
 
     def remove_old_log_files(self) -> None:
-        """Remove the files of the timer log that nothing needs any more. Raises OSError."""
+        """Remove the files of the timer log whose messages retention has all removed.
+
+        These messages were stored before the present start of the commit log. Raises OSError.
+        """
         self.timers.files.log.remove_before(self._store.log_start)
 
     def get_runtime_info(self) -> dict[str, str]:
         """Return the fields of GET_BROKER_RUNTIME_INFO (28) about waiting messages.
 
-        spec/admin.md §3 describes them.
+        - `timerReadBehind`: by how many seconds the timer wheel is read late.
+        - `timerOffsetBehind`: the number of messages of the timer queue that are not indexed.
+        - `timerCongestNum`: the number of timed messages that wait.
+        - `scheduleMessageOffset_<level>`: the offsets of a delay level.
+
+        The values are decimal numbers, except for the pair of offsets (spec/admin.md §3).
         """
         timers = self.timers
+        # The slot of the present second is still being read.
         behind_ms = max(self._clock.now_ms() - timers.read_ms - 1000, 0)
         return {
             "timerReadBehind": str(behind_ms // 1000),

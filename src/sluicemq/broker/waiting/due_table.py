@@ -19,14 +19,21 @@ class DueTable:
 
     def __init__(self) -> None:
         self._times: list[int] = []
+        """A heap of the milliseconds that have messages. The first one is the earliest."""
         self._positions: dict[int, array[int]] = {}
+        """The positions of each millisecond. Those that were taken stay until all are taken."""
         self._taken_counts: dict[int, int] = {}
-        """For milliseconds of which some messages were taken: how many, from the first on."""
+        """How many messages of a millisecond were taken from the beginning of its array.
+
+        A millisecond of which no message was taken has no entry."""
         self.count = 0
         """The number of messages."""
 
     def add(self, due_ms: int, position: int) -> None:
-        """Add a message. Called for each timed message: keep it cheap."""
+        """Add the message at `position`, behind the other messages that are due at `due_ms`.
+
+        Called for each timed message: keep it cheap.
+        """
         positions = self._positions.get(due_ms)
         if positions is None:
             positions = self._positions[due_ms] = array("q")
@@ -36,13 +43,14 @@ class DueTable:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first message is due, in ms since 1970; None if the table is empty."""
+        """The time when the first message is due, in ms since 1970; None if the table is empty."""
         return self._times[0] if self._times else None
 
     def take_due(self, now_ms: int, count_max: int) -> list[DueMessage]:
         """Remove and return at most `count_max` of the messages that are due first.
 
-        All of them are due in the same millisecond. Return [] if no message is due at `now_ms`.
+        All returned messages are due in the same millisecond, so there may be fewer than
+        `count_max` although more messages are due. Return [] if no message is due at `now_ms`.
         """
         if not self._times or self._times[0] > now_ms:
             return []
@@ -61,6 +69,9 @@ class DueTable:
         return [(due_ms, position) for position in taken]
 
     def put_back(self, taken: list[DueMessage]) -> None:
-        """Add messages again that were taken but not delivered."""
+        """Add messages again that `take_due` returned and that were not delivered.
+
+        They are now behind the messages of their millisecond that were not taken.
+        """
         for due_ms, position in taken:
             self.add(due_ms, position)

@@ -71,6 +71,7 @@ class DelayLevel:
     due_ms: int | None = None
     """When the next message is due, in ms since 1970; None if no message waits."""
     cancelled_offsets: set[int] = field(default_factory=set)
+    """The offsets of messages that must never be delivered."""
 
 
 class DelayLevels:
@@ -87,7 +88,11 @@ class DelayLevels:
         clock: SteadyClock,
         jobs: Supervisor,
     ) -> None:
-        """Deliver due messages with `redelivery`. `jobs` supervises the levels one by one."""
+        """Create the levels of `store` without reading a file; `load` reads them.
+
+        `redelivery` appends due messages to their own topics. `jobs` supervises each level as a job
+        of its own, so a level that fails does not keep the others from delivering.
+        """
         self._jobs = jobs
         self._settings = settings
         self._store = store
@@ -97,14 +102,15 @@ class DelayLevels:
         """By queue id: the levels that have a queue."""
         self._save_count = 0
         self._unused_offsets: dict[int, int] = {}
-        """By number: the offsets in the file of levels that have no queue."""
+        """The offsets in the file of levels that have no queue, by number of the level."""
         self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
-        self._is_default = True
+        self._has_default_delays = True
         """Whether the delays are RocketMQ's defaults. If so, due times are those in the units."""
         root = settings.store.root
         self.document = Document(files, f"{root}/config/delayOffset.json", self._render)
 
         def render_cancelled() -> str:
+            """Return the offsets of cancelled messages as JSON: `{"<queue id>": [offset, …]}`."""
             levels = self._levels.items()
             cancelled = {
                 str(queue_id): sorted(level.cancelled_offsets) for queue_id, level in levels
@@ -122,12 +128,19 @@ class DelayLevels:
     def load(self) -> None:
         """Load the files, and find where each level continues. Blocking.
 
-        Raises StoreDamagedError if a file cannot be parsed.
+        A level begins at its offset in delayOffset.json, 0 if the file is absent or does not
+        contain the level. It is moved back if the log ends before its last messages were due, and
+        forward over messages that the log shows to be delivered. If the newest message of a level
+        was stored later than the steady clock shows, the clock is set to that time.
+
+        A file that this broker did not write last is logged. Raises StoreDamagedError if a file
+        cannot be parsed.
         """
         config = self._settings.store
-        self._is_default = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
+        self._has_default_delays = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
 
         def parse_offsets(text: str) -> dict[int, int]:
+            """Return the offsets by number of the level, and take the version of the file."""
             values = fastjson.loads(text)
             if not isinstance(values, dict) or not isinstance(values.get("offsetTable"), dict):
                 raise ProtocolError("The file has no object offsetTable.")
@@ -157,42 +170,54 @@ class DelayLevels:
             self._raise_clock(level)
 
     def _load_cancelled(self) -> None:
-        """Load the offsets of cancelled messages. Blocking. Raises StoreDamagedError."""
+        """Add the offsets in sluiceDelayCancelled.json to the levels. Blocking.
+
+        If this broker did not write the file last, it is logged and ignored: its offsets may name
+        other messages of this store. Raises StoreDamagedError if the file cannot be parsed.
+        """
 
         def parse_cancelled(text: str) -> dict[int, set[int]]:
-            return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
+            return {
+                int(queue_id): {*map(int, offsets)}
+                for queue_id, offsets in fastjson.loads(text).items()
+            }
 
-        known = self.cancellations.load(parse_cancelled) or {}
+        cancelled_by_queue = self.cancellations.load(parse_cancelled) or {}
         if self.cancellations.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last (removed, an older copy, or from another"
                 " store). It is ignored, and cancelled messages are delivered. Cancel them again.",
                 self.cancellations.path,
             )
-            known = {}
+            cancelled_by_queue = {}
             self.cancellations.changed = True
-        for queue_id, cancelled in known.items():
+        for queue_id, cancelled in cancelled_by_queue.items():
             self._get_level(queue_id).cancelled_offsets |= cancelled
 
     def _skip_delivered(self, levels: list[DelayLevel]) -> None:
-        """Let each level continue behind the messages that are delivered according to the log.
+        """Let each level continue after the messages that are delivered according to the log.
 
-        A broker that was killed has delivered more than its file says.
+        A broker that was killed has delivered more messages than its file says. For each level with
+        such messages, log their offsets, advance the level, and mark the file as changed.
         """
         deliveries = LoggedDeliveries(self._store, self._clock.lead_ms)
         for level in levels:
             offset = level.next_offset
-            if next(self._iter_due_at_end(level, offset), None) is not None:
-                # The deliveries of the messages before must not count for those behind.
+            has_candidates = next(self._iter_due_before_log_end(level, offset), None) is not None
+            if has_candidates:
+                # Two messages may be alike. The deliveries of the messages that the file says to be
+                # delivered must not be taken for deliveries of the later ones.
                 low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
                 start = max(low, offset - CHUNK_MESSAGES)
-                delivered = islice(self._iter_due_at_end(level, start), offset - start)
+                delivered = islice(self._iter_due_before_log_end(level, start), offset - start)
                 deliveries.use_up(list(delivered))
-            while chunk := list(islice(self._iter_due_at_end(level, offset), CHUNK_MESSAGES)):
+            while chunk := list(
+                islice(self._iter_due_before_log_end(level, offset), CHUNK_MESSAGES)
+            ):
                 count = deliveries.count_delivered(chunk)
                 offset += count
                 if count < len(chunk):
-                    break
+                    break  # A level delivers in order, so all later messages are undelivered.
             if offset > level.next_offset:
                 log.info(
                     "messages %d to %d of delay level %d were delivered before the broker was"
@@ -207,12 +232,13 @@ class DelayLevels:
                 self.document.changed = True
                 self._update_due_ms(level)
 
-    def _iter_due_at_end(self, level: DelayLevel, offset: int) -> Iterator[DueLevelMessage]:
-        """Yield the messages of a level, from `offset` on, that were due before the log ended.
+    def _iter_due_before_log_end(self, level: DelayLevel, offset: int) -> Iterator[DueLevelMessage]:
+        """Yield the messages of a level that were due when the last record of the log was stored.
 
-        That is before the last record of the log was stored.
+        The messages begin at `offset` and are consecutive. A cancelled message and one whose record
+        is missing are yielded without a record.
         """
-        stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         while len(
             units := self._store.reader.valid_units(
                 SCHEDULE_TOPIC, level.queue_id, offset, _CHUNK_UNITS
@@ -220,7 +246,7 @@ class DelayLevels:
         ):
             for position, size, code in _unpack_units(units):
                 due_ms = self._find_due_ms(level, position, size, code)
-                if due_ms > stored_ms:
+                if due_ms > log_end_ms:
                     return
                 has_message = size != BLANK_SIZE and offset not in level.cancelled_offsets
                 view = self._store.reader.view_at(position) if has_message else None
@@ -228,19 +254,21 @@ class DelayLevels:
                 offset += 1
 
     def _rewind_to_undelivered(self, level: DelayLevel) -> None:
-        """Move a level back to its first message that is undelivered according to the log.
+        """Move a level back to its first message that cannot have been delivered.
 
-        That is the first message that was due after the last record of the log was stored: its
-        delivery would have stored a later one. A sealed file is correct, and nothing is done.
+        A message that was due after the last record of the log was stored cannot have been
+        delivered, because its delivery would have stored a later record. If the file counts such
+        messages as delivered, log that, set the level to the first of them, and mark the file as
+        changed. Do nothing if the file is sealed: it was written at an orderly stop and is correct.
         """
         if self.document.verdict is FileVerdict.SEALED:
             return
         low, _ = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
-        stored_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
+        log_end_ms = self._store.recovered.store_time_ms + self._clock.lead_ms
         offset = level.next_offset
         while offset > low:
             units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset - 1, 1)
-            if not len(units) or self._find_due_ms(level, *UNIT.unpack_from(units)) <= stored_ms:
+            if not len(units) or self._find_due_ms(level, *UNIT.unpack_from(units)) <= log_end_ms:
                 break
             offset -= 1
         if offset < level.next_offset:
@@ -258,9 +286,15 @@ class DelayLevels:
             self._update_due_ms(level)
 
     def _raise_clock(self, level: DelayLevel) -> None:
-        """Set the steady clock to the store time of the level's newest message, if it is behind."""
+        """Set the steady clock to the store time of the level's newest message, if it is behind.
+
+        It is behind if the wall clock was set back while the broker was stopped; the messages would
+        then wait too long. The store time is the due time minus the delay of the level. So do
+        nothing with delays of the user's own, which may have been others when the message was
+        stored. Also do nothing if no message of the level waits.
+        """
         end = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)[1]
-        if level.next_offset >= end or not self._is_default:
+        if level.next_offset >= end or not self._has_default_delays:
             return
         units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, end - 1, 1)
         if len(units):
@@ -270,7 +304,10 @@ class DelayLevels:
                 self._update_due_ms(level)
 
     def _get_level(self, queue_id: int, offset: int = 0) -> DelayLevel:
-        """Return the level of a queue. A new one begins at `offset`."""
+        """Return the level of a queue, and create it if the queue has none yet.
+
+        A new level begins at `offset`, or at the nearest offset that the queue contains.
+        """
         level = self._levels.get(queue_id)
         if level is None:
             delays_ms = self._settings.store.delay_levels_ms
@@ -283,24 +320,32 @@ class DelayLevels:
         return level
 
     def _render(self) -> str:
-        """Return the text of delayOffset.json with the offsets that are durable."""
+        """Return the text of delayOffset.json for a save, with the offsets that are durable.
+
+        `saved_offset` of each level is set to the offset in the text. Cancellations of messages
+        before the previous saved offset are removed. If an offset is not durable yet, the document
+        stays marked as changed, so that a later save writes it.
+        """
         self._save_count += 1
         if self._save_count % _SAVES_PER_VERSION == 0:
             self._version["counter"] += 1
             self._version["timestamp"] = self._clock.now_ms()
         synced = self._store.synced_offset
         for level in self._levels.values():
-            # Not even a crash can bring these back, so their cancellations are not needed.
+            # The file on disk is already beyond these offsets. Not even a crash can make them due
+            # again, so their cancellations are not needed.
             passed = {offset for offset in level.cancelled_offsets if offset < level.saved_offset}
             level.cancelled_offsets -= passed
             self.cancellations.changed |= bool(passed)
             level.saved_offset = level.progress.durable_value(synced)
-            # An offset that is not durable yet is written by a later save.
             self.document.changed |= level.saved_offset != level.progress.value
         return self.encode_offsets()
 
     def encode_offsets(self) -> str:
-        """Return the text of delayOffset.json as of its last save."""
+        """Return the text of delayOffset.json with the offsets of its last save.
+
+        The text is RocketMQ's `{"dataVersion": {…}, "offsetTable": {"<level>": offset, …}}`.
+        """
         offsets = {queue_id + 1: self._levels[queue_id].saved_offset for queue_id in self.queue_ids}
         return fastjson.dumps_pretty(
             {
@@ -312,29 +357,35 @@ class DelayLevels:
     # --- due times
 
     def note_new_messages(self, queue_id: int) -> None:
-        """Note that the queue of a level has new messages that are visible."""
+        """Set the due time of a level whose queue has new visible messages.
+
+        If messages of the level waited already, the first of them is still due first, and nothing
+        changes. The queue may be the first of its level: then the level is created.
+        """
         level = self._get_level(queue_id)
         if level.due_ms is None:
             self._update_due_ms(level)
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due, in ms since 1970; None if no message waits."""
+        """The time when the next message is due, in ms since 1970; None if no message waits."""
         return min(
             (level.due_ms for level in self._levels.values() if level.due_ms is not None),
             default=None,
         )
 
     def _update_due_ms(self, level: DelayLevel) -> None:
-        """Set `due_ms` of a level from the unit of its next message.
+        """Set `due_ms` of a level from the unit of its next message, None if there is none.
 
-        Messages that retention has removed are logged and skipped.
+        If retention has removed the next messages, log their offsets, and let the level continue
+        at the first message that the queue still contains.
         """
         offset = level.next_offset
         units = self._store.reader.valid_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
         if not len(units):
             low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
-            if offset >= low or low >= high:
+            is_removed = offset < low < high
+            if not is_removed:
                 level.due_ms = None
                 return
             log.error(
@@ -353,12 +404,17 @@ class DelayLevels:
     def _find_due_ms(self, level: DelayLevel, position: int, size: int, code: int) -> int:
         """Return when the message of a unit is due, in ms since 1970; 0 means at once.
 
-        With default delays, it is the time in the unit. Otherwise it is computed from the record,
-        unless the broker's clock is ahead of the wall clock.
+        `position`, `size` and `code` are the fields of the unit. With default delays, the due time
+        is `code`. With other delays, it is the store time in the record plus the delay of the
+        level, because the unit may have been written when the level had another delay. But if the
+        steady clock is ahead of the wall clock, `code` is used with other delays, too.
+
+        A `code` that is later than the level allows gives 0 (see the module). So do a blank unit
+        and a missing record, which have nothing to deliver.
         """
         if size == BLANK_SIZE:
             return 0
-        if not self._is_default and not self._clock.lead_ms:
+        if not self._has_default_delays and not self._clock.lead_ms:
             record = read_record(self._store.reader.view_at(position))
             return record.store_time_ms + level.delay_ms if record is not None else 0
         latest_ms = self._clock.now_ms() + level.delay_ms + CLOCK_STEP_BACK_MAX_MS
@@ -369,12 +425,16 @@ class DelayLevels:
     def deliver(self, work: TimeSlice) -> None:
         """Append due messages to their topics until the slice is over.
 
-        A level whose delivery fails is tried again after LEVEL_PAUSE_MS, and the others continue.
+        The messages count as delivered when `confirm_deliveries` is called. If the delivery of a
+        level raises an unexpected error, it is logged, the level is tried again after
+        LEVEL_PAUSE_MS, and the other levels continue.
+
         Raises StoreError if the store accepts no messages.
         """
         store_error: StoreError | None = None
 
         def deliver(level: DelayLevel) -> None:
+            # A StoreError concerns all levels. It must not count as a failure of this one.
             nonlocal store_error
             try:
                 while level.due_ms is not None and level.due_ms <= work.now_ms and not work.is_over:
@@ -391,7 +451,12 @@ class DelayLevels:
                 raise store_error
 
     def _deliver_chunk(self, level: DelayLevel, work: TimeSlice) -> None:
-        """Append due messages of one level, at most _CHUNK_UNITS. Raises StoreError."""
+        """Append the next due messages of one level, at most _CHUNK_UNITS.
+
+        `next_offset` of the level is set behind them, and `due_ms` to the due time of the message
+        that follows. Cancelled messages are skipped. A message whose record is missing is logged
+        and skipped. Raises StoreError.
+        """
         units = self._store.reader.valid_units(
             SCHEDULE_TOPIC, level.queue_id, level.next_offset, min(work.remaining, _CHUNK_UNITS)
         )
@@ -417,13 +482,16 @@ class DelayLevels:
         self._update_due_ms(level)
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Note whether the messages that `deliver` appended are stored.
+        """Record the result of the group commit for the messages that `deliver` appended.
 
-        If they are not, they are appended again by the next `deliver`.
+        With `is_stored`, the levels have advanced over these messages, and delayOffset.json is
+        marked as changed. Without it, the levels go back to the first of these messages, which is
+        due at once. Levels that appended nothing do not change.
         """
         end = self._store.written_offset
         for level in self._levels.values():
-            if level.next_offset == level.progress.value:
+            has_appended = level.next_offset != level.progress.value
+            if not has_appended:
                 continue
             if not is_stored:
                 level.next_offset = level.progress.value
@@ -435,7 +503,11 @@ class DelayLevels:
     # --- lists and cancellations
 
     def iter_waiting(self, queue_id: int, offset: int) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message of a level that waits, from `offset` on."""
+        """Yield an entry for each waiting message of a level, from `offset` on.
+
+        The entry of a cancelled or missing message has no record. Yield nothing if the queue
+        `queue_id` does not belong to a level.
+        """
         level = self._levels.get(queue_id)
         if level is None:
             return
@@ -451,17 +523,23 @@ class DelayLevels:
             yield WaitingEntry(record, due_ms, cursor, queue_id + 1, entry.offset)
 
     def find_waiting(self, queue_id: int, offset: int) -> WaitingEntry | None:
-        """Return the entry of a message; None if it is delivered, cancelled or missing."""
+        """Return the entry of the waiting message at `offset` of a level's queue.
+
+        Return None if the message is delivered, cancelled or missing, or if the queue does not
+        belong to a level.
+        """
         if queue_id not in self._levels or offset < self._levels[queue_id].next_offset:
             return None
-        waiting = next(self.iter_waiting(queue_id, offset), None)
-        return waiting if waiting is not None and waiting.record is not None else None
+        entry = next(self.iter_waiting(queue_id, offset), None)
+        return entry if entry is not None and entry.record is not None else None
 
     def cancel(self, queue_id: int, offset: int) -> None:
-        """Cancel a message of a level, so that it is never delivered. Blocking.
+        """Cancel the message at `offset` of a level, so that it is never delivered. Blocking.
 
-        The cancellation is durable when this returns. Raises OSError, with nothing changed, if it
-        cannot be saved.
+        The cancellation is durable when this method returns. The queue must belong to a level; the
+        caller checks the offset (`find_waiting`).
+
+        Raises OSError if the cancellation cannot be saved. Then the message is not cancelled.
         """
         level = self._levels[queue_id]
         level.cancelled_offsets.add(offset)
@@ -479,7 +557,7 @@ class DelayLevels:
 
     @property
     def waiting_count(self) -> int:
-        """The number of messages that wait, without cancelled ones."""
+        """The number of messages of all levels that wait, without cancelled ones."""
         return sum(
             max(self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1] - level.next_offset, 0)
             - sum(offset >= level.next_offset for offset in level.cancelled_offsets)

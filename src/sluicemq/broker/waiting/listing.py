@@ -46,19 +46,25 @@ class TimerListing:
     def __init__(
         self, store: Store, timers: Timers, placing: SlotRules, clock: SteadyClock
     ) -> None:
-        """List the messages of `timers`, whose wheel is filled according to `placing`."""
+        """Create the listing of `timers`. `placing` says which slot and due time a message has."""
         self._store = store
         self._timers = timers
         self._placing = placing
         self._clock = clock
         self._recalled_keys: dict[int, set[bytes]] = {}
-        """The keys of recalled messages of the slot that was listed last."""
+        """The slot that was listed last, with the keys of the recall markers that it contains.
+
+        The next page may begin inside of this slot. Its messages are older than the markers."""
 
     def iter_queue(self, offset: int, indexed_end: int) -> Iterator[WaitingEntry]:
         """Yield an entry for each message that was only in the timer queue when the list began.
 
-        `offset` is the offset at which an earlier page ended, 0 for the first one. There may be
-        many such messages on a new master, for example, which has to fill its wheel first.
+        These are the messages at `indexed_end` of the queue and later. `offset` is where an earlier
+        page ended, 0 for the first page. The entry of a recall marker, of a message without a valid
+        time and of a missing record has no record.
+
+        There may be many such messages on a new master, for example, which has to fill its wheel
+        first.
         """
         now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
         start = max(offset, indexed_end)
@@ -76,37 +82,43 @@ class TimerListing:
 
         Slots are in ascending order, and the messages of a slot from the newest to the oldest.
         `slot_ms` and `unit` are the slot and the position of the unit at which an earlier page
-        ended; 0 and NEWEST_UNIT for the first one.
+        ended; 0 and NEWEST_UNIT for the first page. Messages at `indexed_end` of the timer queue or
+        later have no record in their entries, because `iter_queue` lists them.
+
+        An entry without a record also follows every _SLOTS_PER_STEP slots, so that the caller can
+        end a page although the slots are empty.
         """
         precision_ms, read_ms = self._placing.precision_ms, self._timers.read_ms
         wheel = self._timers.files.wheel
         start_ms = max(slot_ms, read_ms)
-        if slot_ms == start_ms and unit != NEWEST_UNIT:
+        is_inside_slot = slot_ms == start_ms and unit != NEWEST_UNIT
+        if is_inside_slot:
             recalled = self._recalled_keys.get(slot_ms, set())
             yield from self._iter_slot(slot_ms, unit, indexed_end, recalled)
             start_ms += precision_ms
         step_ms = _SLOTS_PER_STEP * precision_ms
         end_ms = read_ms + SLOTS // 2 * precision_ms
         for begin_ms in range(start_ms, end_ms, step_ms):
-            for found_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
-                slot = wheel.get(found_ms)
+            for occupied_ms in wheel.iter_occupied_ms(begin_ms, min(begin_ms + step_ms, end_ms)):
+                slot = wheel.get(occupied_ms)
                 if slot is not None:
                     recalled = set()
-                    self._recalled_keys = {found_ms: recalled}
-                    yield from self._iter_slot(found_ms, slot.last_unit, indexed_end, recalled)
+                    self._recalled_keys = {occupied_ms: recalled}
+                    yield from self._iter_slot(occupied_ms, slot.last_unit, indexed_end, recalled)
             yield WaitingEntry(None, 0, f"T:{begin_ms + step_ms}:{NEWEST_UNIT}:{indexed_end}")
 
     def _iter_slot(
         self, slot_ms: int, position: int, indexed_end: int, recalled: set[bytes]
     ) -> Iterator[WaitingEntry]:
-        """Yield an entry for each message of a slot, from the unit at `position` on.
+        """Yield an entry for each unit of a slot, from the one at `position` to the oldest one.
 
-        A recall marker is newer than the message to recall, so it is found first. Its key is added
-        to `recalled`.
+        The entry has no record if the unit is a recall marker, if its message is recalled or
+        missing, or if its message is at `indexed_end` of the timer queue or later. A recall marker
+        is newer than the message to recall, so it is read first. Its key is added to `recalled`.
         """
         for _, unit in self._timers.files.iter_chain(slot_ms, position):
             if unit is None:
-                return
+                return  # The timer log is damaged here. The delivery rebuilds it.
             record = read_record(self._store.committed_record_at(unit.position))
             if record is not None and unit.magic & MAGIC_DELETE:
                 recalled.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")

@@ -70,7 +70,11 @@ class LoggedDeliveries:
     """Finds the deliveries in the log of one store, for all levels of one start."""
 
     def __init__(self, store: Store, lead_ms: int) -> None:
-        """Search `store`. Its due times are `lead_ms` ahead of the store times of its records."""
+        """Create a search of `store` that has matched no record yet.
+
+        `lead_ms` is by how much the steady clock is ahead of the wall clock. Due times are times of
+        the steady clock, the store times in records those of the wall clock.
+        """
         self._store = store
         self._lead_ms = lead_ms
         self._used_positions: set[int] = set()
@@ -78,43 +82,62 @@ class LoggedDeliveries:
         self._records_left = RECORDS_MAX
 
     def count_delivered(self, messages: Sequence[DueLevelMessage]) -> int:
-        """Return the number of messages up to the last delivered one.
+        """Return how many of the first messages are delivered, 0 if none is.
 
         `messages` are consecutive messages of a level. The search ends at the first message that
-        has a record but no delivery. Messages without a record in between have nothing to deliver.
-        Each delivery that is found is used up: it is not matched with another message.
+        has a record but no delivery. A message without a record has nothing to deliver: it counts
+        if a delivered message follows it.
+
+        Each delivery is matched with one message only. The matches are remembered for later calls.
         """
-        found, delivered = self._find_all(messages), 0
+        candidates = self._find_candidates(messages)
+        delivered_count = 0
         for number, message in enumerate(messages, 1):
             if message.record is not None:
-                if not self._use_first(message, found):
+                if not self._match_delivery(message, candidates):
                     break
-                delivered = number
-        return delivered
+                delivered_count = number
+        return delivered_count
 
     def use_up(self, messages: Sequence[DueLevelMessage]) -> None:
-        """Use up the deliveries of messages that are known to be delivered."""
-        found = self._find_all(messages)
+        """Match the deliveries of messages that are known to be delivered.
+
+        Later calls do not match these deliveries with other messages that are alike.
+        """
+        candidates = self._find_candidates(messages)
         for message in messages:
             if message.record is not None:
-                self._use_first(message, found)
+                self._match_delivery(message, candidates)
 
-    def _find_all(self, messages: Sequence[DueLevelMessage]) -> dict[QueueKey, FoundDeliveries]:
-        """Return the possible deliveries of the messages, by queue."""
-        wanted: dict[QueueKey, list[DueLevelMessage]] = {}
+    def _find_candidates(
+        self, messages: Sequence[DueLevelMessage]
+    ) -> dict[QueueKey, FoundDeliveries]:
+        """Return the records that may be deliveries of the messages, by queue.
+
+        A queue to which one of the messages must be delivered has an entry, which may be empty.
+        """
+        messages_by_queue: dict[QueueKey, list[DueLevelMessage]] = {}
         for message in messages:
             if message.queue is not None:
-                wanted.setdefault(message.queue, []).append(message)
-        return {queue: self._find(queue, waiting) for queue, waiting in wanted.items()}
+                messages_by_queue.setdefault(message.queue, []).append(message)
+        return {
+            queue: self._find_candidates_in(queue, waiting)
+            for queue, waiting in messages_by_queue.items()
+        }
 
-    def _use_first(
-        self, message: DueLevelMessage, found: Mapping[QueueKey, FoundDeliveries]
+    def _match_delivery(
+        self, message: DueLevelMessage, candidates: Mapping[QueueKey, FoundDeliveries]
     ) -> bool:
-        """Use up the first delivery behind the message. Return False if there is none."""
+        """Match a message with its first possible delivery. Return False if there is none.
+
+        A delivery has the same key as the message, is behind it in the commit log, and was not
+        stored before the message was due. The matched one is removed from `candidates`, and is not
+        matched again. The message must have a record.
+        """
         record = message.record
         assert record is not None
         assert message.queue is not None
-        deliveries = found[message.queue].get(_delivery_key(record), [])
+        deliveries = candidates[message.queue].get(_delivery_key(record), [])
         for delivery in deliveries:
             position, stored_ms = delivery
             if position > record.physical_offset and stored_ms >= message.due_ms:
@@ -123,8 +146,15 @@ class LoggedDeliveries:
                 return True
         return False
 
-    def _find(self, queue: QueueKey, messages: list[DueLevelMessage]) -> FoundDeliveries:
-        """Return the records in one queue that may be deliveries of the messages."""
+    def _find_candidates_in(
+        self, queue: QueueKey, messages: list[DueLevelMessage]
+    ) -> FoundDeliveries:
+        """Return the records in one queue that may be deliveries of the messages.
+
+        The queue is read from the time at which the first of the messages was due to its end, but
+        all calls together read no more than RECORDS_MAX records. Records that are matched already
+        are left out. Each message must have a record.
+        """
         store, found = self._store, FoundDeliveries()
         records = [message.record for message in messages if message.record is not None]
         keys = {_delivery_key(record) for record in records}

@@ -69,8 +69,12 @@ class DelayHandlers:
     def recall(self, header: RecallMessageRequest, command: Command, peer: Peer) -> Durable:
         """Answer RECALL_MESSAGE (370): recall the timed message that a handle names.
 
-        As in RocketMQ, this succeeds whether the message exists or not. Raises RequestError if
-        recalls are disabled, the handle is invalid, or it is too late.
+        A recall marker is appended to the store. The returned answer contains the message id, and
+        is sent when the marker is durable. As in RocketMQ, this succeeds whether the message exists
+        or not.
+
+        Raises RequestError if recalls are disabled, the broker or the topic does not allow them,
+        the handle is invalid, or the message is due already.
         """
         config = self.settings.broker
         if not config.recall_enable:
@@ -94,20 +98,22 @@ class DelayHandlers:
         return self._store_recall_marker(handle, command, peer)
 
     def _store_recall_marker(self, handle: RecallHandle, command: Command, peer: Peer) -> Durable:
-        """Append the recall marker for a timed message. Return the answer, with its message id.
+        """Append the recall marker for a timed message, and return the answer to the request.
 
-        Raises RequestError if the handle is not for this broker, or if it is too late.
+        The answer contains the id of the recalled message, and is sent when the marker is durable.
+
+        Raises RequestError if the handle is for another broker, if the message is due already, or
+        if the time in the handle is later than any message may be due.
         """
         broker = self.settings.broker.broker_name
         if handle.broker != broker:
             raise _illegal(f"The handle is for broker {handle.broker}, but this is {broker}.")
-        left_ms = handle.time_ms - self.clock.now_ms()
-        if not 0 < left_ms < self.settings.store.timer_delay_max_s * 1000:
+        wait_ms = handle.time_ms - self.clock.now_ms()
+        if wait_ms <= 0:
+            raise _illegal("Too late: the message has been delivered, or is about to be.")
+        if wait_ms >= self.settings.store.timer_delay_max_s * 1000:
             raise _illegal(
-                "Too late: the message has been delivered, or is about to be."
-                if left_ms <= 0
-                else "The time in the handle is later than any message may be due "
-                "(timerMaxDelaySec)."
+                "The time in the handle is later than any message may be due (timerMaxDelaySec)."
             )
         properties = {
             TAGS: _RECALL_TAG,
@@ -134,9 +140,12 @@ class DelayHandlers:
     ) -> Announced | Durable:
         """Answer SLUICE_CANCEL_DELAYED (900102): never deliver the message of a handle.
 
-        `header` contains the handle that a list has returned. The response is sent when the
-        replicas know it, too. Raises RequestError if the handle is not for this broker, or if the
-        message is due.
+        `header` contains a handle from a page of `list_waiting`. A timed message is recalled by a
+        recall marker. A message of a delay level is cancelled in a file, which blocks shortly. The
+        response is sent when the marker is durable, or when the slaves have the file.
+
+        Raises RequestError if the handle is invalid or for another broker, or if the message is due
+        already, and OSError if the file cannot be written.
         """
         timed = parse_recall_handle(header.handle)
         if timed is not None:
@@ -147,12 +156,12 @@ class DelayHandlers:
                 f"{header.handle!r} is not a valid handle. Use one that `sluice delay list` shows."
             )
         queue_id, offset, unique_id = level_handle
-        waiting = self.delayed.levels.find_waiting(queue_id, offset)
-        if waiting is None or waiting.due_ms <= self.clock.now_ms():
+        entry = self.delayed.levels.find_waiting(queue_id, offset)
+        if entry is None or entry.due_ms <= self.clock.now_ms():
             raise _illegal(
                 "Too late: the message has been delivered or cancelled, or is about to be."
             )
-        if waiting.record is None or waiting.record.get_text(UNIQ_KEY) != unique_id:
+        if entry.record is None or entry.record.get_text(UNIQ_KEY) != unique_id:
             raise _illegal("The handle is for another broker or store.")
         self.delayed.levels.cancel(queue_id, offset)
         fields = encode_header(SendMessageResponse(message_id=unique_id))
@@ -163,27 +172,30 @@ class DelayHandlers:
     def list_waiting(self, header: ListDelayedRequest, command: Command, peer: Peer) -> Command:
         """Answer SLUICE_LIST_DELAYED (900101) with a page of the messages that wait.
 
-        `header` may select a topic, and a key or message id. The response has the cursor of the
-        next page, or none if this is the last one. Raises RequestError for an invalid cursor.
+        `header` may select a topic, and a key or message id. A page ends after `header.count_max`
+        messages or after a few ms, so it may be empty although more messages wait. The response
+        has the cursor of the next page, or none if this is the last one.
+
+        Raises RequestError for an invalid cursor.
         """
         count_max = min(max(header.count_max or PAGE_MESSAGES_MAX, 1), PAGE_MESSAGES_MAX)
         work = TimeSlice(self.clock, _PAGE_S, 10 * PAGE_MESSAGES_MAX)
-        found: list[bodies.WaitingMessage] = []
-        cursor: str | None = None
-        for waiting in self._iter_waiting(header.cursor or "L:0:0"):
+        page: list[bodies.WaitingMessage] = []
+        next_cursor: str | None = None
+        for entry in self._iter_waiting(header.cursor or "L:0:0"):
             work.count_done()
-            message = self._describe(waiting)
+            message = self._describe(entry)
             if (
                 message is not None
                 and header.topic in (None, "", message.topic)
                 and header.key in (None, "", message.unique_id, *message.keys.split())
             ):
-                found.append(message)
-            if work.is_over or len(found) == count_max:
-                cursor = waiting.cursor
+                page.append(message)
+            if work.is_over or len(page) == count_max:
+                next_cursor = entry.cursor
                 break
-        fields = encode_header(ListDelayedResponse(cursor=cursor))
-        return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
+        fields = encode_header(ListDelayedResponse(cursor=next_cursor))
+        return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(page))
 
     def _iter_waiting(self, cursor: str) -> Iterator[WaitingEntry]:
         """Yield the entries from a cursor on.
@@ -192,6 +204,8 @@ class DelayHandlers:
         queue, then those in the timer wheel. Raises RequestError for an invalid cursor.
         """
         listing = self.delayed.timer_listing
+        # `first` and `second` are a queue id and offset (L), an offset and 0 (Q), or the time of a
+        # slot and the position of a unit (T).
         kind, first, second, indexed_end = _parse_cursor(cursor)
         if kind == "L":
             levels = self.delayed.levels
@@ -203,25 +217,29 @@ class DelayHandlers:
             first, second = 0, NEWEST_UNIT
         yield from listing.iter_wheel(first, second, indexed_end)
 
-    def _describe(self, waiting: WaitingEntry) -> bodies.WaitingMessage | None:
-        """Return the description of an entry for a list; None if its message does not wait."""
-        record = waiting.record
-        if record is None or waiting.due_ms <= self.clock.now_ms():
+    def _describe(self, entry: WaitingEntry) -> bodies.WaitingMessage | None:
+        """Return the description of an entry's message for a list, with a handle to cancel it.
+
+        Return None if the entry has no message, or if its message is due already. The due time in
+        the description is a time of the wall clock.
+        """
+        record = entry.record
+        if record is None or entry.due_ms <= self.clock.now_ms():
             return None
         topic, unique_id = record.get_text(REAL_TOPIC), record.get_text(UNIQ_KEY)
-        if waiting.level:
-            handle = _encode_level_handle(waiting.level - 1, waiting.queue_offset, unique_id)
+        if entry.level:
+            handle = _encode_level_handle(entry.level - 1, entry.queue_offset, unique_id)
         else:
             slot_ms, broker = record.get_number(TIMER_OUT) or 0, self.settings.broker.broker_name
             handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
-        wall_due_ms = waiting.due_ms - self.clock.lead_ms
+        wall_due_ms = entry.due_ms - self.clock.lead_ms
         return bodies.WaitingMessage(
             topic=topic,
             queue_id=record.get_number(REAL_QUEUE) or 0,
             unique_id=unique_id,
             keys=record.get_text(KEYS),
             tag=record.get_text(TAGS),
-            level=waiting.level,
+            level=entry.level,
             due_ms=wall_due_ms,
             stored_ms=record.store_time_ms,
             body_bytes=len(record.body),
@@ -244,15 +262,22 @@ class DelayHandlers:
 
 
 def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
-    """Return the parts of a cursor. Raises RequestError if it is invalid.
+    """Return the parts of a cursor as (kind, first, second, indexed_end).
 
-    They are the kind L (delay levels), Q (timer queue) or T (timer wheel), two numbers whose
-    meaning depends on the kind, and the offset of the timer queue up to which messages were in the
-    wheel when the list began.
+        L:<queue id>:<offset>                   a message of a delay level
+        Q:<offset>:0:<indexed_end>              a message that is only in the timer queue
+        T:<slot in ms>:<unit>:<indexed_end>     a message in the timer wheel
+
+    `first` and `second` are the first two numbers, which may be negative. `indexed_end` is the
+    offset of the timer queue up to which messages were in the wheel when the list began, 0 in a
+    cursor of the kind L.
+
+    Raises RequestError if the cursor is invalid.
     """
     kind, *texts = cursor.split(":")
     numbers = [natural(text.removeprefix("-")) for text in texts]
-    if kind not in ("L", "Q", "T") or len(numbers) != 3 - (kind == "L") or None in numbers:
+    number_count = 2 if kind == "L" else 3
+    if kind not in ("L", "Q", "T") or len(numbers) != number_count or None in numbers:
         remark = f"{cursor!r} is not a valid cursor. Use the one that the last page returned."
         raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
     first, second, *rest = (
@@ -263,13 +288,19 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int, int]:
 
 
 def _encode_level_handle(queue_id: int, offset: int, unique_id: str) -> str:
-    """Return the handle of a message that waits for a delay level."""
+    """Return the handle of a message that waits for a delay level.
+
+    The handle is `d1 <queue id> <offset> <message id>` in URL-safe base64.
+    """
     plain = f"{_LEVEL_HANDLE_VERSION} {queue_id} {offset} {unique_id}"
     return base64.urlsafe_b64encode(plain.encode()).decode()
 
 
 def _parse_level_handle(handle: str) -> tuple[int, int, str] | None:
-    """Return the queue id, offset and message id in a handle; None if it is not such a handle."""
+    """Return the queue id, offset and message id in a handle of `_encode_level_handle`.
+
+    Return None if `handle` is anything else.
+    """
     try:
         plain = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError, ValueError):

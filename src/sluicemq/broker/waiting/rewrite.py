@@ -48,7 +48,11 @@ class DelayRewriter:
     def __init__(
         self, settings: Settings, clock: SteadyClock, slot_count: Callable[[int], int]
     ) -> None:
-        """Limit the messages of a slot by `slot_count(slot_ms)`, which returns their number."""
+        """Create a rewriter with the delays and the timer precision that are in `settings` now.
+
+        `slot_count(slot_ms)` returns the number of messages in a slot of the timer wheel. A message
+        for a full slot is refused (timerCongestNumEachSlot).
+        """
         self._settings = settings
         self._clock = clock
         self._slot_count = slot_count
@@ -59,7 +63,13 @@ class DelayRewriter:
     def rewrite(self, draft: MessageToStore) -> None:
         """Change topic, queue and properties of a message that must wait.
 
-        Raises RequestError if its delay is invalid, or if timed messages are not enabled.
+        For a delay level, `delay_ms` and `delay_start_ms` are also set, for the unit of the queue.
+        For a time, the recall handle is added to the fields of the answer. The draft stays
+        unchanged if it has no delay, if its time has come, if it is a prepared message or the end
+        of a transaction by rollback, or if it already is in a topic for waiting messages.
+
+        Raises RequestError if the delay is invalid, if timed messages are not enabled, or if too
+        many messages are due in the same slot.
         """
         properties = draft.properties
         kind = draft.sys_flag & TRANSACTION_MASK
@@ -88,7 +98,14 @@ class DelayRewriter:
             )
 
     def _rewrite_timed(self, draft: MessageToStore) -> None:
-        """Let a message with a time wait in the timer queue, unless its time has come."""
+        """Let a message with a time wait in the timer queue, unless its time has come.
+
+        The message gets the properties TIMER_OUT_MS, REAL_TOPIC and REAL_QID. If it has a message
+        id and is not a retry, its recall handle is added to the fields of the answer.
+
+        Raises RequestError if timed messages are disabled, if the time is too late or the slot is
+        full, or if a recall marker names a message of another topic.
+        """
         config = self._settings.store
         if not config.timer_enable:
             raise RequestError(
@@ -121,10 +138,13 @@ class DelayRewriter:
         draft.topic, draft.queue_id = TIMER_TOPIC, 0
 
     def _find_slot_ms(self, properties: Mapping[str, str]) -> int | None:
-        """Return the slot of the time in the properties; None if the time has come.
+        """Return the slot of the time in the properties, in ms since 1970; None if it has come.
 
-        Raises RequestError for a time that is too late, and for a recall marker whose time has
-        come.
+        TIMER_DELAY_SEC and TIMER_DELAY_MS are delays from now. TIMER_DELIVER_MS is a time of the
+        wall clock, while slots are times of the steady clock.
+
+        Raises RequestError for a delay of more than timerMaxDelaySec, and for a recall marker whose
+        time has come.
         """
         delay_max_s, now_ms = self._settings.store.timer_delay_max_s, self._clock.now_ms()
         if _SECONDS in properties:

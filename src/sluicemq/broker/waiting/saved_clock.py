@@ -23,7 +23,11 @@ class SavedClock:
     """The file with the readings of a steady clock and the wall clock."""
 
     def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
-        """Use the file in `root`/config for `clock`. `root` is the store's directory."""
+        """Create the document of the file in `root`/config, without reading it.
+
+        `clock` is the steady clock that `load` sets and the document saves. `root` is the store's
+        directory.
+        """
         self._clock = clock
         self._last_lead_ms = 0
         self.document = Document(files, f"{root}/config/{_NAME}", self._render)
@@ -56,6 +60,7 @@ class SavedClock:
         self._last_lead_ms = lead_ms
 
     def _render(self) -> str:
+        """Return the text of the file with the present readings of both clocks."""
         return fastjson.dumps_file({"steady": self._clock.now_ms(), "wall": self._wall_ms})
 
     @property

@@ -16,7 +16,10 @@ class TimerMetrics:
     """
 
     def __init__(self, files: Files, root: str, clock: SteadyClock) -> None:
-        """Use the file in `root`/config. `root` is the store's directory."""
+        """Create the document of the file in `root`/config, without reading it.
+
+        `root` is the store's directory. `clock` gives the time stamps in the file.
+        """
         self._clock = clock
         self.counts: dict[str, int] = {}
         """The number of waiting messages of each topic."""
@@ -27,6 +30,7 @@ class TimerMetrics:
         self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
 
         def render() -> str:
+            """Return the text of the file, with a new version and time stamps after a change."""
             if self._has_changed:
                 self._has_changed = False
                 now_ms = self._clock.now_ms()
@@ -37,7 +41,10 @@ class TimerMetrics:
         self.document = Document(files, f"{root}/config/timermetrics", render)
 
     def load(self) -> None:
-        """Load the file. Raises StoreDamagedError if it cannot be parsed."""
+        """Load the counts, time stamps and version in the file.
+
+        Without a file, all counts stay 0. Raises StoreDamagedError if the file cannot be parsed.
+        """
         values = self.document.load(fastjson.loads)
         if not isinstance(values, dict):
             return
@@ -56,11 +63,15 @@ class TimerMetrics:
 
     @property
     def total_count(self) -> int:
-        """The number of waiting messages of all topics."""
+        """The number of waiting messages of all topics, at least 0."""
         return max(sum(self.counts.values()), 0)
 
     def encode(self) -> str:
-        """Return the text of the file: JSON in one line."""
+        """Return the text of the file, which is JSON in one line, without changing the version.
+
+        It is RocketMQ's `{"dataVersion": {…}, "timingCount": {"<topic>": {"count": …,
+        "timeStamp": …}}}`. A negative count, which is possible after a crash, is written as 0.
+        """
         now_ms = self._clock.now_ms()
         counts = {
             topic: {"count": max(count, 0), "timeStamp": self._changed_ms.get(topic, now_ms)}

@@ -25,7 +25,6 @@ waits until the log has been searched for its delivery (`store.timers.overdue`).
 
 import logging
 from array import array
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain, takewhile
 from typing import Final
@@ -42,11 +41,16 @@ from sluicemq.broker.produce.intake import (
 )
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.waiting.due_table import DueMessage, DueTable
+from sluicemq.broker.waiting.timed_records import (
+    LateSlots,
+    build_rolled_properties,
+    find_newest_store_ms,
+    target_topic,
+)
 from sluicemq.clock import SteadyClock
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
 from sluicemq.model.system_names import TIMER_TOPIC
-from sluicemq.numbers import natural
 from sluicemq.record.codec import find_property, parse_property_text
 from sluicemq.store.store import Store
 from sluicemq.store.timers.files import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL, NO_UNIT, SLOTS
@@ -93,10 +97,12 @@ class Timers:
         add_count: Callable[[str, int], None],
         clear_counts: Callable[[], None] = lambda: None,
     ) -> None:
-        """Deliver messages with `redelivery`, and store rolling ones with `intake`.
+        """Create timers without reading a file; `load` reads them.
 
-        `add_count(topic, count)` adds to the number of a topic's messages that wait. `clear_counts`
-        is called before all messages are counted again.
+        `redelivery` appends due messages to their topics, `intake` stores rolling messages in the
+        timer queue. `add_count(topic, count)` is called with 1 for each message that begins to
+        wait and with -1 when it is delivered or recalled. `clear_counts()` is called before a
+        rebuild, which counts all messages again.
         """
         config = settings.store
         self._store = store
@@ -123,8 +129,9 @@ class Timers:
         """The first slot that may contain undelivered messages."""
         self.delivered_before_ms = 0
         """Messages that were due before this time were delivered before the start; 0 if unknown."""
-        self._loaded_end_ms = 0  # slots before it are loaded, or being loaded
-        self._load_done_ms = 0  # slots before it are loaded
+        # Slots before `_loaded_end_ms` are loaded or being loaded, those before `_load_done_ms` are
+        # loaded completely.
+        self._loaded_end_ms = self._load_done_ms = 0
         self._loading: Iterator[None] | None = None
         self._indexed_until_ms = 0  # all messages that were stored before it are indexed
         self._checkpoint_done_ms = 0  # what was due by then was delivered at the last checkpoint
@@ -134,8 +141,7 @@ class Timers:
         # offset `_rebuild_end` whose slot is before `_rebuild_ms` are delivered.
         self._rebuild_end = self._rebuild_ms = self._rebuild_target = 0
         self._start_queue_end = 0  # the end of the queue at the start
-        # Slots with messages that came too late for their own, each with their first offset.
-        self._late_slots: deque[tuple[int, int]] = deque()
+        self._late_slots = LateSlots()
         self._recalled_keys: dict[int, set[bytes]] = {}  # by slot: keys of messages to recall
         # What `deliver` has taken from the tables since the last `confirm_deliveries`, and topics.
         self._unconfirmed: list[tuple[DueTable, list[DueMessage]]] = []
@@ -158,23 +164,30 @@ class Timers:
     # --- the start
 
     def load(self) -> None:
-        """Load the files, and find where delivery continues. Blocking. Raises OSError."""
+        """Load the files, and find where delivery continues. Blocking.
+
+        `read_ms` continues at the slot of the checkpoint if the checkpoint can be trusted, else at
+        the present slot. If wheel and log cannot be trusted, they are empty now, and `prepare`
+        fills them from the queue. The steady clock is set forward if a file or a message shows a
+        later time. After an unclean stop, messages that are due now are overdue. Raises OSError.
+        """
         start = self.files.load()
         checkpoint = self.files.checkpoint
         # If the wall clock has been set back, messages would wait for a time that has passed, and
         # slots that are delivered would be read again.
         if start.is_exact:
             self._clock.raise_to(max(self._slot_start(checkpoint.read_ms), checkpoint.done_ms))
-        self._clock.raise_to(self._find_newest_store_ms())
+        self._clock.raise_to(find_newest_store_ms(self._store, self.placing))
         now_ms = self._slot_start(self._clock.now_ms())
+        # The wheel cannot hold older slots beside the new ones. 60 slots are a margin.
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
         self.read_ms = self._slot_start(checkpoint.read_ms) if start.is_exact else now_ms
         if start.is_rebuilt:
             self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
-            is_exact = start.is_exact
-            self._begin_rebuild(
-                checkpoint.replay_offset if is_exact else 0, checkpoint.read_ms if is_exact else 0
-            )
+            if start.is_exact:
+                self._begin_rebuild(checkpoint.replay_offset, checkpoint.read_ms)
+            else:
+                self._begin_rebuild(0, 0)
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
         self._loaded_end_ms = self._load_done_ms = self.read_ms
@@ -186,25 +199,14 @@ class Timers:
         if start.is_settled:
             self._overdue = None
 
-    def _find_newest_store_ms(self) -> int:
-        """Return when the newest timed message was stored, by the steady clock; 0 without one."""
-        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
-        if low == high:
-            return 0
-        entry = next(iter_queue(self._store, TIMER_TOPIC, 0, high - 1), None)
-        if entry is None or entry.record is None:
-            return 0
-        out_ms = entry.record.get_number("TIMER_OUT_MS")
-        if out_ms is None:
-            return entry.record.store_time_ms
-        return self.placing.stored_at_ms(entry.record, self._slot_start(out_ms))
-
     def _begin_doubt(self) -> None:
         """Treat all messages that are stored and due now as maybe delivered already.
 
-        The end of the queue is the committed one: a new master does not show the messages that its
-        slaves lack, but a recall among them was answered by the previous master, and is valid.
+        They wait in an empty `_overdue` look-up until the log has been searched. Delivery also
+        waits until the queue is indexed up to its present committed end, `_start_queue_end`.
         """
+        # Not the visible end: a new master does not show the messages that its slaves lack, but
+        # the previous master has answered the recalls among them, so they are valid.
         self._start_queue_end = self._store.committed_offset(TIMER_TOPIC, 0)
         self._doubt_until_ms = self._clock.now_ms()
         self._doubt_log_end = self._store.written_offset
@@ -214,9 +216,10 @@ class Timers:
         self._delivered_until_ms = self._doubt_until_ms
 
     def _begin_rebuild(self, replay_offset: int, read_ms: int) -> None:
-        """Begin to fill empty files from the queue.
+        """Prepare to fill empty files from the queue. The later calls of `prepare` fill them.
 
-        Messages before `replay_offset` are delivered if their slot is before `read_ms`.
+        A message before `replay_offset` of the queue whose slot is before `read_ms` counts as
+        delivered. The counts of waiting messages are cleared, because indexing counts them again.
         """
         self._late_slots.clear()
         self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
@@ -224,12 +227,20 @@ class Timers:
         self._clear_counts()
 
     def _note_damage(self, reason: str, due_ms: int) -> None:
-        """Let `prepare` rebuild the files, which lack a message due at `due_ms` or later."""
+        """Let `prepare` rebuild the files, because one of their units is damaged.
+
+        `reason` is a phrase for the log. The lost message is due at `due_ms` or later, so nothing
+        that is due from then on counts as delivered. Of several reports, the earliest time counts.
+        """
         if not self._damage_reason or due_ms < self._damage_due_ms:
             self._damage_reason, self._damage_due_ms = reason, due_ms
 
     def _rebuild_now(self) -> None:
-        """Rebuild wheel and log while the broker runs, as a start would. Raises OSError."""
+        """Empty wheel and log while the broker runs, and begin to rebuild them from the queue.
+
+        The tables of loaded messages are emptied, too, since loading fills them again. As after a
+        start, messages that are due now are looked up in the log. Raises OSError.
+        """
         done_ms, replay_offset = self._find_done_ms(self._clock.now_ms()), self._replay_offset
         reason, self._damage_reason = self._damage_reason, ""
         self.files.start_rebuild(reason)
@@ -249,7 +260,12 @@ class Timers:
         return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
     def _index(self, entry: QueueEntry, write_ms: int) -> None:
-        """Add a message of the queue to the wheel, and to a table if its slot is loaded."""
+        """Add the message at `files.queue_offset` of the queue to the wheel.
+
+        If its slot is loaded already, also add it to its table. Add nothing in these cases: the
+        message has no record or no valid time, which is logged; it was delivered before a rebuild;
+        or its slot was over before the start (`_defer_unindexed`). `write_ms` is the present slot.
+        """
         record, offset = entry.record, self.files.queue_offset
         assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
         if record is None or assigned is None:
@@ -271,7 +287,7 @@ class Timers:
                 self._last_unindexed = entry
                 return
             slot_ms = self.read_ms
-            self._note_late(slot_ms, offset)
+            self._late_slots.add(slot_ms, offset)
         self._add_to_wheel(record, slot_ms, magic, write_ms)
         self._last_unindexed = None
         if slot_ms < self._loaded_end_ms:
@@ -286,31 +302,21 @@ class Timers:
             slot_ms, magic, write_ms, record.physical_offset, record.size_bytes, tag_code(name)
         )
 
-    def _note_late(self, slot_ms: int, offset: int) -> None:
-        """Note that `slot_ms` contains the message at `offset`, which came too late for its own."""
-        late = self._late_slots
-        if not late or late[-1][0] != slot_ms or late[-1][1] > offset:
-            late.append((slot_ms, offset))
-
     def _add_to_table(
-        self,
-        slot_ms: int,
-        position: int,
-        magic: int,
-        record: Record | None,
-        *,
-        is_old: bool = False,
+        self, slot_ms: int, position: int, magic: int, record: Record | None, *, is_old: bool
     ) -> None:
-        """Add a message of a loaded slot to its table, unless it is delivered or a recall marker.
+        """Add a message of a loaded slot to the table of due or of rolling messages.
 
-        Without its record, the message is due when the slot is over. `is_old` says that the last
-        checkpoint before the start knew the message, and that it may have been delivered then.
+        A recall marker is added to `_recalled_keys` instead. A message that was delivered before
+        the checkpoint is left out, and one that may have been delivered waits in `_overdue`.
+
+        `record` is None if it was not read or is missing; then the message is due when the slot is
+        over. `is_old` says that the last checkpoint before the start knew the message, so that its
+        `done_ms` tells whether the message was delivered.
         """
         if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
-            key = (
-                find_property(record.properties, TIMER_DELETES_KEY) if record is not None else None
-            )
-            if key is not None:
+            properties = record.properties if record is not None else b""
+            if (key := find_property(properties, TIMER_DELETES_KEY)) is not None:
                 self._recalled_keys.setdefault(slot_ms, set()).add(key)
             return
 
@@ -331,36 +337,35 @@ class Timers:
     # --- messages that may be delivered already
 
     def _defer_overdue(self, record: Record, message: OverdueMessage, floor: int) -> bool:
-        """Let a message wait if it may be delivered already. Return whether it waits.
+        """Add a message to `_overdue` if it may be delivered already. Return whether it was added.
 
-        Its delivery would be in the log behind `floor`. A message of a topic with a gate does not
-        wait, because the gate knows what is delivered.
+        The delivery would be in the log at position `floor` or later. A message is not added if it
+        is due or stored after the start, or if its topic has a gate, which knows what is delivered.
         """
         overdue = self._overdue
         if (
             overdue is None
             or message.due_ms > self._doubt_until_ms
             or message.position >= self._doubt_log_end
-            or decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
-            in self._redelivery.gates
+            or target_topic(record) in self._redelivery.gates
         ):
             return False
         overdue.add(record, message, floor, is_roll=bool(message.magic & MAGIC_ROLL))
         return True
 
     def _defer_unindexed(self, entry: QueueEntry, record: Record, slot_ms: int, magic: int) -> bool:
-        """Let a message whose slot is over wait like `_defer_overdue`, without a unit in the wheel.
+        """Handle a message of an earlier run whose slot is over, without a unit in the wheel.
 
-        Return whether it needs no unit: it waits, is a recall marker, or its gate drops it.
+        A recall marker is added to `_late_recalled_keys`; other messages may wait in `_overdue`.
+        Return True for both, and if the gate of the topic drops the message. Return False if the
+        caller must add the message to the wheel, to deliver it late.
         """
         if self._overdue is None or entry.position >= self._doubt_log_end:
             return False
         if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
             self._late_recalled_keys.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
             return True
-        gate = self._redelivery.gates.get(
-            decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
-        )
+        gate = self._redelivery.gates.get(target_topic(record))
         if gate is not None:
             return gate(record) is None
         message = OverdueMessage(entry.position, slot_ms, slot_ms + 1, magic, has_unit=False)
@@ -379,10 +384,8 @@ class Timers:
     @property
     def _has_overdue(self) -> bool:
         """Whether overdue messages wait until their delivery has been searched."""
-        overdue = self._overdue
-        return (
-            overdue is not None and overdue.waiting_count > 0
-        ) or self._overdue_check is not None
+        waiting_count = self._overdue.waiting_count if self._overdue is not None else 0
+        return waiting_count > 0 or self._overdue_check is not None
 
     @property
     def _can_check_overdue(self) -> bool:
@@ -395,13 +398,15 @@ class Timers:
             return True
         if overdue is None or not overdue.waiting_count:
             return False
-        is_complete = (
-            self._loading is None and not self.unindexed_count and not self._lacks_start_queue
-        )
-        return is_complete or overdue.is_full
+        is_indexed = not (self.unindexed_count or self._lacks_start_queue)
+        return (is_indexed and self._loading is None) or overdue.is_full
 
     def _check_overdue(self, work: TimeSlice) -> None:
-        """Search the log for deliveries of overdue messages. The undelivered ones are due now."""
+        """Search the log for deliveries of overdue messages until the slice is over.
+
+        A later call continues the search. At its end, the undelivered messages are added to their
+        tables. Do nothing while `_can_check_overdue` is False.
+        """
         overdue = self._overdue
         if overdue is None:
             return
@@ -421,12 +426,14 @@ class Timers:
     def _add_undelivered(self, message: OverdueMessage) -> None:
         """Add an overdue message that was not delivered before the start to its table.
 
-        A message that was recalled, or whose topic was deleted, is dropped.
+        A message without a unit is first added to the wheel, in the slot at `read_ms`, and only
+        there if that slot is not loaded yet. A message that was recalled, whose topic was deleted
+        or whose record is missing is dropped.
         """
         record = self._read_timed_message(message.position, message.due_ms)
         if record is None:
             return
-        topic = decode_topic_name(find_property(record.properties, REAL_TOPIC_KEY) or b"")
+        topic = target_topic(record)
         is_roll = bool(message.magic & MAGIC_ROLL)
         if not self._store.is_record_live(topic, self._delivery_floor or message.position):
             log.info("skipped a timed message of topic %s, which was deleted", topic)
@@ -438,7 +445,7 @@ class Timers:
         table, due_ms = (self._roll_table if is_roll else self.due_table), message.due_ms
         if not message.has_unit:
             slot_ms = self.read_ms
-            self._note_late(slot_ms, record.queue_offset)
+            self._late_slots.add(slot_ms, record.queue_offset)
             write_ms = self._slot_start(self._clock.now_ms())
             self._add_to_wheel(record, slot_ms, message.magic, write_ms)
             if slot_ms >= self._loaded_end_ms:
@@ -449,7 +456,10 @@ class Timers:
     # --- loading
 
     def _load(self, work: TimeSlice) -> None:
-        """Load the slots of the near future until the slice is over."""
+        """Load the slots that begin within LOAD_AHEAD_MS until the time slice is over.
+
+        A later call continues. Loading stops while the table has too many messages.
+        """
         if self._loading is None:
             until_ms = self._slot_start(work.now_ms + LOAD_AHEAD_MS) + self._precision_ms
             if until_ms <= self._loaded_end_ms or self.due_table.count > LOADED_MESSAGES_MAX:
@@ -462,7 +472,10 @@ class Timers:
         self._loading = None
 
     def _load_until(self, until_ms: int) -> Iterator[None]:
-        """Load the slots before `until_ms`. Yields after each step."""
+        """Load the slots before `until_ms` that are not loaded. Yield after each step.
+
+        If a slot is damaged, return before the later slots: `prepare` rebuilds the files.
+        """
         begin_ms, self._loaded_end_ms = self._loaded_end_ms, until_ms
         end = self.files.log.end  # the messages of later units are added to the tables at once
         for slot_ms in self.files.wheel.iter_occupied_ms(begin_ms, until_ms):
@@ -473,15 +486,15 @@ class Timers:
         self._load_done_ms = until_ms
 
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
-        """Add the messages of a slot to the tables, recall markers first. Yields after each step.
+        """Add the messages of a slot to the tables, recall markers first. Yield after each step.
 
-        Units at or behind position `end` of the timer log are ignored.
+        Units at position `end` of the timer log or later are ignored. If a unit of the slot cannot
+        be read, add no message and report the damage (`_note_damage`).
         """
         positions, magics = array("q"), array("b")
         slot = self.files.wheel.get(slot_ms)
-        for unit_position, unit in self.files.iter_chain(
-            slot_ms, NO_UNIT if slot is None else slot.last_unit
-        ):
+        last_unit = NO_UNIT if slot is None else slot.last_unit
+        for unit_position, unit in self.files.iter_chain(slot_ms, last_unit):
             if unit is None:
                 reason = f"the timer log is damaged at the slot {slot_ms} ms"
                 self._note_damage(reason, slot_ms + 1)
@@ -514,21 +527,26 @@ class Timers:
     # --- delivering
 
     def deliver(self, work: TimeSlice) -> None:
-        """Append due messages to their topics until the slice is over. Raises StoreError."""
-        added = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
+        """Append due messages to their topics, and rolling ones to the queue, for one slice.
+
+        The messages are taken from the tables. If the store accepts no more messages, those that
+        were not appended are put back, and StoreError is raised. The appended ones count as
+        delivered when `confirm_deliveries` is called.
+        """
+        added_properties = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
         for table, append, until_ms in (
             (self._roll_table, self._append_rolled, work.now_ms),
             (self.due_table, self._append_due, self._find_deliverable_ms(work.now_ms)),
         ):
             while not work.is_over and (chunk := table.take_due(until_ms, _CHUNK)):
-                done = 0
+                appended_count = 0
                 try:
                     for due_ms, position in chunk:
-                        append(due_ms, position, added)
-                        done += 1
+                        append(due_ms, position, added_properties)
+                        appended_count += 1
                 finally:
-                    self._unconfirmed.append((table, chunk[:done]))
-                    table.put_back(chunk[done:])
+                    self._unconfirmed.append((table, chunk[:appended_count]))
+                    table.put_back(chunk[appended_count:])
                 work.count_done(len(chunk))
 
     def _find_deliverable_ms(self, now_ms: int) -> int:
@@ -544,20 +562,20 @@ class Timers:
 
     @property
     def next_deliverable_ms(self) -> int | None:
-        """When the next loaded message can be delivered, in ms since 1970.
+        """The time when the next loaded message can be delivered, in ms since 1970.
 
-        It is None without one, and if nothing can be delivered before the queue shows more of the
-        messages that it had at the start.
+        None means that no message is loaded, or that the next one must wait until the queue shows
+        more of the messages that it had at the start.
         """
         next_ms = self.next_due_ms
         if next_ms is None or next_ms <= self._find_deliverable_ms(next_ms):
             return next_ms
         return next_ms if self.unindexed_count else None
 
-    def _append_due(self, due_ms: int, position: int, added: bytes) -> None:
-        """Append a message to its topic, unless it is recalled. `added` are encoded properties.
+    def _append_due(self, due_ms: int, position: int, added_properties: bytes) -> None:
+        """Append a due message to its topic with further properties, which are encoded.
 
-        Raises StoreError.
+        A recalled message or missing record is not appended. Raises StoreError.
         """
         record = self._read_timed_message(position, due_ms)
         if record is None:
@@ -567,11 +585,10 @@ class Timers:
         )
         if recalled and recall_key(record.properties) in recalled:
             self.recalled_count += 1
-            name = find_property(record.properties, REAL_TOPIC_KEY) or b""
-            self._unconfirmed_topics.append(decode_topic_name(name))
+            self._unconfirmed_topics.append(target_topic(record))
             return
         enqueued = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._slot_start(record.store_time_ms)
-        topic = self._redelivery.deliver(record, enqueued + added)
+        topic = self._redelivery.deliver(record, enqueued + added_properties)
         if topic is not None:
             self._unconfirmed_topics.append(topic)
 
@@ -595,26 +612,27 @@ class Timers:
             self._note_damage(reason, due_ms)
         return None
 
-    def _append_rolled(self, due_ms: int, position: int, added: bytes) -> None:
-        """Store a message in the timer queue again, now that it is nearer. Raises StoreError."""
+    def _append_rolled(self, due_ms: int, position: int, added_properties: bytes) -> None:
+        """Store a rolling message in the timer queue again, to be indexed like a new one.
+
+        `added_properties` are further encoded properties. Do nothing if the record is missing.
+        Raises StoreError.
+        """
         record = self._read_timed_message(position, due_ms)
         if record is None:
             return
-        properties = record.decode_properties()
+        properties = build_rolled_properties(record, self.placing, self._clock.lead_ms)
         if TIMER_DELETES not in properties:
+            # Indexing the new record counts the message again.
             self._unconfirmed_topics.append(properties.get("REAL_TOPIC", ""))
-        times = natural(properties.get("TIMER_ROLL_TIMES", "0")) or 0
-        wall_due_ms = self.placing.compute_due_ms(record) - self._clock.lead_ms
-        properties["TIMER_DELIVER_MS"] = str(wall_due_ms)
-        properties["TIMER_ROLL_TIMES"] = str(times + 1)
-        properties["TIMER_ENQUEUE_MS"] = str(self._slot_start(record.store_time_ms))
-        properties |= parse_property_text(added.decode())
+        properties |= parse_property_text(added_properties.decode())
         self._intake.append(record.copy_to(TIMER_TOPIC, 0, properties))
 
     def confirm_deliveries(self, *, is_stored: bool) -> None:
-        """Note whether the messages that `deliver` appended are stored.
+        """Record the result of the group commit for the messages that `deliver` appended.
 
-        If they are not, they are in the tables again.
+        With `is_stored`, they are counted as delivered and no longer as waiting. Without it, they
+        are put back into their tables, and the next `deliver` appends them again.
         """
         unconfirmed, self._unconfirmed = self._unconfirmed, []
         topics, self._unconfirmed_topics = self._unconfirmed_topics, []
@@ -633,10 +651,13 @@ class Timers:
     # --- the work
 
     def prepare(self, work: TimeSlice) -> None:
-        """Load and index messages until the slice is over, and advance `read_ms`.
+        """Advance `read_ms`, load slots and index messages until the slice is over.
 
-        A slot is read when it is over, and none of its messages is in the tables. Raises OSError if
-        the timer log cannot be written.
+        `read_ms` passes a slot when the slot is over and none of its messages is in the tables. It
+        stays where it is while messages may be delivered already (`_is_doubtful`). If damage was
+        reported, the files are emptied first, to be rebuilt. Messages that retention has removed
+        before they were indexed are logged and skipped. At the end, overdue messages are looked up,
+        and the timer log is written. Raises OSError if that fails.
         """
         now_ms, next_ms = self._slot_start(work.now_ms), self.next_due_ms
         if self._damage_reason:
@@ -646,8 +667,7 @@ class Timers:
             limit_ms = min(limit_ms, slot_for_due_time(next_ms, self._precision_ms))
         if limit_ms > self.read_ms and not self._is_doubtful:
             self.read_ms = limit_ms
-            while self._late_slots and self._late_slots[0][0] < limit_ms:
-                self._late_slots.popleft()
+            self._late_slots.remove_before(limit_ms)
             for slot_ms in [slot for slot in self._recalled_keys if slot < limit_ms]:
                 del self._recalled_keys[slot_ms]
         self._load(work)
@@ -677,7 +697,7 @@ class Timers:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next loaded message is due or rolls, in ms since 1970; None without one."""
+        """The time when the next loaded message is due or rolls, in ms since 1970, or None."""
         tables = self.due_table, self._roll_table
         times = [table.next_due_ms for table in tables if table.next_due_ms is not None]
         return min(times, default=None)
@@ -705,10 +725,10 @@ class Timers:
     @property
     def _replay_offset(self) -> int:
         """The queue offset before which all messages whose slot is over are delivered."""
-        return min((offset for _, offset in self._late_slots), default=self.files.queue_offset)
+        return self._late_slots.find_first_offset(default=self.files.queue_offset)
 
     def _find_done_ms(self, now_ms: int) -> int:
-        """Return the latest time by which all messages that were due are delivered."""
+        """Return the latest time, at most `now_ms`, by which all due messages are delivered."""
         next_ms = self.next_due_ms
         # What the last start knew to be delivered remains so, whether it is loaded or not.
         done_ms = max(min(now_ms, self._load_done_ms), self._checkpoint_done_ms)
@@ -716,9 +736,8 @@ class Timers:
             # A message of a slot that was over when it was loaded is in the table for the end of
             # the slot. Its own time may be any of the slot, so nothing of the slot counts as done.
             is_exact = next_ms > self._inexact_until_ms
-            done_ms = min(
-                done_ms, next_ms - 1 if is_exact else slot_for_due_time(next_ms, self._precision_ms)
-            )
+            slot_ms = slot_for_due_time(next_ms, self._precision_ms)
+            done_ms = min(done_ms, next_ms - 1 if is_exact else slot_ms)
         if self._damage_reason:
             done_ms = min(done_ms, slot_for_due_time(self._damage_due_ms, self._precision_ms))
         return done_ms
@@ -726,8 +745,10 @@ class Timers:
     def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
         """Save wheel, log and checkpoint if they have changed; see `TimerFiles.save`.
 
-        Yield a function that does the blocking part. `is_last` says that the broker stops: then a
-        checkpoint with the present time is written, if there is one. Raises OSError.
+        Yield at most one function, which does the blocking part; call it on any thread before the
+        generator is resumed. `is_last` says that the broker stops: then a checkpoint is written
+        even if nothing was delivered. Save nothing while messages may be delivered already, or
+        while damage waits for a rebuild. Raises OSError.
         """
         if self._is_doubtful or self._damage_reason:
             return  # the old checkpoint, the queue and the log contain all that is known
@@ -759,7 +780,8 @@ class Timers:
     def _index_last(self) -> None:
         """Give the last message of the queue a unit in a slot that is over, if it has none.
 
-        RocketMQ continues in the queue behind the message of the last unit.
+        RocketMQ continues in the queue behind the message of the last unit. Without this unit it
+        would deliver the message again.
         """
         entry, self._last_unindexed = self._last_unindexed, None
         if entry is not None and entry.record is not None:
@@ -770,7 +792,8 @@ class Timers:
     def seal(self) -> None:
         """Mark the files as trustworthy for the next start. Blocking. Raises OSError.
 
-        It is called after the last save of an orderly shutdown.
+        The caller does this after the last save of an orderly shutdown. Do nothing if that save
+        wrote nothing, because messages may be delivered already or the files are damaged.
         """
         if not self._is_doubtful and not self._damage_reason:
             self.files.seal()

@@ -38,7 +38,7 @@ from sluicemq.client.core.names import (
 from sluicemq.client.core.requests import SendResult
 from sluicemq.client.core.sending import Sender
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.ids import Host, make_unique_id
 from sluicemq.model.message import (
     KEYS,
@@ -426,7 +426,9 @@ def known_subscriptions(
     if not found.is_online and not found.remembered:
         return None
     return {
-        topic: tuple(subscribe(topic, one.expression, one.kind) for one in found.all_of(topic))
+        topic: tuple(
+            parse_subscription(topic, one.expression, one.kind) for one in found.all_of(topic)
+        )
         for topic in topics
     }
 

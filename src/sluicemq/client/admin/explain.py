@@ -50,7 +50,7 @@ from sluicemq.client.core.conversations import Call, Conversation
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.requests import SUCCESS
 from sluicemq.errors import MessageNotFoundError, RequestError, RouteNotFoundError
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import REAL_TOPIC, StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.system_names import SCHEDULE_TOPIC, TRACE_TOPIC
@@ -224,7 +224,7 @@ def _lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[Lane
         subscription = None
         if known is not None:
             kind, expression = known[0], known[1]
-            subscription = subscribe(queue.topic, expression, kind)
+            subscription = parse_subscription(queue.topic, expression, kind)
         offsets_by_queue = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
         offset = offsets_by_queue.get((queue.topic, queue.queue_id))
         found.append(LaneFacts(lane["lane"], subscription, lane["clientIds"], offset))

@@ -23,7 +23,7 @@ from sluicemq.client.core.requests import (
 )
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
@@ -86,7 +86,7 @@ def try_filter(
     Raises FilterSyntaxError for an invalid expression, ConfigurationError if the filter of `group`
     is unknown, RouteNotFoundError if the topic does not exist.
     """
-    subscription = subscribe(topic, expression, kind)
+    subscription = parse_subscription(topic, expression, kind)
     check_subscription(subscription)
     found = []
     for broker, address in (yield from masters_of_topic(directory, topic)).items():

@@ -51,7 +51,7 @@ from sluicemq.errors import (
     TopicNotFoundError,
 )
 from sluicemq.filter.selector import explain
-from sluicemq.filter.subscriptions import compile_sql92, subscribe
+from sluicemq.filter.subscriptions import compile_sql92, parse_subscription
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TOOLS_GROUP, TRACE_TOPIC, is_send_forbidden_topic
@@ -217,7 +217,7 @@ def read_range(
 
     Messages that are no longer stored are left out.
     """
-    everything = subscribe(queue.topic, None)
+    everything = parse_subscription(queue.topic, None)
     while low < high:
         count = min(PULL_MAX, high - low)
         command = requests.pull(

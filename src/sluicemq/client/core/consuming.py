@@ -41,7 +41,7 @@ from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.names import check_number, check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
+from sluicemq.filter.subscriptions import compile_sql92, parse_subscription, tag_matches
 from sluicemq.model.bodies import BODY_BYTES_MAX, COMPRESSION_BITS
 from sluicemq.model.message import (
     DELAY,
@@ -595,7 +595,7 @@ def make_subscription(
     check_topic(topic)
     for finding in check_subscription(Subscription(topic, expression, kind)):
         _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
-    return subscribe(topic, expression, kind, version)
+    return parse_subscription(topic, expression, kind, version)
 
 
 def make_exact_matcher(subscription: Subscription) -> Callable[[StoredMessage], bool]:

@@ -62,7 +62,7 @@ from sluicemq.errors import (
     RequestError,
     SluiceError,
 )
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.system_names import TOOLS_GROUP, is_group_topic, is_system_topic
@@ -634,7 +634,7 @@ def make_decoding_plan(options: Options, schema: StructType) -> ReadPlan:
     It has no subscription yet. Raises ConfigurationError, and FilterSyntaxError for wrong tags.
     """
     if options["filter.tags"] is not None:
-        subscribe(parse_topics(options).label, options["filter.tags"])
+        parse_subscription(parse_topics(options).label, options["filter.tags"])
     shows_own_only = options["properties"] == "own"
     return ReadPlan(
         columns=resolve_schema(schema, declared_columns(options)),

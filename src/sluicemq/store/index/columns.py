@@ -209,7 +209,7 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
     keys of a message in it are not plain (empty, repeated, not ASCII, or rolled back).
     """
     table = batch.table
-    if table is None or any(name in batch.behind for name in _NAMES):
+    if table is None or any(name in batch.properties_suffix for name in _NAMES):
         return None
     if (batch.heads["sys_flag"] & ROLLBACK == ROLLBACK).any():
         return None

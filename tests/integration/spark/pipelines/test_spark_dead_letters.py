@@ -15,7 +15,7 @@ from sluicemq.client.core.requests import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.pipelines.deadletters import dead_letters, read_report
@@ -47,7 +47,7 @@ def group(admin: Admin, producer: Producer, topic: str) -> Iterator[str]:
     for offset in range(LETTERS):
         (stored,) = admin.messages_by_key(topic, f"o{offset}")
         expect_success(admin.call(address, requests.send_back(name, stored, topic, -1, 16)))
-    wanted = ConsumerData(name, subscriptions=(subscribe(topic, "amount > 10", "SQL92"),))
+    wanted = ConsumerData(name, subscriptions=(parse_subscription(topic, "amount > 10", "SQL92"),))
     admin.call(address, requests.heartbeat(Heartbeat(f"client-{name}", consumers=(wanted,))))
     yield name
     admin.call(address, requests.unregister(f"client-{name}", consumer=name))

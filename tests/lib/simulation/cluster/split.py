@@ -34,7 +34,7 @@ from sluicemq.broker.consume.contracts import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.aio import memberships as groups
 from sluicemq.errors import SluiceError
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.filter.subscriptions import parse_subscription
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 
@@ -444,7 +444,7 @@ class _Never(random.Random):
 
 
 def _key(tags: str) -> str:
-    return subscription_key(SPLIT, [subscribe(TAGGED, tags)])
+    return subscription_key(SPLIT, [parse_subscription(TAGGED, tags)])
 
 
 def _lane(node: BrokerNode, key: str) -> Any:

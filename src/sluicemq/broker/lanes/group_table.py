@@ -1,0 +1,267 @@
+"""The lanes of one group in memory, and their rules: the base of `group.GroupLanes`.
+
+Everything here treats all lanes of the group alike. How lanes come and go, and what a request of a
+member does, is in `group.py`.
+"""
+
+from collections import deque
+from typing import Any, Final
+
+from sluicemq.broker.lanes.assignments import LaneAssignments
+from sluicemq.broker.lanes.lane import Lane, TopicRules
+from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey, create_spans
+from sluicemq.broker.lanes.rules import (
+    MATCH_NOTHING,
+    compute_rules,
+    compute_sole_rule,
+    compute_wanted_chains,
+    create_rule,
+    get_atoms_by_topic,
+)
+from sluicemq.broker.lanes.storage import LaneStorage
+from sluicemq.broker.offsets import Resets
+from sluicemq.model.topic import RETRY_PREFIX
+
+FORGOTTEN_LISTED_MAX: Final = 16
+"""The most forgotten subscriptions that tools list."""
+EVALUATIONS_MAX: Final = 4096
+"""The most evaluations of expressions, per second and queue, to count messages no lane wants. The
+count may lag behind."""
+
+
+class GroupLaneTable:
+    """The lanes of one group, with the rules that divide the messages among them."""
+
+    def __init__(self, name: str, storage: LaneStorage) -> None:
+        """Create the table of the group `name`, without any lane.
+
+        `storage` is shared with the lanes of all other groups.
+        """
+        self.name = name
+        self.storage = storage
+        self.lanes: dict[str, Lane] = {}
+        """By subscription key."""
+        self.resets = Resets(storage.mark_changed)
+        """The offsets to which readers must be redirected, with the key of a lane as group."""
+        self.unmatched_count = 0
+        """The number of messages that all lanes have passed and none wanted."""
+        self.last_join_number = 0
+        """The highest `Lane.join_number` that was allocated."""
+        self.counted_offsets: dict[QueueKey, int] = {}
+        """By queue: the offset up to which `unmatched_count` is known."""
+        self.assignments = LaneAssignments(storage.clock, storage.mark_changed)
+        self.go_back_since_ms: dict[QueueKey, int] = {}
+        """By queue in which a hand-over waits until nothing is in flight: since when, in ms since
+        1970."""
+        self._topic_rules: dict[str, TopicRules] = {}
+        """By topic: the rules at the last `reassign_rules`."""
+        self.forgotten_subscriptions: deque[dict[str, Any]] = deque(maxlen=FORGOTTEN_LISTED_MAX)
+        """The subscriptions that were forgotten with unread messages, for tools."""
+
+    def get_live_and_idle_keys(self) -> tuple[list[str], list[str]]:
+        """Return the keys of the live lanes and those of the idle lanes, each in order of priority.
+
+        Live lanes are ordered by their join number, the oldest first. Idle lanes are ordered by the
+        time at which they became idle, the latest first. A message belongs to the first lane that
+        matches it, so the rules of long idle lanes do not change when another lane becomes idle.
+        """
+        lanes = self.lanes.values()
+        live = [lane for lane in lanes if not lane.is_idle]
+        live.sort(key=lambda lane: lane.join_number)
+        return [lane.key for lane in live], [lane.key for lane in self.get_idle_lanes()[::-1]]
+
+    def get_idle_lanes(self) -> list[Lane]:
+        """Return the idle lanes, in the order in which they became idle."""
+        idle = [lane for lane in self.lanes.values() if lane.is_idle]
+        return sorted(idle, key=lambda lane: (lane.idle_since_ms, lane.join_number))
+
+    def get_lane_queues(self, queue: QueueKey) -> list[LaneQueue]:
+        """Return the states of all lanes that have one in the queue."""
+        return [lane.queues[queue] for lane in self.lanes.values() if queue in lane.queues]
+
+    def get_lane_queue(self, key: str, queue: QueueKey) -> LaneQueue | None:
+        """Return the state of the lane `key` in a queue, which is created if necessary.
+
+        Return None if no such lane exists, or if the lane does not subscribe to the topic.
+        """
+        lane = self.lanes.get(key)
+        if lane is None:
+            return None
+        if queue not in lane.queues:
+            self.ensure_queue(queue)
+        return lane.queues.get(queue)
+
+    def is_pulled(self, topic: str) -> bool:
+        """Return whether a client has pulled a queue of the topic since the group has lanes."""
+        return any(
+            lane_queue.reader
+            for lane in self.lanes.values()
+            for queue, lane_queue in lane.queues.items()
+            if queue[0] == topic
+        )
+
+    def allocate_join_number(self) -> int:
+        """Increment `last_join_number` and return it, for a lane that becomes live."""
+        self.last_join_number += 1
+        return self.last_join_number
+
+    def ensure_queue(self, queue: QueueKey) -> None:
+        """Create the missing states in a queue of all lanes that subscribe to its topic.
+
+        A state begins at the join offset of the group; but if another lane has a state in the queue
+        already, at the end of the queue. Nothing is done if no state is missing. All missing states
+        are created in one call, because the rules of lanes that get their state at different times
+        might not exclude each other.
+        """
+        topic = queue[0]
+        is_retry = topic == RETRY_PREFIX + self.name
+        missing = [
+            lane
+            for lane in self.lanes.values()
+            if queue not in lane.queues and (is_retry or topic in get_atoms_by_topic(lane.key))
+        ]
+        if missing:
+            rules = compute_rules(topic, *self.get_live_and_idle_keys())
+            is_read_by_others = any(queue in lane.queues for lane in self.lanes.values())
+            committed = (  # -1 if the group has committed nothing
+                self.storage.get_end_offset(queue)
+                if is_read_by_others
+                else self.storage.get_join_offset(self.name, queue)
+            )
+            start = max(committed, 0)
+            for lane in missing:
+                rule = rules.get(lane.key, MATCH_NOTHING)
+                spans = create_spans(start, rule)
+                lane.queues[queue] = LaneQueue(committed, start, spans, read_end=start)
+
+    def reassign_rules(self) -> None:
+        """Replace the rules of all lanes for the messages that will be stored from now on.
+
+        From the current end of each queue on, a live lane gets the rule that follows from the
+        present live and idle lanes, and an idle lane keeps only the messages that no live lane
+        wants. Live lanes whose rule has not changed since the last call are left untouched, and so
+        are the stored messages of all lanes. Sets `_topic_rules`.
+        """
+        live, idle = self.get_live_and_idle_keys()
+        retry_topic = RETRY_PREFIX + self.name
+        topics = {topic for lane in self.lanes.values() for topic, _ in lane.queues}
+        before = self._topic_rules
+        self._topic_rules = {}
+        for topic in topics:
+            # Computed first, because it keeps the chains alive (`AtomChain`) that the rules extend.
+            unwanted = create_rule([], *compute_wanted_chains(topic, live))
+            reusable_rules = before[topic].hand_over if topic in before else None
+            hand_over = compute_rules(topic, live, (), reusable_rules)
+            is_retry = topic == retry_topic
+            future = compute_rules(topic, live, idle) if is_retry and idle else hand_over
+            self._topic_rules[topic] = TopicRules(future, hand_over, unwanted)
+        ends: dict[QueueKey, int] = {}
+        for lane in self.lanes.values():
+            for queue, lane_queue in lane.queues.items():
+                end = ends.get(queue)
+                if end is None:
+                    end = ends[queue] = self.storage.get_end_offset(queue)
+                new, old = self._topic_rules[queue[0]], before.get(queue[0])
+                if lane.is_idle:
+                    lane_queue.restrict_from(end, new.unwanted)
+                    continue
+                rule = new.future.get(lane.key, MATCH_NOTHING)
+                had_rule = old is not None and lane.key in old.hand_over
+                if old is None or not had_rule or old.future[lane.key] != rule:
+                    lane_queue.set_rule_from(end, rule)
+
+    def save_rules(self) -> None:
+        """Write the rules of the group to disk, on another thread. Its pulls wait for that.
+
+        When the rules are on disk, the parked pulls of all queues of the group are retried.
+        """
+
+        def wake_pulls() -> None:
+            for queue in {queue for lane in self.lanes.values() for queue in lane.queues}:
+                self.storage.wake_pulls(queue)
+
+        self.storage.save_rules(self.name, wake_pulls)
+
+    def _detach_lane(self, lane: Lane) -> None:
+        """Remove a lane from `lanes`, with its resets and assignments, and nothing else.
+
+        The caller assigns the rules again, or adds the lane under another key.
+        """
+        del self.lanes[lane.key]
+        self.resets.forget(group=lane.key)
+        self.assignments.forget_lane(lane.key)
+
+    def _remove_lane_and_save(self, lane: Lane) -> None:
+        """Remove a lane for good. What it has not read goes to no other lane.
+
+        The offset of the group in the queues of the lane is set to the lowest offset of the other
+        lanes. The rules of the other lanes are assigned again and saved.
+        """
+        self._detach_lane(lane)
+        for queue in lane.queues:
+            self.publish_group_offset(queue)
+        self.reassign_rules()
+        self.save_rules()
+
+    def publish_group_offset(self, queue: QueueKey) -> None:
+        """Set the committed offset of the group in a queue to the lowest offset of its lanes.
+
+        Do nothing if no lane has committed one. A broker without lanes can continue at that offset
+        without losing messages.
+        """
+        lane_queues = self.get_lane_queues(queue)
+        if any(lane_queue.committed_offset >= 0 for lane_queue in lane_queues):
+            offset = min(lane_queue.current_offset for lane_queue in lane_queues)
+            self.storage.offsets.put(self.name, *queue, offset)
+
+    def count_unmatched(self) -> None:
+        """Add to `unmatched_count` the messages that all lanes have passed and none wanted.
+
+        As in RocketMQ, such messages are not delivered to the group. Called once a second. Of each
+        queue, one call examines a limited number of messages from `counted_offsets` on, by the
+        subscriptions of the present lanes. A queue that is seen for the first time is counted from
+        the lowest offset of its lanes on.
+        """
+        live, idle = self.get_live_and_idle_keys()
+        for topic in {topic for key in (*live, *idle) for topic in get_atoms_by_topic(key)}:
+            chains = [
+                chain
+                for keys in (live, idle)
+                for chain in compute_wanted_chains(topic, keys)
+                if chain
+            ]
+            unwanted = create_rule([], *chains)
+            atom_count = sum(1 for chain in chains for _ in chain.iter_general_atoms())
+            count_max = EVALUATIONS_MAX // (1 + atom_count) + 1
+            queues = {
+                queue for lane in self.lanes.values() for queue in lane.queues if queue[0] == topic
+            }
+            for queue in sorted(queues):
+                lowest_offset = min(one.current_offset for one in self.get_lane_queues(queue))
+                counted = self.counted_offsets.setdefault(queue, lowest_offset)
+                if counted < lowest_offset:
+                    if unwanted:
+                        until = min(lowest_offset, counted + count_max)
+                        counted, match_count = self.storage.count_matches(
+                            queue, counted, unwanted, until
+                        )
+                        self.unmatched_count += match_count
+                    else:
+                        counted = lowest_offset
+                    self.counted_offsets[queue] = counted
+
+    @property
+    def is_obsolete(self) -> bool:
+        """Whether the group needs no lanes any more.
+
+        That is the case if one lane is left that gets all messages of its subscription in each of
+        its queues, and if no reset is pending.
+        """
+        if len(self.lanes) != 1 or self.resets:
+            return False
+        (lane,) = self.lanes.values()
+        return all(
+            lane_queue.find_rule(lane_queue.current_offset)
+            == (compute_sole_rule(topic, lane.key), None)
+            for (topic, _), lane_queue in lane.queues.items()
+        )
