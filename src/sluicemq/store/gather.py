@@ -5,7 +5,7 @@ slice. A filtered, ordinary pull also gets no more matches than its reader can h
 counted from the first match that the reader has not consumed.
 
 Evaluating seven hundred conditions on two thousand messages takes a quarter of a second, and no
-reader may occupy the event loop for so long. A read that needs results of such a filter ends with
+reader may occupy the event loop for that time. A read that needs results of such a filter ends with
 `PostponedWork`. The caller runs the work in any thread, stores its result, and reads again. If the
 read has found messages before, it ends with these, as a read whose time is over.
 
@@ -262,7 +262,7 @@ class RecordVerifier:
         if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
             return ""
         if 0 <= position < self._log.start:
-            return None  # retention has deleted the file, which is no damage
+            return None  # retention has deleted the file: this is not damage
         segment = self._log.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"

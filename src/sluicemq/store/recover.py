@@ -6,7 +6,7 @@ What a start does depends on how the store was closed:
                                    the last unit; this takes a few reads, however large the store is
     crash, SluiceMQ's checkpoint   the queues are cut back to the checkpoint, and the log is walked
                                    from there
-    crash, no checkpoint of ours   the walk begins at the newest file that was on disk according to
+    crash, other checkpoint        the walk begins at the newest file that was on disk according to
     (a store of RocketMQ)          the time in RocketMQ's checkpoint (spec/store.md §7), else at the
                                    first file
     queues missing or too short    the whole log is walked, and all queues are rebuilt
