@@ -3,7 +3,8 @@
     keys.py         how a setting is declared, and the settings that all servers share
     settings.py     BrokerConfig, StoreConfig, NameServerConfig, ProxyConfig
     inert.py        keys of RocketMQ that have no effect in SluiceMQ
-    load.py         parse files, change settings at run time, write them as text
+    properties.py   the syntax of a properties file
+    load.py         load settings, change them at run time, write them as text
 
 A later source takes precedence over an earlier one: defaults, environment (`NAMESRV_ADDR`), file,
 command line.
@@ -14,15 +15,17 @@ from sluicemq.config.load import (
     Change,
     Configs,
     change_settings,
-    decode_properties_file,
-    edit_properties,
     load_broker_config,
     load_local_proxy_config,
     load_name_server_config,
     load_proxy_config,
-    parse_properties,
     reread_settings,
     settings_text,
+)
+from sluicemq.config.properties import (
+    decode_properties_file,
+    edit_properties,
+    parse_properties,
 )
 from sluicemq.config.settings import (
     CHANGES_FILE,

@@ -1,15 +1,10 @@
-r"""Load settings from text, change them at run time, and write them as text.
+"""Load settings from text, change them at run time, and write them as text.
 
 Everything here follows from the keys in `settings.py`. RocketMQ silently ignores unknown keys and
 invalid values (spec/config.md). SluiceMQ warns about an unknown key and suggests the nearest known
 one, warns about a key of RocketMQ that has no effect, and raises an error for an invalid value.
 
-The syntax is that of java.util.Properties. A logical line is one line, or several lines of which
-each but the last ends with an odd number of backslashes; spaces at the start of a continuation line
-are dropped. Lines that start with `#` or `!` are comments. The key ends at the first `=`, `:` or
-space that is not escaped, and spaces around the separator are ignored. Escapes are
-`\t \n \r \f \uXXXX`; a backslash before any other character is dropped. Spaces at the end of a
-value are removed. Java keeps them, so that RocketMQ silently ignores a number with such spaces.
+`properties.py` has the syntax of the text.
 
 Variables (`$NAME`, `~`) are replaced only in paths that are read when the server starts. Values in
 a request are not expanded, because everyone who can connect could read the environment otherwise.
@@ -29,11 +24,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from string import hexdigits
 from typing import Any, Final, NamedTuple
 
 from sluicemq.config.inert import INERT, REFUSED
 from sluicemq.config.keys import Key, Kind, Origin, Part, ServerConfig, TlsConfig
+from sluicemq.config.properties import parse_properties
 from sluicemq.config.proxying import ProxyLimits
 from sluicemq.config.settings import (
     CHANGES_FILE,
@@ -82,102 +77,6 @@ PENDING: Final = "sluicePending."
 
 Configs = Mapping[Part, Any]
 """The settings of one server, by part."""
-_BLANKS: Final = " \t\f"
-_ESCAPE: Final = re.compile(r"\\(?:u(.{0,4})|(.?))", re.DOTALL)
-_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-# --------------------------------------------------------------------------------------- the syntax
-
-
-def decode_properties_file(data: bytes) -> str:
-    """Return the text of a file in UTF-8, or else in ISO-8859-1, as Java reads it."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data.decode("iso-8859-1")
-
-
-def parse_properties(text: str) -> dict[str, str]:
-    r"""Return the keys and values of a properties text, in its order.
-
-    The last of equal keys counts. Raises ConfigurationError for a malformed `\uXXXX`.
-    """
-    entries: dict[str, str] = {}
-    for line, _physical in _logical_lines(text):
-        if line is not None:
-            key, value = _split(line)
-            entries[_unescape(key)] = _unescape(value).strip()
-    return entries
-
-
-def edit_properties(text: str, changes: Mapping[str, str]) -> str:
-    """Return the text with some values changed. Comments and the order stay; new keys come last."""
-    left = dict(changes)
-    lines: list[str] = []
-    for line, physical in _logical_lines(text):
-        key = None if line is None else _unescape(_split(line)[0])
-        if key is None or key not in changes:
-            lines.extend(physical)
-        elif key in left:
-            lines.append(_entry(key, left.pop(key)))
-    lines.extend(_entry(key, value) for key, value in left.items())
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _entry(key: str, value: str) -> str:
-    """Return a line that sets the key, with the value escaped."""
-    return f"{key}={value}".replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
-
-
-def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
-    """Yield each logical line, or None for a comment or empty line, with its physical lines."""
-    pending = ""
-    physical: list[str] = []
-    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        physical.append(line)
-        part = line.lstrip(_BLANKS)
-        if len(physical) == 1 and (not part or part[0] in "#!"):
-            yield None, physical
-        elif (len(part) - len(part.rstrip("\\"))) % 2 == 1:
-            pending += part[:-1]
-            continue
-        else:
-            yield pending + part, physical
-        pending, physical = "", []
-    if physical:
-        yield pending, physical
-
-
-def _split(line: str) -> tuple[str, str]:
-    """Return the key and the value of a logical line, both still escaped."""
-    end = 0
-    while end < len(line) and line[end] not in "=:" + _BLANKS:
-        end += 2 if line[end] == "\\" else 1
-    value = line[end:].lstrip(_BLANKS)
-    if value[:1] in ("=", ":"):
-        value = value[1:].lstrip(_BLANKS)
-    return line[:end], value
-
-
-def _unescape(text: str) -> str:
-    if "\\" not in text:
-        return text
-    # Java writes a character beyond 16 bits as two escapes (surrogates).
-    units = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
-    return units.decode("utf-16", "replace")
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    follower, digits = escape[2], escape[1]
-    if digits is None:
-        return _ESCAPES.get(follower, follower)
-    if len(digits) == 4 and set(digits) <= set(hexdigits):
-        return chr(int(digits, 16))
-    raise ConfigurationError(
-        f"\\u{digits} is not a character.", fix="Write four hex digits, for example \\u4e2d."
-    )
-
 
 # ------------------------------------------------------------------------------------- at the start
 
@@ -398,9 +297,10 @@ def _written(settings: Settings, as_written: Settings) -> dict[str, str]:
 
 
 def _acl_files(config_path: str, directory: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return where plain_acl.yml may be, in the order in which the paths are tried.
+    """Return the paths where plain_acl.yml may be, in the order in which they are tried.
 
-    They are the directory of the configuration file, $ROCKETMQ_HOME/conf, and `directory`.
+    It may be in the directory of the configuration file `config_path`, in $ROCKETMQ_HOME/conf, or
+    in `directory`. The paths need not exist.
     """
     home = environment.get("ROCKETMQ_HOME")
     directories = [_directory(config_path), *([f"{home}/conf"] if home else []), directory]
@@ -462,7 +362,10 @@ HINTED_LENGTH_MAX: Final = 100
 
 
 def _unknown_keys(names: list[str], known: Iterable[str]) -> Iterator[str]:
-    """Yield a warning for each unknown key. Searching the nearest known key takes 0.2 ms."""
+    """Yield a warning for each of the first HINTED_MAX unknown keys, then one for all others.
+
+    A warning suggests the nearest of the `known` keys, if one is near. Searching it takes 0.2 ms.
+    """
     candidates = [*known, *INERT] if names else []
     for name in names[:HINTED_MAX]:
         is_short = len(name) <= HINTED_LENGTH_MAX
@@ -477,8 +380,10 @@ def find_values(
 ) -> LoadedValues:
     """Return the values that the entries set, for the keys of some parts, and warnings.
 
-    `path_of` returns the path that a text means. Raises ConfigurationError for an invalid value and
-    for a key in `REFUSED`.
+    `path_of(key, text)` returns the path that a text means. Keys may be aliases; an alias is
+    ignored, with a warning, if the key itself is set too. Empty texts set nothing. Unknown keys and
+    keys without effect give warnings. Raises ConfigurationError for an invalid value, and for a key
+    in `REFUSED` that is switched on.
     """
     known = {name: key for key in keys_of(*parts) for name in (key.name, *key.aliases)}
     found = LoadedValues({}, [], [])
@@ -549,6 +454,11 @@ def _parse_value(key: Key, name: str, text: str, path_of: PathOf) -> Any:
 
 
 def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
+    """Raise ConfigurationError if `text` is not a value of this kind.
+
+    The error names the key `name` and the value `shown`, of which `text` may be a part. Kinds
+    without a pattern accept every text.
+    """
     pattern, fix = _PATTERNS.get(kind, (None, ""))
     if pattern is not None and not pattern.fullmatch(text):
         wrong = next((one for one in text if not pattern.fullmatch(f"a{one}")), None)
@@ -559,6 +469,7 @@ def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
 
 
 def _not_valid(name: str, text: str, fix: str, reason: str = "") -> ConfigurationError:
+    """Return the error for an invalid value `text` of the key `name`. `reason` is a phrase."""
     because = f": {reason}" if reason else ""
     return ConfigurationError(f"{name} = {text:.80} is not valid{because}.", fix=fix)
 
@@ -569,6 +480,11 @@ def _parse_choice(
     choices: tuple[tuple[str, object], ...],
     refused: Mapping[str, str] = {},
 ) -> object:
+    """Return the value that `choices`, pairs of (word, value), have for the word `text`.
+
+    Raises ConfigurationError if there is none. `refused` has the fixes for words of RocketMQ that
+    SluiceMQ does not support.
+    """
     for word, value in choices:
         if word == text:
             return value
@@ -654,11 +570,12 @@ def warnings_about(found: LoadedValues, *settings: Settings) -> list[str]:
 
 
 class Change(NamedTuple):
-    """The result of changing settings.
+    """The result of changing settings. Nothing is applied or written yet: the caller does both.
 
-    `in_force` are the new settings, and `at_next_start` those after a restart. `entries` must be
-    written to the file. `pending` are the keys that take effect at the next start. `warnings` are
-    sentences, of which `without_effect` are about keys without effect.
+    `in_force` are the settings to use from now on, and `at_next_start` those after a restart. Both
+    are whole settings, by part. `entries` are the keys and texts that the caller must write to the
+    file. `pending` are the keys that take effect at the next start. `warnings` are sentences, of
+    which `without_effect` are about keys without effect.
     """
 
     in_force: Configs
@@ -670,7 +587,10 @@ class Change(NamedTuple):
 
     @property
     def remark(self) -> str | None:
-        """The remark of a successful response, or None if the whole change is in force."""
+        """The remark of a successful response: pending keys, then keys without effect.
+
+        None if the whole change is in force.
+        """
         waits = [f"in effect at the next start: {', '.join(self.pending)}"] if self.pending else []
         return " ".join([*waits, *self.without_effect]) or None
 
@@ -682,9 +602,10 @@ CHANGE_LENGTH_MAX: Final = 65_536
 def change_settings(
     in_force: Configs, at_next_start: Configs, text: str, black_list: Iterable[str]
 ) -> Change:
-    """Return the result of changing settings by the text of a request.
+    """Return the result of changing settings by the text of a request, in properties syntax.
 
-    A key without a value gets its default. Raises PermissionDeniedError for a key in `black_list`.
+    `in_force` are the present settings, and `at_next_start` those that pending changes lead to. A
+    key without a value gets its default. Raises PermissionDeniedError for a key in `black_list`.
     Raises ConfigurationError for a value that is invalid or would be refused at the next start, and
     if no key has an effect, because RocketMQ's tools show only errors. If some keys have an effect,
     `Change.remark` names those that have none.
@@ -721,6 +642,12 @@ def reread_settings(in_force: Configs, at_next_start: Configs, text: str) -> Cha
 
 
 def _change(in_force: Configs, at_next_start: Configs, entries: Mapping[str, str]) -> Change:
+    """Return the result of setting the keys in `entries`.
+
+    Entries that have the value already, as a response shows it, are left out. An empty text means
+    the default. Live keys change in both settings, other keys only in `at_next_start`. Raises
+    ConfigurationError for an invalid value, and for a key that the command line has set.
+    """
     keys = {name: key for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
     changes = {
         name: value
@@ -790,6 +717,7 @@ def _literal(name: str, text: str) -> str:
 
 
 def _replace_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Return a copy with some fields replaced; a store's derived fields are derived again."""
     if isinstance(settings, StoreConfig):
         return settings.with_changes(**values)
     return replace(settings, **values)

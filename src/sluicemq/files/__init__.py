@@ -204,6 +204,7 @@ class SystemFile:
     __slots__ = ("_descriptor", "_is_writable", "path")
 
     def __init__(self, path: str, descriptor: int, *, is_writable: bool = True) -> None:
+        """Take over an open `descriptor` of the file at `path`; `close` closes it."""
         self.path = path
         self._descriptor = descriptor
         self._is_writable = is_writable
@@ -292,6 +293,7 @@ class SystemFiles:
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
+            # With `access`, the file begins private, and gets more permissions below.
             descriptor = os.open(path, flags, NEW_FILE_MODE if access is None else 0o600)
         except OSError as error:
             if create or error.errno not in (errno.EACCES, errno.EROFS):
@@ -424,10 +426,10 @@ def is_on_tmpfs(path: str) -> bool:
 
 
 def clone(old: str, new: str) -> bool:
-    """Copy a file by sharing its blocks (reflink), and return True.
+    """Copy the file at `old` to `new` by sharing its blocks (reflink), and return True.
 
-    Return False, without a copy, if the file system cannot share blocks, or if the two paths are in
-    different file systems.
+    The copy is synced, its name is not. Return False, without a file at `new`, if the file system
+    cannot share blocks, or if the two paths are in different file systems. Raises OSError.
     """
     source = SYSTEM_FILES.open(old)
     with closing(source), closing(SYSTEM_FILES.open(new, create=True)) as target:
@@ -441,9 +443,10 @@ def clone(old: str, new: str) -> bool:
 
 
 def link(old: str, new: str) -> bool:
-    """Create a hard link to a file that is never written again, and return True.
+    """Create the hard link `new` to the file `old`, and return True.
 
-    Return False if the file system cannot do that.
+    The file must never be written again. Return False if the link cannot be created, for any
+    reason, for example because the file system has no links or `new` exists.
     """
     try:
         os.link(old, new)
@@ -474,7 +477,10 @@ def make_private_directory(path: str, *, below: str) -> None:
 
 
 def create_private_file(path: str, data: bytes) -> None:
-    """Create a file that only its owner can read. A file or link with that name is replaced."""
+    """Create a file with this content that only its owner can read.
+
+    A file or link with that name is replaced, not followed. The file is not synced. Raises OSError.
+    """
     with suppress(FileNotFoundError):
         SYSTEM_FILES.remove(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -483,6 +489,7 @@ def create_private_file(path: str, data: bytes) -> None:
 
 
 def _locked_error(path: str, owner: int | None) -> StoreLockedError:
+    """Return the error for a file that the process with the id `owner` has locked, if known."""
     who = f"process {owner}" if owner else "another process"
     return StoreLockedError(
         f"{path} is locked by {who}, which is running.",
@@ -584,7 +591,9 @@ def read_text(files: Files, path: str) -> str | None:
 def replace_text(files: Files, path: str, text: str) -> None:
     """Replace the text of a table atomically, and keep the old version as `<path>.bak`.
 
-    Both have the permissions of the old file. The change is durable on return.
+    Both have the permissions of the old file. The directory is created if it does not exist. The
+    change is durable on return. Raises OSError; then the old version is at `path`, unless only the
+    last sync failed.
     """
     data = text.encode()
     _copy_to_backup(files, path)
@@ -623,9 +632,11 @@ def _copy_to_backup(files: Files, path: str) -> None:
 
 
 def _write_temporary(files: Files, path: str, data: bytes, new_access: Access | None) -> None:
-    """Write `<path>.tmp` with the permissions of the file at `path`, or `new_access` if it is new.
+    """Write `data` to `<path>.tmp`, which a caller then renames to `path`.
 
-    The content is durable on return, the name is not.
+    It gets the permissions of the file at `path`, or `new_access` if there is none (None means the
+    usual ones). An older temporary file is replaced. The content is durable on return, the name is
+    not. Raises OSError.
     """
     files.make_directory(_directory(path))
     temporary = path + ".tmp"
@@ -642,6 +653,7 @@ def _write_temporary(files: Files, path: str, data: bytes, new_access: Access | 
 
 
 def _directory(path: str) -> str:
+    """Return the directory of a path; "" without one."""
     return path.rpartition("/")[0]
 
 

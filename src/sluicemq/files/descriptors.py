@@ -97,6 +97,7 @@ class DescriptorPool:
         self._wanted = 0
 
     def __len__(self) -> int:
+        """Return the number of holders in the pool."""
         return len(self._holders)
 
     @property
@@ -124,7 +125,7 @@ class DescriptorPool:
             self._holders.pop(new, None)
             while len(self._holders) >= max(limit, 1):
                 oldest, _ = self._holders.popitem(last=False)
-                if oldest.is_used:
+                if oldest.is_used:  # a second chance: it stays until the others were looked at
                     oldest.is_used = False
                     self._holders[oldest] = None
                 else:

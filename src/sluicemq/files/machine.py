@@ -44,6 +44,7 @@ class Priority:
     """
 
     def __init__(self) -> None:
+        """Take the calling thread's priority as the usual one, and test the permission."""
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._may_change = False
         if sys.platform == "linux":
@@ -61,7 +62,10 @@ class Priority:
         self._may_change = True
 
     def set_low(self, is_low: bool = True) -> None:
-        """Lower the priority of the calling thread, or restore it if not `is_low`."""
+        """Lower the priority of the calling thread, or restore it if not `is_low`.
+
+        Do nothing if this process may not raise a priority again.
+        """
         if self._may_change:
             niceness = self._usual + LOWER_BY if is_low else self._usual
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -103,9 +107,10 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
-    """Return a function that counts the free bytes of the C library, and one that returns them.
+    """Return (count_free_bytes, trim), two functions of the C library.
 
-    Return None if the C library does not have these functions.
+    The first one returns how many bytes the C library keeps free, and the second one returns them
+    to the system. Return None if the C library does not have these functions.
     """
     try:
         library = ctypes.CDLL(None)
@@ -119,8 +124,9 @@ def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
 def trim_memory() -> int:
     """Return free memory of the C library to the system, if it is more than FREE_BYTES_MAX.
 
-    Return the number of bytes that were free. The C library itself keeps memory that a large
-    request once needed, if a single small object lies above it. Other threads continue meanwhile.
+    Return the number of bytes that were free before; 0 if the C library does not say. The C library
+    itself keeps memory that a large request once needed, if a single small object lies above it.
+    Other threads continue meanwhile.
     """
     found = _allocator()
     if found is None:
@@ -133,7 +139,10 @@ def trim_memory() -> int:
 
 
 def start_memory_trimming() -> None:
-    """Start a thread that calls `trim_memory` every TRIM_S seconds until the process ends."""
+    """Start a thread that calls `trim_memory` every TRIM_S seconds until the process ends.
+
+    Do nothing if the C library has no functions for that.
+    """
     never = threading.Event()
 
     def run() -> None:

@@ -95,6 +95,7 @@ class ReadOnlyFiles(SystemFiles):
 
 
 def _read_only(path: str) -> OSError:
+    """Return the error of an attempt to change something at `path`."""
     return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
 
@@ -124,6 +125,10 @@ class _FileContent:
     )
 
     def __init__(self, files: Files, below: str | None) -> None:
+        """Use the content of the file `below` of `files`, or begin empty if it is None.
+
+        The file is opened, to find out its size.
+        """
         self._files = files
         self._file: File | None = None
         self._map: mmap.mmap | None = None
@@ -180,7 +185,7 @@ class _FileContent:
         return made
 
     def read(self, size: int, offset: int) -> bytes:
-        """Return up to `size` bytes at `offset`."""
+        """Return up to `size` bytes at `offset`: fewer at the end of the file, b"" behind it."""
         with self.lock:
             stop = min(offset + size, self.size)
             if stop <= offset:
@@ -212,6 +217,10 @@ class _FileContent:
                 self._resize(size)
 
     def _resize(self, size: int) -> None:
+        """Move the content, cut or extended to `size` bytes, into a new map in memory.
+
+        Views of the old content stay as they are. The caller must hold `lock`.
+        """
         old, kept = self.mapped(), min(size, self.size)
         has_content = self.below is not None or self.written_end > 0
         self._map, self._viewed_map, self.below, self.size = None, None, None, size
@@ -227,6 +236,7 @@ class _FileContent:
         self.written_start, self.written_end = 0, kept
 
     def data_start(self, offset: int) -> int | None:
+        """Return what `File.data_start` returns: data is what was written, or is on the disk."""
         with self.lock:
             starts = []
             if offset < self.written_end:
@@ -238,6 +248,7 @@ class _FileContent:
             return min(starts, default=None)
 
     def data_end(self, offset: int) -> int:
+        """Return what `File.data_end` returns. All bytes between two writes count as data."""
         with self.lock:
             end = self.written_end if self.written_start <= offset else offset
             if self.below is not None:
@@ -254,6 +265,7 @@ class OverlayFile:
     __slots__ = ("_files", "_node", "path")
 
     def __init__(self, files: "OverlayFiles", path: str, node: _FileContent) -> None:
+        """Create an open file at `path` with the content `node`, whose `users` count it already."""
         self._files = files
         self._node: _FileContent | None = node
         self.path = path
@@ -312,6 +324,7 @@ class OverlayFiles:
     """
 
     def __init__(self, base: Files = READ_ONLY_FILES, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Begin with the files of `base`, without changes. `clock` gives the times of changes."""
         self._base = base
         self.pool = DescriptorPool()
         self.clock = clock
@@ -429,10 +442,16 @@ class OverlayFiles:
     # --- names
 
     def _is_created(self, path: str) -> bool:
+        """Return whether a file or directory with this path was created here, and still exists."""
         directory, _, name = path.rpartition("/")
         return name in self._created.get(directory, ())
 
     def _new_node(self, path: str, *, create: bool) -> _FileContent:
+        """Return the content of a file that is not open: of the file in `base`, or an empty one.
+
+        With `create`, a missing file is created; its directory must exist. Raises OSError (ENOENT)
+        if there is no such file, and EISDIR for a directory.
+        """
         if path in self._directories:
             raise _error(errno.EISDIR, path)
         if path not in self._removed and self._base.exists(path):
@@ -445,16 +464,19 @@ class OverlayFiles:
         return _FileContent(self._base, None)
 
     def _add_name(self, path: str) -> None:
+        """Note that a file or directory with this path was created here."""
         directory, _, name = path.rpartition("/")
         self._created.setdefault(directory, set()).add(name)
 
     def _drop_name(self, path: str) -> None:
+        """Note that the file or directory with this path was removed, here and from `base`."""
         directory, _, name = path.rpartition("/")
         self._created.get(directory, set()).discard(name)
         self._removed.add(path)
 
 
 def _error(number: int, path: str) -> OSError:
+    """Return the OSError with this error number for a path."""
     return OSError(number, os.strerror(number), path)
 
 

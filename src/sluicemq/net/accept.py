@@ -222,6 +222,7 @@ class AcceptedConnection(UpgradableConnection):
         self._scheduler.schedule_read(self.peer, self._handle_deferred_frames)
 
     def _handle_deferred_frames(self) -> None:
+        """Handle the frames that `_defer_frames` kept, and read again. The scheduler calls this."""
         frames, self._deferred_frames = self._deferred_frames, None
         if not self.peer.closed:
             self._resume_reading()
@@ -445,7 +446,10 @@ class Server:
         self._connections[connection.peer] = connection
 
     def connection_closed(self, connection: AcceptedConnection) -> None:
-        """Remove a connection that has ended, and call `on_disconnect` with its peer."""
+        """Remove a connection that has ended, and call `on_disconnect` with its peer.
+
+        Do nothing for a connection that `connection_opened` aborted, because it was never added.
+        """
         if self._connections.pop(connection.peer, None) is None:
             return  # `connection_opened` had aborted it
         self._addresses.release(connection.remote_address)
@@ -465,7 +469,11 @@ class Server:
             log.warning("%s %s: %s", action, peer.remote, reason)
 
     def _sweep(self) -> None:
-        """Abort the connections that were silent, or left a frame unfinished, for too long."""
+        """Abort the connections that were silent, or left a frame unfinished, for too long.
+
+        Both are counted in sweeps, so times are exact to a quarter of the shorter limit. Each call
+        schedules the next one.
+        """
         for peer, connection in tuple(self._connections.items()):
             peer.idle_sweeps += 1
             connection.sweeps_since_frame = (

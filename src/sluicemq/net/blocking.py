@@ -129,6 +129,10 @@ class BlockingChannel:
     # -------------------------------------------------------------------------------- receiving
 
     def _receive_frame(self) -> Command:
+        """Wait for the next frame of the server, and decode it in place.
+
+        Close the channel at any error, also at a timeout.
+        """
         try:
             self._fill(4)
             total = _TOTAL.unpack_from(self._buffer, self._start)[0]
@@ -147,7 +151,11 @@ class BlockingChannel:
         return command
 
     def _fill(self, size: int) -> None:
-        """Read until the buffer holds `size` bytes from `_start` on. Move or grow it if needed."""
+        """Read from the socket until the buffer holds `size` bytes from index `_start` on.
+
+        The bytes are moved to the front of the buffer, or to a larger buffer, if they do not fit
+        behind `_start`. Raise OSError, also if the server closes the connection.
+        """
         if self._filled - self._start >= size:
             return
         if self._start == self._filled:
@@ -168,6 +176,7 @@ class BlockingChannel:
             self._filled += count
 
     def _check_open(self) -> None:
+        """Raise ConnectionLostError if the channel is closed."""
         if self.closed:
             raise ConnectionLostError(f"The connection to {self.address} is closed.")
 

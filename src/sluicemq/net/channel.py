@@ -175,6 +175,7 @@ class Channel:
     # -------------------------------------------------------------------------------- sending
 
     def _send(self, command: Command) -> None:
+        """Send one frame. Raise ConnectionLostError if the channel is closed."""
         if self.closed:
             raise self._closed_error()
         self._write(encode_start(command), command.body)
@@ -189,6 +190,7 @@ class Channel:
         return ConnectionLostError(f"The connection to {self.address} is closed.")
 
     def _flush(self) -> None:
+        """Send the frames of this iteration in one write, or drop them if the channel is closed."""
         buffers, self._outgoing = self._outgoing, []
         if buffers and not self.closed and self._transport is not None:
             self._transport.write(b"".join(buffers))
@@ -203,7 +205,10 @@ class Channel:
         self._timer = self._loop.call_at(time_s, self._expire)
 
     def _expire(self) -> None:
-        """Fail the calls whose deadline has passed, and set the timer for the next deadline."""
+        """Fail the calls whose deadline has passed, and set the timer for the next deadline.
+
+        The future of such a call gets RequestTimeoutError. Without open calls there is no timer.
+        """
         now_s = self._loop.time()
         earliest_s = math.inf
         expired: list[int] = []

@@ -126,7 +126,7 @@ class Stream:
             self.connection.write(h.encode_frame(h.HEADERS, h.END_HEADERS, self.stream_id, headers))
 
     def send_data(self, data: bytes) -> None:
-        """Send bytes of the response as fast as the windows allow. The rest waits."""
+        """Send bytes of the response as far as the windows allow. The rest waits in memory."""
         if self.is_response_complete or not data:
             return
         connection = self.connection
@@ -139,7 +139,10 @@ class Stream:
         self.flush()
 
     def send_trailers(self, trailers: bytes) -> None:
-        """End the response with an encoded header block, after all data was sent."""
+        """End the response with an encoded header block, when all data has been sent.
+
+        While bytes wait for a window, the block waits behind them.
+        """
         if self.is_response_complete:
             return
         if self._outgoing is not None:
@@ -296,6 +299,7 @@ class Http2Connection(AcceptedConnection):
 
     @property
     def unfinished_bytes(self) -> int:
+        """The bytes of an unfinished frame, header block, and messages that are not whole."""
         return len(self._rest) + len(self._block) + self.buffered_bytes
 
     @property
@@ -305,7 +309,7 @@ class Http2Connection(AcceptedConnection):
 
     @property
     def is_waiting_for_client(self) -> bool:
-        """Also when response bytes wait because the client does not increase a window."""
+        """Whether the server can go on only when the client sends more or widens a window."""
         return super().is_waiting_for_client or bool(self.stalled_streams)
 
     @property
@@ -329,6 +333,7 @@ class Http2Connection(AcceptedConnection):
     # ------------------------------------------------------------------------------ bytes in
 
     def _handle_data(self, data: bytes) -> None:
+        """Handle `data` behind the bytes of the frame that was not whole yet."""
         if self._rest:
             data, self._rest = self._rest + data, b""
         self._handle_frames(data)
@@ -435,6 +440,11 @@ class Http2Connection(AcceptedConnection):
     # ------------------------------------------------------- frames: (flags, stream id, payload)
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Pass bytes of a request to its stream, and count them against both receive windows.
+
+        Bytes for a closed stream are dropped. Raise Http2Error if the connection's window is
+        exceeded; if only the stream's is, the stream is reset.
+        """
         size = len(payload)
         self._unreturned_bytes += size
         if self._unreturned_bytes > limits.CONNECTION_WINDOW_BYTES:
@@ -469,6 +479,7 @@ class Http2Connection(AcceptedConnection):
         self._count_overhead()
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Handle a header block, or keep its first part until CONTINUATION frames complete it."""
         if flags & (h.PADDED | h.HAS_PRIORITY):
             payload = h.remove_padding(flags, payload, priority=True)
         if not stream_id:
@@ -480,6 +491,7 @@ class Http2Connection(AcceptedConnection):
             self._block += payload
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Add to the header block that HEADERS began, and handle the block when it is whole."""
         if not self._block_stream_id:
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS.")
         self._count_overhead()
@@ -495,7 +507,12 @@ class Http2Connection(AcceptedConnection):
             self._handle_header_block(stream_id, block, self._block_flags)
 
     def _handle_header_block(self, stream_id: int, block: bytes, flags: int) -> None:
-        """Handle a whole header block: of a new request, or the trailers of an open one."""
+        """Handle a whole header block: of a new request, or the trailers of an open one.
+
+        A new stream is refused with REFUSED_STREAM while the connection is drained, has too many
+        streams, or has too many response bytes waiting. Raise Http2Error for a block that is
+        neither, or a stream id that a client may not use.
+        """
         # The block is decoded in any case, because it changes the HPACK table for the next ones.
         headers = self._reader.decode(block)
         stream = self._streams.get(stream_id)
@@ -527,6 +544,7 @@ class Http2Connection(AcceptedConnection):
             stream.headers_received()
 
     def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        """Remove a stream, and cancel its request. Raise Http2Error if most requests are reset."""
         h.read_integer(payload, "RST_STREAM")
         stream = self._streams.get(stream_id)
         if stream is None:
@@ -544,6 +562,7 @@ class Http2Connection(AcceptedConnection):
             stream.cancelled()
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Apply the client's SETTINGS and acknowledge them. Wider windows send waiting bytes."""
         if stream_id:
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream.")
         self._count_overhead()
@@ -564,6 +583,7 @@ class Http2Connection(AcceptedConnection):
             self._send_stalled()
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Answer a PING. The answer to our own PING of a drain begins to refuse new streams."""
         if stream_id or len(payload) != 8:
             raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "PING on a stream, or not of 8 bytes.")
         self._count_overhead()
@@ -573,6 +593,7 @@ class Http2Connection(AcceptedConnection):
             self.refuse_new_streams()
 
     def _on_window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
+        """Widen the send window of a stream or (stream 0) the connection; send waiting bytes."""
         increment = h.read_integer(payload, "WINDOW_UPDATE")
         self._count_overhead()
         self.sweeps_since_frame = 0
@@ -593,9 +614,11 @@ class Http2Connection(AcceptedConnection):
             stream.flush()
 
     def _ignore(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        """Do nothing but count the frame, for frame types without effect here."""
         self._count_overhead()
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
+        """Raise Http2Error: only servers may send this frame."""
         raise h.Http2Error(h.ErrorCode.PROTOCOL_ERROR, "A client may not send PUSH_PROMISE.")
 
     def _count_overhead(self) -> None:

@@ -431,7 +431,10 @@ class FairScheduler:
         return now_s
 
     def charge(self, owner: Hashable, seconds: float) -> None:
-        """Charge `owner` time that it has used, on this thread or another one."""
+        """Charge `owner` time that it has used, on this thread or another one.
+
+        The time for which it was idle before counts as used, except for CREDIT_S.
+        """
         state = self._owners[owner]
         state.used_s = max(state.used_s, self._virtual_time_s - CREDIT_S) + seconds
 
@@ -440,13 +443,20 @@ class FairScheduler:
         return max(self._owners[owner].used_s, self._virtual_time_s - CREDIT_S)
 
     def schedule_read(self, owner: Hashable, run: Run) -> None:
-        """Call `run`, which reads further requests of `owner`, in a later round."""
+        """Call `run()`, which reads further requests of `owner`, in a later round.
+
+        It replaces an earlier `run` that was not called yet. It waits longer while the owner's open
+        work items weigh WORK_WEIGHT_MAX or more.
+        """
         state = self._owners[owner]
         state.pending_read = run
         self._enqueue(state)
 
     def schedule_slice(self, owner: Hashable, run: Run) -> None:
-        """Call `run`, a slice of a work item of `owner`, in a later round."""
+        """Call `run()`, a slice of a work item of `owner`, in a later round.
+
+        The slices of an owner run in the order in which they were scheduled.
+        """
         state = self._owners[owner]
         state.slices.append(run)
         self._enqueue(state)
@@ -495,7 +505,12 @@ class FairScheduler:
             self._call_soon(lambda: self._call_soon(self._run_round))
 
     def _run_round(self) -> None:
-        """Renew the budget, and run the owners that wait, those that have used least time first."""
+        """Renew the budget, and run the owners that wait, those that have used least time first.
+
+        Each is run once, then waits again if it has more to run. The round ends when the budget is
+        used up, nothing waits, or RUNS_PER_ROUND_MAX were run. An exception is logged. Schedules
+        the next round if owners still wait.
+        """
         self._is_scheduled = self._is_budget_used = False
         self.is_tight = bool(self._full_owners)
         self._round_used_s = 0.0

@@ -35,7 +35,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.messages import OutgoingMessage
 from sluicemq.client.core.names import sign_request
 from sluicemq.client.sync.admin import Admin
-from sluicemq.config.load import parse_properties
+from sluicemq.config.properties import parse_properties
 from sluicemq.errors import (
     ConfigurationError,
     MessageNotFoundError,

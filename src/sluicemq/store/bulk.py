@@ -91,7 +91,11 @@ _CODE_AT: Final = UNIT.at("code")
 
 
 class QueueUnits:
-    """The units of one queue in a sweep, in the order of the log, with their queue offsets."""
+    """The units of one queue in a sweep, in the order of the log, with their queue offsets.
+
+    `topic` is encoded. `offsets` and `units` are arrays of equal length; `units` has the dtype
+    `UNIT_COLUMNS`.
+    """
 
     __slots__ = ("offsets", "queue_id", "topic", "units")
 
@@ -115,9 +119,10 @@ class QueueUnits:
 
 
 class Sweep:
-    """The first `count` of some records: adjacent in the log, and all valid."""
+    """Records that are adjacent in the log, and all valid, in columns."""
 
     def __init__(self, records: Records, count: int, codes: Positions) -> None:
+        """Create a sweep of the first `count` of `records`. `codes` are their tag codes."""
         self._records = records
         self._codes = codes
         self.count = count
@@ -174,11 +179,13 @@ def sweep_piece(
     requires_checksum: bool = False,
     delays_ms: Sequence[int] = DELAYS_MS,
 ) -> Sweep | None:
-    """Return the valid records from index `at` of a view on.
+    """Return the valid records from index `at` of a view on, up to the first doubtful one.
 
-    The view begins at position `base` of the log. Checks at most `PIECE_BYTES`. Returns None if no
-    record can be checked in this way. `delays_ms` are the delays of level 1, 2, …
-    (messageDelayLevel).
+    The view begins at position `base` of the log. At most `PIECE_BYTES` are checked. Returns None
+    if the first record is doubtful: the caller then parses it alone, because it need not be
+    damaged. `check_crc` False skips the CRCs. With `requires_checksum`, records without a valid
+    checksum property are not valid. `delays_ms` are the delays of level 1, 2, …
+    (messageDelayLevel), for the units of delayed messages.
     """
     raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
     starts = find_leading_starts(raw)
@@ -209,15 +216,15 @@ def sweep_piece(
 
 
 def _count_leading(good: Mask) -> int:
-    """Return the number of rows before the first one that is not good."""
+    """Return the number of rows before the first one that is not good; all if every row is."""
     return len(good) if good.all() else int(good.argmin())
 
 
 def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
-    """Return (tag codes, rows to parse, rows to exclude) of the first `count` records.
+    """Return (codes, odd, cut) of the first `count` records: their tag codes, and two masks.
 
-    The scalar code must compute the tag codes of the rows to parse. The columns must end before the
-    first row to exclude.
+    Rows in `odd` have no valid code: the scalar code must compute it. The sweep must end before the
+    first row in `cut`, which has zeros in its topic or properties, or belongs to several queues.
     """
     codes = np.zeros(count, np.int64)
     topics, topic_of = records.topics
@@ -263,10 +270,12 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
 def unverified_heads(
     view: memoryview, base: int, units: Units, queue_id: int, offsets: Sequence[int] | Positions
 ) -> list[int]:
-    """Return the indices of units without a record of their size and offset at their position.
+    """Return the indices of the units whose records could not be verified here.
 
-    Checks only size, magic number, position, queue id and offset. Units of records in other files
-    than the one that `view` contains from position `base` on are returned too.
+    A unit is verified if, at its position, a head has its size, a known magic number, this
+    position, the queue id, and the unit's offset of `offsets`. The rest of the record is not
+    checked. `view` contains the bytes of one file, from position `base` of the log on. Units of
+    records in other files, and of placeholders, are returned too.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     positions, sizes = rows["position"].astype(np.int64), rows["size"].astype(np.int64)
@@ -342,29 +351,31 @@ class TagHits:
     ) -> ChunkHits | None:
         """Return the matches of a chunk that contains offset `position`. HOT.
 
-        Returns None if the queue has no units there. The chunk may continue behind `end`. If it is
-        not cached, `grown` is the number of units to compare.
+        A cached chunk may begin before `position`, and may continue behind `end`. Otherwise a chunk
+        of `grown` units from `position` on, at most up to `end`, is compared and cached. It is
+        larger if `position` is where the cached chunk ends, because a reader that continues will
+        need more. Returns None if the queue has no units at `position`.
         """
         key = (queue.topic, queue.queue_id, codes)
-        known = self._chunks.get(key)
-        if known is None or known.queue is not queue or not known.start <= position < known.stop:
-            if known is not None and known.queue is queue and known.stop == position:
-                grown = min(max(grown, 4 * (known.stop - known.start)), CHUNK_UNITS_MAX)
+        chunk = self._chunks.get(key)
+        if chunk is None or chunk.queue is not queue or not chunk.start <= position < chunk.stop:
+            if chunk is not None and chunk.queue is queue and chunk.stop == position:
+                grown = min(max(grown, 4 * (chunk.stop - chunk.start)), CHUNK_UNITS_MAX)
             units = queue.units(position, min(grown, end - position))
             count = len(units) // UNIT_BYTES
             if not count:
                 return None
             offsets, hits = select_tagged(units, codes, position)
-            known = self._chunks[key] = ChunkHits(queue, position, position + count, offsets, hits)
+            chunk = self._chunks[key] = ChunkHits(queue, position, position + count, offsets, hits)
             if len(self._chunks) > CACHED_CHUNKS_MAX:
                 self._chunks.popitem(last=False)
-        return known
+        return chunk
 
 
 def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
-    """Choose the units with one of the tag codes; return their queue offsets, and them joined.
+    """Return (queue offsets, joined units) of the units with one of the tag codes.
 
-    `offset` is the queue offset of the first unit.
+    `offset` is the queue offset of the first one of `units`. The results are in its order.
     """
     indices = find_tag_codes(units, codes)
     return (indices + offset).tolist(), np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
@@ -383,9 +394,10 @@ class Runs(NamedTuple):
 
 
 def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
-    """Return the runs that the first units form, up to both limits.
+    """Return the runs that the first units form: at most `count_max` units and `bytes_max` bytes.
 
-    Returns None if a unit is blank or invalid.
+    The runs are empty if not even the first unit is within the limits. Returns None if any of the
+    units is blank or has an impossible size, because then they must be examined one by one.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)

@@ -80,7 +80,12 @@ class Checkpointer:
         file: CheckpointFile,
         incarnation: Incarnation,
     ) -> None:
-        """`file` holds the checkpoints; failed writes are reported to `outages`."""
+        """Create a checkpointer for a store that was just opened.
+
+        `log`, `queues`, `keys` and `writer` say what a checkpoint covers. `file` receives the
+        checkpoints. `outages` logs failed writes, and that they succeed again. `incarnation` is
+        told when the log gets its first durable record.
+        """
         self._config = config
         self._files = files
         self._outages = outages
@@ -109,7 +114,10 @@ class Checkpointer:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether the checkpoint that was requested last has been, or will be, written."""
+        """Whether a checkpoint was requested, and has been or will be written.
+
+        False before the first request, after `discard_request`, and if the disk was full.
+        """
         return self._requested_values is not None
 
     def hasten(self) -> None:
@@ -121,7 +129,8 @@ class Checkpointer:
     def flush_queues(self, queues: list[Queue], count: int = 1 << 62) -> bool:
         """Write the last `count` of these queues to their files, and remove them from the list.
 
-        Returns False if the disk reports an error, which is logged.
+        Returns whether that succeeded. At an OSError it stops, reports the error to `outages`, and
+        returns False; the queues that are left stay in the list, and their units in memory.
         """
         try:
             for _ in range(min(count, len(queues))):
@@ -149,7 +158,10 @@ class Checkpointer:
     def tick(self, now_s: float, *, is_quiet: bool) -> None:
         """Begin a checkpoint if it is time for one, and write some queues for the one begun.
 
-        `is_quiet` says that the log has not grown since the last call.
+        It is time if the log has grown enough, or if the interval has passed since the last one
+        began. No checkpoint begins before the last one was written. `now_s` is the monotonic clock.
+        `is_quiet` says that the log has not grown since the last call. When the last queue is
+        written, the checkpoint is requested: it is due, and `write_due` writes it.
         """
         config = self._config
         files = len(self._queues.unsynced) + len(self._queues.dirty)
@@ -174,9 +186,10 @@ class Checkpointer:
                 self._request(values)
 
     def request(self) -> None:
-        """Request a checkpoint of this moment, whose queues must be written already.
+        """Request a checkpoint of this moment: it is due, and `write_due` writes it.
 
-        Does nothing if nothing has changed since the last request.
+        The queues must have been flushed to their files. Does nothing if nothing has changed since
+        the last request.
         """
         self._request(self._values())
 
@@ -195,7 +208,11 @@ class Checkpointer:
         )
 
     def _request(self, values: tuple[int, ...]) -> None:
-        """Note a checkpoint with these values, and the files that it needs synced."""
+        """Make a checkpoint with these values due, together with the files that it needs synced.
+
+        It replaces one that is due already. Does nothing if the last request had the same values,
+        and no file was written since.
+        """
         if values == self._requested_values and not self._queues.unsynced and self._keys.is_synced:
             return
         self._requested_values = values
@@ -206,10 +223,14 @@ class Checkpointer:
     # --- writing checkpoints
 
     def write_now(self) -> None:
-        """Write a checkpoint of this moment. Waits for the disk. Raises OSError or StoreError."""
+        """Write all queues to their files, then a checkpoint of this moment. Waits for the disk.
+
+        A checkpoint that is due is written before. One that `tick` has begun is discarded. Raises
+        OSError if a queue cannot be written, and the errors of `write_due`.
+        """
         for queue in list(self._queues.dirty):
             self._queues.flush(queue)
-        self.write_due()
+        self.write_due()  # `_request` would replace it, and with it the list of files to sync
         self._prepared = None
         self.request()
         self.write_due()
@@ -217,8 +238,10 @@ class Checkpointer:
     def write_due(self) -> None:
         """Sync what the due checkpoint needs, and write it. Does nothing if none is due.
 
-        Raises StoreTransientError if the call may be repeated, and StoreError if the disk fails:
-        the store then accepts no more writes.
+        Syncs the log, and then the files, one by one or, if they are many, their file systems. Any
+        thread may call this. Raises StoreTransientError if the call may be repeated; then the
+        checkpoint stays due. Raises StoreError if the disk fails: the store then accepts no more
+        writes.
         """
         with self.lock:
             due = self._due
@@ -246,10 +269,10 @@ class Checkpointer:
             self._due = None
 
     def _write(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint to its file.
+        """Write a checkpoint to its file, and report success or a full disk to `outages`.
 
-        On a full disk the previous checkpoint stays valid, and another one is written later. Raises
-        OSError for any other error.
+        On a full disk the previous checkpoint stays valid, and the next request is never skipped.
+        Raises OSError for any other error.
         """
         try:
             if checkpoint.log_offset:  # from here on a missing log means that messages are lost

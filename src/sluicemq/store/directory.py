@@ -104,16 +104,19 @@ class Checkpoint(NamedTuple):
     log_start: int = -1
 
     def without_queues(self) -> "Checkpoint":
-        """Return the following checkpoint, which is valid for the log alone: no queues match it."""
+        """Return the following checkpoint, with the next sequence number, but for the log alone.
+
+        Its numbers for queues are -1, which no queues match, so the next start rebuilds them.
+        """
         return self._replace(sequence=self.sequence + 1, queues=-1, units=-1)
 
 
 class CheckpointContent(NamedTuple):
     """The content of the file `checkpoint`.
 
-    `java_time_ms` is the store time up to which RocketMQ trusts its files, and `index_time_ms` is
-    RocketMQ's field for the index (spec/store.md §5). `latest` is SluiceMQ's latest valid
-    checkpoint, or None.
+    `java_time_ms` is the store time up to which RocketMQ trusts its log and queues. `index_time_ms`
+    is RocketMQ's field for the index (spec/store.md §5). Both are 0 if not known. `latest` is
+    SluiceMQ's latest valid checkpoint, or None.
     """
 
     java_time_ms: int
@@ -146,7 +149,11 @@ def read_checkpoint(files: Files, path: str) -> CheckpointContent:
 
 
 def parse_slots(data: bytes) -> list[Checkpoint | None]:
-    """Return the checkpoint in each slot of a whole file; None for an empty or torn slot."""
+    """Return the checkpoints in the two slots; None for an empty or torn slot.
+
+    `data` are all bytes of the file. Slots of older versions are read too, with defaults for the
+    fields that these lack.
+    """
     checkpoints: list[Checkpoint | None] = []
     for at in SLOTS:
         magic, crc = _SLOT_HEAD.unpack_from(data, at)
@@ -160,9 +167,11 @@ def parse_slots(data: bytes) -> list[Checkpoint | None]:
 def write_checkpoint(
     files: Files, path: str, checkpoint: Checkpoint, *, index_time_ms: int = 0
 ) -> None:
-    """Write a checkpoint to its slot, and sync the file. Raises OSError.
+    """Write a checkpoint to its slot, and sync the file, which is created if necessary.
 
-    Everything that the checkpoint claims must be synced before.
+    The parity of `sequence` selects the slot; the other slot stays as it is. RocketMQ's fields are
+    written too: `index_time_ms` (0 if not known) limits the time that is written for log and
+    queues. Everything that the checkpoint claims must be synced before. Raises OSError.
     """
     content = _LAYOUTS[_MAGIC].pack(*checkpoint)
     is_new = not files.exists(path)
@@ -188,6 +197,7 @@ class CheckpointFile:
     """
 
     def __init__(self, files: Files, path: str, initial: CheckpointContent) -> None:
+        """Continue the checkpoints of the file at `path`, whose content is `initial`."""
         self._files = files
         self._path = path
         self._lock = threading.RLock()
@@ -229,9 +239,10 @@ class CheckpointFile:
                 self.write(self.written._replace(log_start=log_start))
 
     def distrust_queues(self) -> None:
-        """Make sure, durably, that no later start trusts the queues found by this one.
+        """Make sure, durably, that no later start trusts the queues that this start has found.
 
-        Raises OSError.
+        Writes a checkpoint for the log alone. If there was none of SluiceMQ, removes the file. Call
+        this before the queues are rebuilt. Raises OSError.
         """
         checkpoint = self.initial.latest
         if checkpoint is not None:
@@ -240,11 +251,11 @@ class CheckpointFile:
             self.remove()
 
     def write_index_time(self, time_ms: int) -> None:
-        """Write RocketMQ's field for the index, without a sync.
+        """Write RocketMQ's field for the index, without a sync, and use it for later checkpoints.
 
-        Does nothing if the file has no checkpoint of SluiceMQ.
-        At a start after a crash RocketMQ deletes index files that are newer than this time, so call
-        this before such a file is written.
+        The file does not change if it has no checkpoint of SluiceMQ. At a start after a crash
+        RocketMQ deletes index files that are newer than this time, so call this before such a file
+        is written. Raises OSError.
         """
         with self._lock:
             self.index_time_ms = time_ms
@@ -259,9 +270,10 @@ class CheckpointFile:
 
 
 def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
-    """Create the file `abort`, durably: a store is open here.
+    """Write the file `abort` at `path`, durably: a store is open here.
 
-    `is_followed` says that a master writes its log. Raises OSError.
+    It contains this process's id, then " slave" if `is_followed`: a master writes the log. Raises
+    OSError.
     """
     content = str(process_id()).encode() + _FOLLOWED_SUFFIX * is_followed
     with closing(files.open(path, create=True)) as file:
@@ -272,7 +284,10 @@ def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
 
 
 def was_slave(files: Files, path: str) -> bool:
-    """Return whether the file `abort` says that the store was a slave's."""
+    """Return whether the file `abort` at `path` says that the store was a slave's.
+
+    Returns False if there is no such file. Raises OSError.
+    """
     if not files.exists(path):
         return False
     with closing(files.open(path)) as file:
@@ -300,9 +315,10 @@ class DeletedTopics:
 
     @classmethod
     def load(cls, files: Files, root: str) -> "DeletedTopics":
-        """Read the file. If it is damaged, log a warning and return an empty table.
+        """Return the table in `config/deletedTopics.json` of the store in `root`.
 
-        Raises OSError.
+        It is empty if there is no such file. If the file is damaged, it is empty too, and a warning
+        is logged. Raises OSError.
         """
 
         def parse(text: str) -> dict[str, int]:
@@ -319,10 +335,11 @@ class DeletedTopics:
             return cls(files, path)
 
     def add(self, topic: str, end: int, log_start: int) -> None:
-        """Add a topic whose records before position `end` are dead, durably.
+        """Add a topic whose records before position `end` of the log are dead, durably.
 
-        Removes entries that the log, which begins at `log_start`, has left behind. If it raises
-        OSError, there is no new entry, now or at the next start, unless `is_doubtful` is set.
+        Also removes entries for which the log, which begins at `log_start`, has no dead records any
+        more. Raises OSError; then there is no new entry in this process. The next start has none
+        either, unless `is_doubtful` is set.
         """
         kept = {
             name: position for name, position in self.end_by_topic.items() if position > log_start
@@ -335,6 +352,7 @@ class DeletedTopics:
             self.is_doubtful = True
             if read_text(self._files, self._path) == text:  # only syncing the file's name failed
                 replace_text(self._files, self._path, before)
+            # Not reached if reading or writing fails again: then the entry stays doubtful.
             self.is_doubtful = False
             raise
         self.end_by_topic = ends
@@ -342,7 +360,7 @@ class DeletedTopics:
     def cut(self, end: int) -> None:
         """Lower all entries to `end`, the new end of the log, so that new records are live.
 
-        Raises OSError.
+        The file is written only if an entry changes. Raises OSError.
         """
         if any(position > end for position in self.end_by_topic.values()):
             self.end_by_topic = {
@@ -405,9 +423,11 @@ def check_directory(files: Files, config: StoreConfig) -> None:
 
 
 def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> StoreError:
-    """Return the error for a directory without a commit log.
+    """Return the error for a directory `root` without a commit log.
 
-    `log_paths` is where the log was expected. `option` is how the user specifies where it is.
+    It looks for the probable mistake: a missing directory, one below or above the store, or queues
+    in RocksDB. `log_paths` is where the log was expected. `option` is the option or setting by
+    which the user specifies where it is.
     """
     fact = f"{root} is not a message store"
     if not files.exists(root):
@@ -438,7 +458,7 @@ def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> S
 
 
 def open_error(root: str, error: OSError) -> StoreError:
-    """Return the StoreError for an OSError at opening: path, reason, fix."""
+    """Return the StoreError for an OSError that occurred while the store in `root` was opened."""
     return StoreError(
         f"The store in {root} cannot be opened: {error.strerror or error}"
         f"{f' ({error.filename})' if error.filename else ''}.",
@@ -449,12 +469,13 @@ def open_error(root: str, error: OSError) -> StoreError:
 def detect_file_sizes(
     config: StoreConfig, files: Files, option: str = "storePathCommitLog"
 ) -> StoreConfig:
-    """Return `config` with the sizes of the files that exist.
+    """Return a copy of `config` with the sizes of the files that exist: log, queues and timer log.
 
-    A copy of a store does not contain mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog
-    (spec/store.md §1). If sizes differ, the most frequent one is used; opening the store then names
-    the other file. Raises StoreError if `config.root` is not a store; `option` is how the user
-    specifies where the log is.
+    A copy of a store does not contain the settings of these sizes: mappedFileSizeCommitLog,
+    …ConsumeQueue and …TimerLog (spec/store.md §1). A configured size stays if any file has it, or
+    if there is no file. Otherwise the most frequent size is used; opening the store then names a
+    file of another size. Raises StoreError if `config.root` is not a store; `option` is the option
+    or setting by which the user specifies where the log is. Raises OSError.
     """
 
     def segment_paths(directory: str) -> Iterator[str]:

@@ -40,11 +40,11 @@ The number doubles each time, up to `SINGLE_RECORDS_FIRST`.
 
 
 class Dispatcher:
-    """Adds records of the log to their queues.
+    """Adds the units of records of the log to their queues.
 
     `units_added` counts the units that the queues did not have before. `grown_queues` are the
-    queues that received them. `last_store_time_ms` is the store time of the last record that was
-    read (0 if there was none).
+    queues that received these units; the caller clears the set. `last_store_time_ms` is the store
+    time of the last record that was read (0 if there was none).
     """
 
     def __init__(
@@ -55,19 +55,28 @@ class Dispatcher:
         check_crc: bool = True,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
-        """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel)."""
+        """Create a dispatcher from `log` to `queues`.
+
+        With `check_crc`, records are valid only if their CRC is right. `delays_ms` are the delays
+        of level 1, 2, … (messageDelayLevel), from which the units of delayed messages are computed.
+        """
         self._log = log
         self._queues = queues
         self._check_crc = check_crc
         self._delays_ms = delays_ms
         self._by_name: dict[tuple[bytes, int], Queue] = {}
+        """The queues by encoded topic and queue id, so that most topics are decoded only once."""
         self._suspects: dict[Queue, tuple[int, Unit]] = {}
+        """The (offset, unit) of the suspect of each queue that has one: see the module."""
         self.units_added = 0
         self.grown_queues: set[Queue] = set()
         self.last_store_time_ms = 0
 
     def reset(self) -> None:
-        """Forget all queues and counts, because the queues have been removed or truncated."""
+        """Forget all queues, suspects and counts. Call this when queues were removed or truncated.
+
+        `last_store_time_ms` stays.
+        """
         self._by_name.clear()
         self._suspects.clear()
         self.grown_queues.clear()
@@ -76,11 +85,14 @@ class Dispatcher:
     def dispatch_records(
         self, start: int, stop: int | None = None, *, may_gap: bool, singles: int | None = None
     ) -> int | None:
-        """Add every record from `start` on, up to `stop`, to its queue.
+        """Add the units of all records from `start` on, up to `stop`, to their queues.
 
-        Returns the position behind the last record. Returns None at a gap, where a queue lacks the
-        units before a record, unless `may_gap` is set; gaps are then filled with blank units. For
-        `singles` see `sweep_records`.
+        Stops at the first position without a valid record, and returns the position behind the last
+        record (`start` if there was none). A gap is a record whose queue lacks the units before it.
+        With `may_gap`, gaps are filled with blank units. Otherwise the method stops at a gap, which
+        is logged, and returns None; the units before it stay added. Records of deleted topics are
+        skipped, and suspects wait for the next call or `resolve_suspects`. For `stop` and `singles`
+        see `sweep_records`. Raises OSError if a queue cannot be written.
         """
         end = start
         for records in sweep_records(
@@ -113,8 +125,8 @@ class Dispatcher:
     def resolve_suspects(self, *, is_end: bool = True) -> None:
         """Decide about suspects, because no record follows for now.
 
-        A suspect with offset 0 is added: its topic was deleted and created again. Any other suspect
-        is logged and dropped if `is_end` is set, else it continues to wait.
+        A suspect with offset 0 is added: its topic was deleted and created again. With `is_end`,
+        any other suspect is logged and dropped. Without `is_end` it continues to wait.
         """
         for queue, (offset, unit) in list(self._suspects.items()):
             if offset == 0:  # the topic was deleted and created again, and has one message
@@ -126,12 +138,15 @@ class Dispatcher:
             del self._suspects[queue]
 
     def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
-        """Add many units to one queue. Returns False at a gap."""
+        """Add many units to one queue, all at once if possible, else one by one.
+
+        Returns False at a gap; the units before the gap stay added.
+        """
         queue = self._queue_of(group.topic, group.queue_id)
         was_deleted = queue.topic in self._queues.deleted.end_by_topic
         is_plain = group.is_consecutive and not was_deleted and is_valid_key(queue.key)
         added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_plain else None
-        if added is None:
+        if added is None:  # not plain, or the units do not simply follow those of the queue
             return all(
                 self._put(queue, offset, Unit._make(unit), may_gap=may_gap)
                 for offset, unit in group.rows()
@@ -143,7 +158,7 @@ class Dispatcher:
         return True
 
     def _queue_of(self, topic: bytes, queue_id: int) -> Queue:
-        """Return the queue for a topic as it is encoded in records."""
+        """Return the queue for a topic as it is encoded in records, and create it if necessary."""
         queue = self._by_name.get((topic, queue_id))
         if queue is None:
             name = (topic.decode(errors="replace"), queue_id)
@@ -151,7 +166,12 @@ class Dispatcher:
         return queue
 
     def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
-        """Add a unit to its queue, or let it wait as a suspect. Returns False at a gap."""
+        """Add a unit to its queue, skip it, or let it wait as a suspect.
+
+        Decides first about the suspect that the queue has. Returns False only at a gap, if
+        `may_gap` is not set; then the unit was not added. A unit of a deleted topic, or with an
+        impossible queue id or offset, is skipped; only the latter is logged.
+        """
         if not self._queues.deleted.is_live(queue.topic, unit.physical_offset):
             return True
         suspect = self._suspects.pop(queue, None)
@@ -191,13 +211,18 @@ class Dispatcher:
 
 
 def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
-    """Return whether a record with this offset can be where it is, judging by its queue."""
+    """Return whether the record of `unit` can have this offset in the queue.
+
+    It can have the next offset. It can have an offset that the queue already has, unless the
+    queue's unit there has an earlier position in the log. It can have a later offset if the log has
+    room for the records between.
+    """
     end = queue.next_offset
     if end == offset:
         return True
     if offset < end:
-        known = queue.unit(offset)
-        return known is not None and known.physical_offset >= unit.physical_offset
+        present = queue.unit(offset)
+        return present is not None and present.physical_offset >= unit.physical_offset
     last = queue.unit(end - 1)
     if last is None or not last.is_used or last.is_blank or last.tag_code == PLACEHOLDER_CODE:
         return True  # a placeholder may lie far before the position of the lost message
@@ -227,11 +252,14 @@ def sweep_records(
 ) -> "Iterator[LogRecord | Sweep]":
     """Yield the valid records from `start` on that end at `stop` or before, like `CommitLog.scan`.
 
-    Where there are many, they come in columns (`Sweep`). The first `singles` records come one by
-    one; None means as many as a short walk, the usual case, needs to do without NumPy. `delays_ms`
-    are the delays of level 1, 2, … (messageDelayLevel), for the units of delayed messages.
+    Each item is either one record, or a `Sweep`: many adjacent records in columns. The first
+    `singles` records come one by one. None means `SINGLE_RECORDS_FIRST`, so that a short walk, the
+    usual case, ends before NumPy is imported. Then columns are tried. Where they do not help, more
+    records come one by one before columns are tried again. `delays_ms` are the delays of level 1,
+    2, … (messageDelayLevel), for the units of delayed messages.
     """
-    singles, between = SINGLE_RECORDS_FIRST if singles is None else singles, SINGLE_RECORDS_BETWEEN
+    singles = SINGLE_RECORDS_FIRST if singles is None else singles
+    between = SINGLE_RECORDS_BETWEEN
     position = start
     while True:
         if singles:

@@ -68,6 +68,11 @@ class LogFollower:
     def __init__(
         self, store: FollowedStore, log: CommitLog, writer: Writer, dispatcher: Dispatcher
     ) -> None:
+        """Create a receiver at the present end of `log`.
+
+        `writer` is informed when the log grows, so that it could continue there. `dispatcher` adds
+        the records of `log` to the queues of `store`.
+        """
         self._store = store
         self._log = log
         self._writer = writer
@@ -86,8 +91,10 @@ class LogFollower:
     def append(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes of the master's log at `position`. This makes no message visible.
 
-        `position` must be `end`, or the beginning of any file if the store is empty. Raises
-        StoreError, or StoreFullError if there is no room; then nothing was written.
+        `position` must be `end`, or the beginning of any file if the store is empty: then the log
+        begins there. The bytes may begin and end anywhere in a record, and may reach over several
+        files. They are not synced. Raises StoreError, or StoreFullError if there is no room; then
+        the log has not grown.
         """
         log = self._log
         file_bytes = log.segments.file_bytes
@@ -110,11 +117,14 @@ class LogFollower:
         self._writer.continue_at_log_end()
 
     def dispatch(self, confirmed: int | None = None) -> None:
-        """Add complete records to their queues, and make them visible, up to `confirmed`.
+        """Add complete records to their queues, and make them visible, up to position `confirmed`.
 
-        `confirmed` None means all records. Raises StoreDamagedError where the master's bytes are
-        not a record, and StoreError if a queue cannot be written. Records that were dispatched
-        before stay.
+        `confirmed` None means all records. Messages that were hidden at the start become visible
+        too, up to this position. The log's `followed_end` moves behind the records. After many
+        bytes at once, the key index is updated too. Does nothing more if no complete record is new.
+
+        Raises StoreDamagedError where the master's bytes are not a record; the records before it
+        are visible then. Raises StoreError if a queue cannot be written.
         """
         log, dispatcher = self._log, self._dispatcher
         stop = log.written_offset if confirmed is None else min(confirmed, log.written_offset)
@@ -132,10 +142,11 @@ class LogFollower:
                 fix=fix_of(error),
             ) from error
         assert end is not None  # `may_gap` fills gaps
+        # Continue in the next file if no record, or only a blank one, follows in this file.
         segment = log.segments.at(end)
         if segment is not None and segment.end <= stop:
-            is_over = segment.end - end < BLANK_BYTES
-            end = segment.end if is_over else log.skip_blank(end)
+            is_file_full = segment.end - end < BLANK_BYTES
+            end = segment.end if is_file_full else log.skip_blank(end)
         if end > start:
             log.followed_end = end
             self._writer.last_time_ms = dispatcher.last_store_time_ms or self._writer.last_time_ms
@@ -148,9 +159,10 @@ class LogFollower:
         self._check_partial_record(end, stop)
 
     def _check_partial_record(self, end: int, stop: int) -> None:
-        """Raise StoreDamagedError unless the bytes behind `end` are the beginning of a record.
+        """Raise StoreDamagedError unless the bytes in [end, stop) are the beginning of a record.
 
-        A blank record is also accepted. `stop` is the position behind the bytes.
+        Both are positions in the log. A record that is complete there is an error too: it should
+        have been dispatched. Accepted are a blank record, and bytes that are too few to judge.
         """
         segment = self._log.segments.at(end)
         if segment is None or stop - end < BLANK_BYTES:
@@ -171,8 +183,9 @@ class LogFollower:
     def truncate(self, end: int) -> None:
         """Remove everything from position `end` on, durably. Does nothing if the log ends before.
 
-        The store becomes empty if `end` is at the log's start or before. If this raises StoreError,
-        the log accepts no more bytes, and a restart finishes or undoes the truncation.
+        Queues and indexes are cut off there too. Suspects of the dispatcher are forgotten. The
+        store becomes empty if `end` is at the log's start or before. If this raises StoreError, the
+        log accepts no more bytes, and a restart finishes or undoes the truncation.
         """
         if end < self.end:
             self._dispatcher.reset()

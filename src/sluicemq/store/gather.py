@@ -5,7 +5,7 @@ slice. A filtered, ordinary pull also gets no more matches than its reader can h
 counted from the first match that the reader has not consumed.
 
 Evaluating seven hundred conditions on two thousand messages takes a quarter of a second, and no
-reader may occupy the event loop for so long. A read that needs results of such a filter ends with
+reader may occupy the event loop for that time. A read that needs results of such a filter ends with
 `PostponedWork`. The caller runs the work in any thread, stores its result, and reads again. If the
 read has found messages before, it ends with these, as a read whose time is over.
 
@@ -120,8 +120,10 @@ def are_whole(
 ) -> bool:
     """Return whether all records of the units are common (V1, IPv4), valid, and in `segment`. HOT.
 
-    The units have these queue `offsets`. False means that each record must be checked separately.
-    The compiled engine has the same function.
+    The units are those of `queue` at these `offsets`. `lost_code` is the tag code of placeholders,
+    which are not accepted. False means that each record must be checked separately, not that one is
+    damaged: other forms of records, and zeros in properties, give False too. The compiled engine
+    has the same function.
     """
     base, topic, queue_id = segment.base, queue.topic_part, queue.queue_id
     view = segment.data_view(end_of_last(units))
@@ -171,19 +173,24 @@ def end_of_last(units: Units) -> int:
 
 @cache
 def _positions_and_sizes(count: int) -> Callable[[Units], tuple[int, ...]]:
-    """Return a function that unpacks the positions and sizes of `count` units, in turn."""
+    """Return a function that unpacks `count` units to (position, size, position, size, …)."""
     return struct.Struct(">" + count * "qi8x").unpack
 
 
 class RecordVerifier:
-    """Checks records that were written before `trusted_from`, and counts damaged ones."""
+    """Checks records that were written before `trusted_from`, and logs each damaged one once."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, delays_ms: Sequence[int]) -> None:
-        """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel)."""
+        """Create a verifier that trusts no record which is in the log now.
+
+        `queues` is marked as doubtful if a whole queue is wrong. `delays_ms` are the delays of
+        level 1, 2, … (messageDelayLevel), from which units of delayed messages are rebuilt.
+        """
         self._log = log
         self._queues = queues
         self._delays_ms = delays_ms
-        self._found: set[int] = set()
+        self._damaged_positions: set[int] = set()
+        """The positions of the damaged records that were found."""
         self.trusted_from = log.written_offset
         """The position from which on this process has written the log itself."""
 
@@ -192,9 +199,10 @@ class RecordVerifier:
         return self.trusted_from <= position < self._log.written_offset
 
     def is_valid(self, position: int, size: int, *, is_whole: bool) -> bool:
-        """Return whether the record may be given to a reader. Damage is logged and counted.
+        """Return whether the record of `size` bytes at `position` may be given to a reader.
 
-        `is_whole` checks the whole record, else only its head.
+        With `is_whole` the whole record is checked, else only its head. Damage is logged. A record
+        that retention has deleted is valid here: the caller finds out that it is missing.
         """
         reason = self._find_fault(Unit(position, size, 0), None, is_whole=is_whole)
         if reason:
@@ -206,9 +214,11 @@ class RecordVerifier:
     ) -> Units:
         """Return the units with wrong ones rebuilt, and blank ones in place of damaged records.
 
-        `offsets` are the queue offsets of the units. `is_whole` checks whole records, else only
-        their heads. Units of records that retention has removed stay as they are. Raises
-        StoreDamagedError if the whole queue is wrong.
+        `offsets` are the queue offsets of the units. With `is_whole` whole records are checked,
+        else only their heads. A rebuilt unit is also written to the queue, and logged; damage is
+        logged. Placeholders become blank units too. Units of records that retention has removed
+        stay as they are. If nothing is wrong, `units` itself is returned. Raises StoreDamagedError
+        if the whole queue is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         if is_whole and segment is not None and not self._log.requires_checksum:
@@ -228,8 +238,9 @@ class RecordVerifier:
             if self.is_trusted(position) and code != PLACEHOLDER_CODE and size > 0:
                 continue
             reason = self._find_fault(unit, (queue, offsets[index]), is_whole=is_whole)
-            if reason is None:
+            if reason is None:  # the record may be read
                 continue
+            # An empty reason means that there is no record to rebuild the unit from.
             rebuilt = self._rebuild_unit(unit, queue, offsets[index]) if reason else None
             if reason and rebuilt is None:
                 self._report_damage(position, reason)
@@ -242,14 +253,16 @@ class RecordVerifier:
     ) -> str | None:
         """Return why the record of a unit may not be given to a reader; None if it may.
 
-        The reason is "" if there never was a record: the unit is blank, or of a placeholder.
-        `place` is the queue that the reader reads, and the offset in it.
+        The reason is a phrase. It is "" if there never was a record: the unit is blank, or of a
+        placeholder. `place` is (queue, offset): the record must belong to it. None allows any
+        queue. With `is_whole` the whole record is checked. Otherwise the head suffices, and the
+        whole record is checked only if the head is wrong.
         """
         position, size, code = unit
         if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
             return ""
         if 0 <= position < self._log.start:
-            return None  # retention has deleted the file, which is no damage
+            return None  # retention has deleted the file: this is not damage
         segment = self._log.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
@@ -276,8 +289,11 @@ class RecordVerifier:
     def _rebuild_unit(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
         """Find the message of a wrong unit in the log; write and return the right unit.
 
-        Returns None if the log does not have the record. Raises StoreDamagedError if the units
-        around are wrong too.
+        Searches the log between the records of the nearest right units before and behind, if these
+        are at most `UNIT_SEARCH_BYTES_MAX` apart. The rebuilt unit is logged. Returns None if the
+        record was not found there. If the units around are wrong too, but lead to records, the
+        queue belongs to other records: `is_doubtful` of the queues is set, and StoreDamagedError is
+        raised.
         """
         before = self._nearest_valid_unit(queue, offset, -1)
         behind = self._nearest_valid_unit(queue, offset, 1)
@@ -311,9 +327,10 @@ class RecordVerifier:
         return None
 
     def _nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
-        """Return the nearest unit around `offset` that leads to its record; None without one.
+        """Return the nearest unit that leads to its record, behind or before `offset`.
 
-        `step` is the direction: -1 or 1.
+        `step` is the direction: 1 is behind, -1 before. Returns None if there is none within
+        `GAP_MAX` offsets and the visible part of the queue.
         """
         for other in range(offset + step, offset + step * GAP_MAX, step):
             unit = queue.unit(other) if queue.offset_min <= other < queue.visible_offset else None
@@ -324,15 +341,18 @@ class RecordVerifier:
         return None
 
     def _report_damage(self, position: int, reason: str) -> None:
-        """Log a damaged record, unless it has been logged, and count it."""
-        if position not in self._found and len(self._found) < REPORTS_MAX:
+        """Remember that the record at `position` is damaged, and log `reason` the first time.
+
+        At most `REPORTS_MAX` records are logged.
+        """
+        if position not in self._damaged_positions and len(self._damaged_positions) < REPORTS_MAX:
             logger.error(
                 "the record at position %d of the log is damaged and is skipped: %s; stop the"
                 " broker and run `sluice store repair`",
                 position,
                 reason,
             )
-        self._found.add(position)
+        self._damaged_positions.add(position)
 
 
 class PostponedWork(NamedTuple):
@@ -365,12 +385,13 @@ class FilterResultCache:
         units: Units,
         properties_at: Callable[[int, int], Mapping[str, str]],
     ) -> Sequence[int]:
-        """Return the indices of the units that the filter selects.
+        """Return the indices of the units that the filter selects, in ascending order.
 
-        `properties_at` returns the properties of a record by its position and size. Raises
-        PostponedError if results are missing.
+        `properties_at(position, size)` returns the properties of a record. Blank units are not
+        selected. Raises PostponedError if the cache lacks a result that is needed. Its work
+        evaluates the filter for these records, and stores the results in this cache.
         """
-        _, known = self._results.get(id(message_filter), (None, {}))
+        _, cached = self._results.get(id(message_filter), (None, {}))
         candidates = [
             (index, position, size)
             for index, (position, size, code) in enumerate(_unpack_units(units))
@@ -379,22 +400,23 @@ class FilterResultCache:
         missing = [
             (position, properties_at(position, size))
             for _, position, size in candidates
-            if position not in known
+            if position not in cached
         ]
         if not missing:
-            return [index for index, position, _ in candidates if known[position]]
+            return [index for index, position, _ in candidates if cached[position]]
 
         def run() -> dict[int, bool]:
             matches = message_filter.by_commit_log
             return {position: matches(properties) for position, properties in missing}
 
         def store_result(results: dict[int, bool]) -> None:
-            _, known = self._results.pop(id(message_filter), (None, {}))
-            if len(known) > CACHED_RECORDS_MAX - len(results):
-                known = {}
-            known.update(results)
+            # Removing the entry and adding it again makes it the newest of the cache.
+            _, cached = self._results.pop(id(message_filter), (None, {}))
+            if len(cached) > CACHED_RECORDS_MAX - len(results):
+                cached = {}
+            cached.update(results)
             # The entry keeps the filter alive, so that no other filter can get the same id.
-            self._results[id(message_filter)] = (message_filter, known)
+            self._results[id(message_filter)] = (message_filter, cached)
             if len(self._results) > CACHED_FILTERS_MAX:
                 self._results.popitem(last=False)
 
@@ -420,7 +442,8 @@ class RecordCollector:
 
     The limits are `count_max` messages and `bytes_max` bytes. `is_bulk` selects how records are
     checked: see the module. `span_limit` None means that the reader may hold any number of
-    messages.
+    messages. `may_postpone` allows that a read ends with `postponed`. Call `close` after the last
+    unit.
 
     Results are `data` with `count` messages of `size_bytes`. `is_missing` says that the log does
     not have a record that a unit locates. `held_from` is the first match that the reader holds (-1
@@ -461,7 +484,11 @@ class RecordCollector:
         return 0 if self.is_missing else self.count_max - self.count
 
     def take_from(self, offset: int) -> int:
-        """Take all messages from `offset` on that have room; return the next offset. HOT."""
+        """Take all messages from `offset` on that have room. HOT.
+
+        Returns the offset behind the last unit that was taken or skipped. Sets `is_missing` if the
+        queue or the log lacks something that should be there.
+        """
         queue, high = self.queue, self.queue.visible_offset
         while offset < high and not self.is_missing and self.count < self.count_max:
             wanted = min(high - offset, self.count_max - self.count, _READ_UNITS_MAX)
@@ -478,7 +505,9 @@ class RecordCollector:
     def take_all(self, units: Units, offsets: Sequence[int]) -> int:
         """Take the units in order; return how many were taken or skipped. HOT.
 
-        `offsets` are their queue offsets.
+        `offsets` are their queue offsets. Old records are verified first. Blank units, also those
+        in place of damaged records, are skipped. Fewer units than given means that a limit is
+        reached or `is_missing` is set.
         """
         if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk
@@ -505,12 +534,12 @@ class RecordCollector:
                 return 0
             self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         view, base = self._view, self._base
-        numbers = _positions_and_sizes(count)(units)
-        starts, sizes = numbers[::2], numbers[1::2]
+        alternating = _positions_and_sizes(count)(units)  # position, size, position, size, …
+        starts, sizes = alternating[::2], alternating[1::2]
         size, end = sum(sizes), starts[-1] + sizes[-1]
         if max(sizes) == BLANK_SIZE or size > room or end > self._limit:
             return 0
-        if end - first == size:
+        if end - first == size:  # the records are adjacent
             self.data.append(view[first - base : end - base])
         else:
             self.data += [
@@ -522,7 +551,12 @@ class RecordCollector:
         return count
 
     def _take_singly(self, units: Units) -> int:
-        """Take units one by one while there is room; return how many were taken or skipped."""
+        """Take units one by one while there is room; return how many were taken or skipped.
+
+        Adjacent records extend the unfinished run, which is added to `data` when another run
+        begins. The first message of a read is taken even if it exceeds `bytes_max`. Sets
+        `is_missing` and stops at a record that the log does not have.
+        """
         room = 0 if self.is_missing else self.count_max - self.count
         total, start, end = self.size_bytes, self._run_start, self._run_end
         bytes_max = self.bytes_max if self.count else UNLIMITED  # the first message always fits
@@ -556,7 +590,7 @@ class RecordCollector:
         """Take as many units as there is room for, in runs of adjacent records.
 
         Returns the number of units. Returns 0, with nothing changed, if the units must be examined
-        one by one.
+        one by one: `find_runs` does not apply, or a run is not completely in one file of the log.
         """
         from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - imports NumPy
 
@@ -578,10 +612,11 @@ class RecordCollector:
         return runs.messages
 
     def take_indices(self, units: Units, position: int, indices: Iterable[int]) -> int:
-        """Take the units at `indices`; return the offset of the first one without room, or -1.
+        """Take the units at `indices`; return what `take_selected` returns.
 
-        `position` is the queue offset of the first unit. The chosen units are first joined, so that
-        `take_all` runs once and not for each of them.
+        `position` is the queue offset of the first unit of `units`. `indices` are consumed only as
+        far as there is room, and one further. The chosen units are first joined, so that `take_all`
+        is called once and not for each of them.
         """
         chosen = list(islice(indices, self.room + 1))
         begins = [index * UNIT_BYTES for index in chosen]
@@ -589,9 +624,12 @@ class RecordCollector:
         return self.take_selected(side_by_side, [position + index for index in chosen])
 
     def take_selected(self, units: Units, offsets: Sequence[int]) -> int:
-        """Take units of matches; return the offset of the first one without room, or -1. HOT.
+        """Take units of matches; return the offset of the first one not taken, or -1. HOT.
 
-        `offsets` are the queue offsets of the units, in ascending order.
+        -1 means that all were taken or skipped. `offsets` are the queue offsets of the units, in
+        ascending order. With a span limit, matches beyond the span are not taken, `held_from` is
+        set to the first match that the reader will hold, and `is_out_of_reach` is set if a patient
+        reader gets no message. Sets `last_offset`.
         """
         room = self.room
         wanted = min(len(offsets), room)
@@ -617,7 +655,10 @@ class RecordCollector:
         return offsets[done] if done < len(offsets) else -1
 
     def _switch_to_file_of(self, position: int, size: int) -> bool:
-        """Continue in the log file that contains the record; return False if there is none."""
+        """Continue in the log file that contains the record of `size` bytes at `position`.
+
+        Returns False, and sets `is_missing`, if no file contains the whole record.
+        """
         segment = self.log.segments.at(position)
         end = 0 if segment is None else segment.base + segment.size
         if segment is None or position + size > end:

@@ -114,15 +114,20 @@ _MAGIC_PATTERNS: Final = [re.compile(re.escape(magic)) for magic in (_MAGIC_STAR
 class CommitLog:
     """The files of the commit log, and the positions up to which they are written and synced.
 
-    See the module for threads and errors. With `requires_checksum`, only records with a valid
-    checksum property are valid. `refusal` is the error with which appending is refused while the
-    disk is too full (set by `store.retain`), or None. `failure` is the final error after which the
-    log accepts no more writes, or None.
+    See the module for threads and errors. `refusal` is the error with which appending is refused
+    while the disk is too full, or None. `store.retain` sets it. `failure` is the final error after
+    which the log accepts no more writes, or None.
     """
 
     def __init__(
         self, files: Files, directory: str, file_bytes: int, *, requires_checksum: bool = False
     ) -> None:
+        """Create an empty log; neither read nor create a file.
+
+        The caller calls `segments.load()` to find the files in `directory`, each of which has
+        `file_bytes` bytes, and `set_end` when the end of the log is known. With
+        `requires_checksum`, a record without a valid checksum property is damaged.
+        """
         self.segments = SegmentFiles(
             files, directory, file_bytes, FILE_SIZE_SETTING, cuts_in_order=True
         )
@@ -148,13 +153,18 @@ class CommitLog:
         return self.written_offset if self.followed_end is None else self.followed_end
 
     def set_end(self, offset: int) -> None:
-        """Set the end of the log, where appending continues. All before `offset` is on disk."""
+        """Set the written and the synced end of the log to `offset`, where appending continues.
+
+        The caller guarantees that all bytes before `offset` are on disk. No file is changed.
+        """
         self.written_offset = self.synced_offset = offset
 
     def truncate(self, end: int) -> None:
-        """Remove everything behind position `end`, durably.
+        """Remove everything behind position `end`, durably, and let the log end there.
 
-        Raises StoreError if this fails; the log then accepts no more writes.
+        Later files are removed. The rest of the file that contains `end` reads as zeros. Waits for
+        a `sync` in another thread. Raises StoreError if this fails; the log then accepts no more
+        writes.
         """
         with self._sync_lock:
             self.check_writable()
@@ -169,7 +179,7 @@ class CommitLog:
             self.written_offset, self.synced_offset = end, min(self.synced_offset, end)
 
     def check_writable(self) -> None:
-        """Raise StoreError if the log accepts no more writes."""
+        """Raise StoreError if the log accepts no more writes since a final error (`failure`)."""
         if self.failure is not None:
             raise StoreError(
                 f"The commit log in {self.segments.directory} refuses writes: {self.failure}.",
@@ -178,12 +188,18 @@ class CommitLog:
             )
 
     def mark_failed(self, error: OSError) -> None:
-        """Let the log accept no more writes because of `error`. Always raises StoreError."""
+        """Record `error` as `failure`, so that the log accepts no more writes.
+
+        Always raises StoreError.
+        """
         self.failure = error
         self.check_writable()
 
     def check_appendable(self) -> None:
-        """Raise StoreError or StoreFullError if no message may be appended."""
+        """Raise StoreError after a final error, or StoreFullError while the disk is too full.
+
+        Does nothing if messages may be appended.
+        """
         self.check_writable()
         if self.refusal is not None:
             raise StoreFullError(self.refusal.fact + ".", fix=self.refusal.fix)
@@ -193,14 +209,17 @@ class CommitLog:
     def write(self, pieces: Sequence[tuple[int, bytes | memoryview]], end: int) -> None:
         """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
 
-        Raises StoreFullError or StoreError if nothing was written, and StoreUncertainError if a
-        part was written and cannot be undone: then the messages may exist after a restart.
+        Missing files are created. Nothing is synced: see `sync`. If a write fails, what it may have
+        written is overwritten with zeros, and the log keeps its old end. Then StoreFullError or
+        StoreError is raised. StoreUncertainError is raised if the overwriting fails too: the
+        messages may exist after a restart.
         """
+        # A piece is noted as failed before it is written, and the notes are cleared at success.
         begun = self._failed_writes
         if self.failure is not None:
             self.check_writable()
         try:
-            if begun:
+            if begun:  # an earlier overwriting failed, and is repeated first
                 self._zero_failed_writes()
             for position, data in pieces:
                 segment = self.segments.at(position) or self.add_file(position)
@@ -223,7 +242,11 @@ class CommitLog:
         self.written_offset = end
 
     def add_file(self, position: int) -> Segment:
-        """Create the file that contains `position`, with durable name and size. Raises OSError."""
+        """Create the file that contains `position`, and return it. Its name and size are durable.
+
+        Creates the directory too if it does not exist. If syncing fails, the file is removed.
+        Raises OSError.
+        """
         segments = self.segments
         if not segments.files.exists(segments.directory):
             segments.files.make_directory(segments.directory)
@@ -238,7 +261,10 @@ class CommitLog:
         return segment
 
     def prepare_next_file(self) -> None:
-        """Create the next file if less than a quarter of the last one is free. Raises OSError."""
+        """Create the next file if less than a quarter of the last one is free. Raises OSError.
+
+        Does nothing if the log has no file. A later `write` then need not create the file.
+        """
         last = self.segments.last
         if last is not None and self.written_offset > last.end - last.size // 4:
             self.add_file(last.end)
@@ -246,8 +272,9 @@ class CommitLog:
     def _zero_failed_writes(self) -> None:
         """Overwrite with zeros what failed writes may have written, and sync it.
 
-        Raises OSError if this fails; if the error is final, it becomes `failure`. Raises StoreError
-        if a sync fails.
+        The latest write is overwritten first. Each one is removed from `_failed_writes` when it is
+        overwritten, so that the next call continues after an error. Raises OSError if overwriting
+        fails; if the error is final, it becomes `failure`. Raises StoreError if a sync fails.
         """
         while self._failed_writes:
             position, size = self._failed_writes[-1]
@@ -262,7 +289,11 @@ class CommitLog:
             self._failed_writes.pop()
 
     def _error_of_write(self, error: OSError) -> StoreError:
-        """Return the error to raise for an OSError of a write."""
+        """Return the error to raise for an OSError of a write.
+
+        That is StoreTransientError without descriptors or memory, StoreFullError on a full disk,
+        and StoreError otherwise.
+        """
         directory = self.segments.directory
         if error.errno in TRANSIENT_ERRORS:
             return StoreTransientError(
@@ -283,8 +314,9 @@ class CommitLog:
     def sync(self) -> int:
         """Sync everything that was written when this call began, and return the end of it.
 
-        Any thread may call this. Raises StoreTransientError if the call may be repeated, and
-        StoreError if a sync failed, now or earlier.
+        That end becomes `synced_offset`. Files that are full are closed. Does no I/O if everything
+        is synced. Any thread may call this; calls wait for each other. Raises StoreTransientError
+        if the call may be repeated, and StoreError if a sync failed, now or earlier.
         """
         with self._sync_lock:
             self.check_writable()
@@ -302,7 +334,11 @@ class CommitLog:
             return target
 
     def _sync_segment(self, segment: Segment) -> None:
-        """Sync one file. Raises StoreTransientError if no descriptor was free, else StoreError."""
+        """Sync one file.
+
+        Raises StoreTransientError if the file could not be opened for lack of descriptors or
+        memory. Any other error is final (`failure`), and StoreError is raised.
+        """
         is_open = False
         try:
             file = segment.file()
@@ -319,7 +355,10 @@ class CommitLog:
     # --- reading
 
     def record_view(self, position: int, size: int) -> memoryview | None:
-        """Return `size` bytes from `position` on as a view; None if no file contains them all."""
+        """Return `size` bytes from `position` on as a view; None if no file contains them all.
+
+        The bytes must have been written: see `Segment.view`.
+        """
         segment = self.segments.at(position)
         if segment is None or position + size > segment.end:
             return None
@@ -327,11 +366,12 @@ class CommitLog:
         return segment.view()[begin : begin + size]
 
     def view_record(self, position: int) -> tuple[memoryview, int]:
-        """Return a view and the index in it of the record that begins at `position`.
+        """Return (view, index): the record at `position` begins at this index of the view.
 
-        The view reaches to the record's end if the bytes there begin like a record of this
-        position, else it contains at least `RECORD_BYTES_MIN` bytes. It is shorter, or empty, where
-        the files end. Bytes that were never written are not read through a map: see
+        The record is not checked. If its head has a possible size and this position, the view
+        contains all bytes of the record. Otherwise the view contains at least `RECORD_BYTES_MIN`
+        bytes behind the index. It has fewer bytes at a file's end. It is empty if no file contains
+        `position`. Bytes that were never written are not read through a map: see
         `Segment.safe_view`.
         """
         segment = self.segments.at(position)
@@ -349,14 +389,19 @@ class CommitLog:
         return segment.safe_view(position, size) if is_of_position else (view, at)
 
     def find_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
-        """Return the record that begins at `position`; None if there is no valid record."""
+        """Return the record that begins at `position`; None if there is no valid record.
+
+        For `check_crc` see `parse_log_record`. The checksum property is not checked: see
+        `find_valid_record`.
+        """
         view, at = self.view_record(position)
         return parse_log_record(view, at, position - at, check_crc=check_crc)
 
     def find_valid_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return the record that begins at `position`; None if there is no valid record.
 
-        Unlike `find_record`, also require a valid checksum property if `requires_checksum`.
+        Unlike `find_record`, also require a valid checksum property if the log
+        `requires_checksum`. With `check_crc` False neither CRC nor checksum property is checked.
         """
         view, at = self.view_record(position)
         record = parse_log_record(view, at, position - at, check_crc=check_crc)
@@ -390,15 +435,16 @@ class CommitLog:
     def next_room(self, position: int, stop: int | None = None) -> tuple[Segment, int, int] | None:
         """Find where the next record begins: at `position`, or in the next file.
 
-        Returns (the file, the position in it, the position before which the record must end: the
-        file's end or `stop`). Returns None where the log, or the range up to `stop`, has no room
-        for a record.
+        Returns (segment, start, limit): the file, the record's position in the log, and the
+        position before which the record must end. The limit is the file's end, or `stop` if that is
+        nearer. Returns None if the files, or the range up to `stop`, have no room for a record.
+        Whether a record begins there is not checked.
         """
         while (segment := self.segments.at(position)) is not None:
             limit = segment.end if stop is None else min(stop, segment.end)
             if limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
                 return segment, position, limit
-            if limit < segment.end:
+            if limit < segment.end:  # `stop` lies in this file
                 return None
             position = segment.end
         return None
@@ -408,7 +454,9 @@ class CommitLog:
     ) -> "Iterator[LogRecord]":
         """Yield the valid records from `start` on that end at `stop` or before.
 
-        Stops at the first position without a valid record. `stop` None means the end of the log.
+        Goes on from file to file, over the blank records at their ends. Stops at the first position
+        without a valid record. `stop` None means the end of the log. For `check_crc` see
+        `find_valid_record`.
         """
         position = start
         while (room := self.next_room(position, stop)) is not None:
@@ -421,7 +469,11 @@ class CommitLog:
 
 
 class LogRecord(NamedTuple):
-    """A valid record, as it is found in the log. `topic` and `properties` are the encoded bytes."""
+    """A valid record, as it is found in the log.
+
+    `position` is its own position in the log, `prepared_offset` the position of the prepared
+    message of a transaction (0 for other messages). `topic` and `properties` are the encoded bytes.
+    """
 
     position: int
     size_bytes: int
@@ -451,8 +503,9 @@ class LogRecord(NamedTuple):
     def tag_code(self, delays_ms: Sequence[int] = DELAYS_MS) -> int:
         """Return the tag code that the record's unit must have.
 
-        That is the hash of its tag, or the due time of a delayed message in ms. `delays_ms` are the
-        delays of level 1, 2, … (messageDelayLevel).
+        That is the hash of its tag (0 without a tag), the due time of a delayed message in ms, or
+        `PLACEHOLDER_CODE`. `delays_ms` are the delays of level 1, 2, … (messageDelayLevel). A
+        higher level has the delay of the last one.
         """
         encoded = self.properties
         if self.is_placeholder:
@@ -476,7 +529,9 @@ class LogRecord(NamedTuple):
     def extra_queues(self) -> list[tuple[tuple[str, int], int]]:
         """Return (queue key, offset) of the queues that contain the record besides its own.
 
-        RocketMQ's multi-dispatch writes such records (spec/store.md §3.1).
+        A key is (topic, queue id). The list is empty for most records. RocketMQ's multi-dispatch
+        writes the others (spec/store.md §3.1): two properties hold queue names and offsets,
+        separated by commas. Names or offsets that cannot be valid are left out.
         """
         if _MULTI_START not in self.properties:
             return []
@@ -499,7 +554,7 @@ def record_size(view: memoryview, at: int) -> int:
 def is_torn(topic: bytes, properties: bytes) -> bool:
     """Return whether topic or properties contain zeros as a torn write leaves them.
 
-    A torn write lacks its end, of any length, or a sector.
+    A torn write lacks its end, of any length, or a sector. An empty topic counts as torn too.
     """
     return (
         b"\0" in topic or not topic or properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties
@@ -507,11 +562,12 @@ def is_torn(topic: bytes, properties: bytes) -> bool:
 
 
 def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -> LogRecord | None:
-    """Parse the record at index `at` of a view that begins at position `base`.
+    """Return the record at index `at` of a view that begins at position `base` of the log.
 
-    Returns None if the record is not valid. `check_crc` False skips the checks of the CRC and for
-    torn topics and properties. A common record (V1, IPv4) is read with one `struct` call, any other
-    record with the record codec.
+    Returns None if the record is not valid (see the module), or not completely in the view.
+    `check_crc` False skips two checks: the CRC, and whether topic and properties are torn. The
+    checksum property is not checked. A common record (V1, IPv4) is read with one `struct` call, any
+    other record with the record codec.
     """
     if len(view) - at < RECORD_BYTES_MIN:
         return None
@@ -543,6 +599,8 @@ def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -
         topic, properties = bytes(view[head.topic]), bytes(view[head.properties])
         is_whole = not check_crc or is_body_intact(view, head)
     else:
+        # Behind the head: body | topic size 1 | topic | properties size 2 | properties.
+        # The indices are those of the first byte of body, topic (`name`) and properties (`begin`).
         body = at + RECORD_HEAD.size
         name = body + body_bytes + 1
         if body_bytes < 0 or name + 2 > len(view):
@@ -566,8 +624,9 @@ def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -
 def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
     """Return the first valid record behind the damaged `position`, for a report.
 
-    Searches `SEARCH_BYTES_MAX` bytes of the same file, then the beginnings of the files behind it.
-    Returns None if it finds none.
+    Searches `SEARCH_BYTES_MAX` bytes of the same file, then only the first position of each later
+    file. Returns None if it finds no record. Unlike recovery, it does not check checksum
+    properties.
     """
     segment = log.segments.at(position)
     if segment is None:
@@ -583,7 +642,11 @@ def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
 
 
 def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
-    """Yield all valid records from `start` on, over damaged bytes as `find_next_record` does."""
+    """Yield all valid records from `start` on.
+
+    Unlike `CommitLog.scan`, continue behind damaged bytes with the record that `find_next_record`
+    finds. Stops where it finds none.
+    """
     end = start
     while True:
         for record in log.scan(end):
@@ -613,9 +676,10 @@ def find_next_record_start(
 ) -> int | None:
     """Return the position of the next valid record, from `start` on and before `stop`.
 
-    The file ends at `file_end`. With `takes_blank`, also return the position of the blank record
-    that ends the file. Returns None if there is neither. Recovery, verify and repair all use this
-    function, so they agree about where valid records continue.
+    All positions are those of the log, and within one file, which ends at `file_end`. With
+    `takes_blank`, the blank record that ends the file counts as a valid record. Returns None if
+    there is no valid record. Recovery, verify and repair all use this function, so they agree about
+    where valid records continue.
     """
     # Reads with pread, not through a map: reading a hole through a map may need room on the disk,
     # and kills the process (SIGBUS) without it.
@@ -643,6 +707,7 @@ def find_next_record_start(
                 )
             ):
                 return position
+        # The next chunk begins earlier than this one ends, because a head may lie across both.
         start = chunk_start + len(data) - RECORD_BYTES_MIN
         if len(data) < _SEARCH_CHUNK_BYTES or start >= stop:
             return None
@@ -653,7 +718,9 @@ def find_next_record_start(
 def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
     """Return why there is no valid record at index `at` of a view that begins at `base` of the log.
 
-    The result is a phrase. `room` is the number of bytes from there to the end of the file.
+    The result is a phrase for logs and reports. `room` is the number of bytes from there to the end
+    of the file. The caller knows that the record is not valid: if no other check fails, the phrase
+    blames zeros or the checksum.
     """
     if min(room, len(view) - at) < BLANK_BYTES:
         return f"only {room} bytes are left in the file"

@@ -126,9 +126,11 @@ class Queue(QueueState):
         key: tuple[str, int],
         unsynced: set[str] | None = None,
     ) -> None:
-        """Create a queue without units. `key` is (topic, queue id).
+        """Create a queue without units; `load` finds those on disk. Nothing is read or created.
 
-        `unsynced` collects the files that the next checkpoint must sync.
+        The queue's files are in `directory`, each has `file_bytes` bytes. `key` is (topic, queue
+        id). Paths of files and directories that the next checkpoint must sync are added to
+        `unsynced`, which all queues of a store share.
         """
         self.key = key
         self.topic, self.queue_id = key
@@ -157,11 +159,11 @@ class Queue(QueueState):
     # --- reading
 
     def units(self, start: int, count: int) -> Units:
-        """Return units from queue offset `start` on, as they are stored: at most `count`.
+        """Return units from queue offset `start` on, as they are stored: at most `count`. HOT.
 
         Returns fewer where a file ends or the tail begins; call again with the next offset. Returns
-        none if the queue has no unit at `start`. The units may be of messages that are not visible
-        yet.
+        an empty sequence if the queue has no unit at `start`. The messages of the units may not be
+        visible yet.
         """
         if start >= self.tail_start:
             begin = (start - self.tail_start) * UNIT_BYTES
@@ -174,14 +176,16 @@ class Queue(QueueState):
         return segment.view_or_read(position, stop - position)
 
     def unit(self, offset: int) -> Unit | None:
-        """Return the unit of one queue offset; None if there is none."""
+        """Return the unit of one queue offset, blank or not; None if the queue has none there."""
         data = self.units(offset, 1) if offset < self.next_offset else b""
         return Unit._make(UNIT.unpack_from(data)) if len(data) else None
 
     def read_unit(self, offset: int) -> Unit | None:
-        """Return the unit of one queue offset like `unit`, without a map.
+        """Return the unit of one queue offset like `unit`, but read it with pread.
 
-        Recovery uses this to read a few units of many files.
+        Recovery uses this to read a few units of many files, without a map for each of them. The
+        caller calls `segments.release()` afterwards. Behind the end of the queue, but within its
+        file, the unit is what the file contains, for example zeros.
         """
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is None or (self.tail and offset >= self.tail_start):
@@ -189,13 +193,19 @@ class Queue(QueueState):
         return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
 
     def position_of(self, offset: int) -> int:
-        """Return the position in the log of the record of a queue offset; -1 if there is none."""
+        """Return the position in the log of the record of a queue offset; -1 if there is none.
+
+        A blank unit counts as a record at position 0.
+        """
         unit = self.read_unit(offset) if self.segments.start <= offset * UNIT_BYTES else None
         self.segments.release()
         return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
 
     def first_offset_from(self, log_offset: int) -> int:
-        """Return the first offset whose record is at `log_offset` or behind; else the end."""
+        """Return the first offset whose record is at position `log_offset` of the log or behind.
+
+        Returns `next_offset` if there is no such offset. Blank units are skipped.
+        """
         end = self.next_offset
         first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
 
@@ -222,7 +232,11 @@ class Queue(QueueState):
         return result
 
     def end_offset_before(self, log_end: int) -> int:
-        """Return the offset behind the last unit whose record ends at `log_end` or before."""
+        """Return the offset behind the last unit whose record ends at `log_end` or before.
+
+        Returns `offset_min` if there is no such unit. Only units that were written count near the
+        queue's end; zeros there are passed over.
+        """
         offset = self.next_offset
         stop = max(self.offset_min, offset - LINEAR_SEARCH_UNITS)
         while offset > stop:
@@ -241,37 +255,42 @@ class Queue(QueueState):
     # --- writing
 
     def flush(self) -> list[str]:
-        """Write the committed part of the tail; return the files and directories to sync.
+        """Write the committed part of the tail to the files, and remove it from memory.
 
-        If it raises OSError nothing is lost: the units stay in memory, and the next flush writes
-        them.
+        Creates files, and the queue's directory, where they are missing. Syncs nothing: returns the
+        paths of the files and directories to sync, none if the tail has no committed unit. If it
+        raises OSError nothing is lost: the units stay in memory, and the next flush writes them.
         """
         touched: list[str] = []
         segments = self.segments
-        position, stop = self.tail_start * UNIT_BYTES, self.committed_offset * UNIT_BYTES
-        done = 0
-        while position + done < stop:
-            segment = segments.at(position + done)
+        tail_position, stop = self.tail_start * UNIT_BYTES, self.committed_offset * UNIT_BYTES
+        position = tail_position
+        while position < stop:
+            segment = segments.at(position)
             if segment is None:
                 if not len(segments):
                     segments.make_directory(touched)
-                segment = segments.add(position + done - (position + done) % segments.file_bytes)
+                segment = segments.add(position - position % segments.file_bytes)
                 touched.append(segments.directory)
-                if position > segment.base:  # the queue begins within its first file
-                    blanks = (position - segment.base) // UNIT_BYTES
+                if tail_position > segment.base:  # the queue begins within its first file
+                    blanks = (tail_position - segment.base) // UNIT_BYTES
                     segment.write(BLANK_UNIT * blanks, segment.base)
-            piece = bytes(self.tail[done : min(segment.end, stop) - position])
-            segment.write(piece, position + done)
+            piece_end = min(segment.end, stop)
+            piece = bytes(self.tail[position - tail_position : piece_end - tail_position])
+            segment.write(piece, position)
             segment.release()
             touched.append(segment.path)
-            done += len(piece)
-        if done:
-            del self.tail[:done]
+            position += len(piece)
+        if position > tail_position:
+            del self.tail[: position - tail_position]
             self.tail_start = self.committed_offset
         return touched
 
     def overwrite_unit(self, offset: int, data: bytes) -> None:
-        """Overwrite the unit of an offset in the files and in the tail. Raises OSError."""
+        """Overwrite the unit of an offset with `data`, wherever it is: in the tail or the files.
+
+        `data` is one stored unit. The next checkpoint syncs the file. Raises OSError.
+        """
         at = (offset - self.tail_start) * UNIT_BYTES
         if 0 <= at < len(self.tail):
             self.tail[at : at + UNIT_BYTES] = data
@@ -282,7 +301,11 @@ class Queue(QueueState):
             self.unsynced.add(segment.path)
 
     def truncate(self, offset: int) -> None:
-        """Remove the units from `offset` on, in memory and in the files. Raises OSError."""
+        """Remove the units from `offset` on, in memory and in the files.
+
+        The queue then ends at `offset`. `visible_offset` and `offset_min` are lowered to it if they
+        are beyond. The next checkpoint syncs the files. Raises OSError.
+        """
         visible = min(self.visible_offset, offset)
         if offset >= self.tail_start:
             del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
@@ -318,14 +341,15 @@ class Queue(QueueState):
     ) -> None:
         """Find the end of the queue in its files, and its first unit whose record still exists.
 
-        The end is behind the last unit, or with `before` behind the last unit whose record begins
-        before this position of the log. The log begins at `log_start`. This takes a few reads,
-        however long the queue is.
+        Sets all offsets of the queue. The end is behind the last unit, or with `before` behind the
+        last unit whose record begins before this position of the log. The log begins at
+        `log_start`. This takes a few reads, however long the queue is.
 
-        After a crash, units behind the end are removed from the files. With `removes` the last unit
-        is in the tail afterwards, because recovery reads it; a flush writes it again. `inspect` is
-        called with the queue while the units that were read are still in memory. Raises
-        StoreDamagedError like `SegmentFiles.load`.
+        `after_crash` removes the units behind the end from the files. It also lets the first empty
+        or missing file end the queue, as `is_derived` of `SegmentFiles.load` does. With `removes`
+        the last unit is in the tail afterwards, because recovery reads it; a flush writes it again.
+        `inspect(queue)` is called when the offsets are set and the units that were read are still
+        in memory. Raises StoreDamagedError like `SegmentFiles.load`, and OSError.
         """
         self.segments.load(is_derived=after_crash, removes=removes, keeps_open=True)
         first = self.segments.start // UNIT_BYTES
@@ -367,19 +391,21 @@ class Queue(QueueState):
         self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
-        """Add the unit of a record that recovery found in the log.
+        """Add the unit of a record that was found in the log, and make it visible.
 
-        Returns False if the queue had it already. A gap is filled with blank units, so that offsets
-        stay what the records say. If the queue has the offset already, with an earlier position in
-        the log, then the topic was deleted and created again: the queue is cut off at this offset.
+        Returns False, with nothing changed, if the queue has a unit at this offset with this or a
+        later position in the log. If that unit has an earlier position, the topic was deleted and
+        created again: the queue is truncated at this offset before. Offsets between the queue's end
+        and `offset` get blank units, so that offsets stay what the records say. An empty queue
+        begins at `offset` instead, and its files are removed. Raises OSError.
         """
         if offset < self.next_offset:
-            known = self.unit(offset)
-            if known is not None and known.physical_offset >= unit.physical_offset:
+            present = self.unit(offset)
+            if present is not None and present.physical_offset >= unit.physical_offset:
                 return False
             self.truncate(offset)
         if offset != self.next_offset:
-            if self.next_offset == self.offset_min:
+            if self.next_offset == self.offset_min:  # the queue is empty
                 self._truncate_files(0)
                 self.reset_to(offset)
             self.tail += BLANK_UNIT * (offset - self.next_offset)
@@ -390,20 +416,21 @@ class Queue(QueueState):
     def extend(self, offset: int, data: bytes) -> int | None:
         """Add consecutive units, the first of which has `offset`, as `put` would one by one.
 
-        Returns how many units were not there yet. Returns None, with nothing changed, if the units
-        do not simply follow those of the queue: then call `put` for each.
+        `data` are the stored units. Leading units that the queue has already must be equal. Returns
+        the number of units that it did not have. Returns None, with nothing changed, if `offset` is
+        behind the queue's end or a present unit differs: then call `put` for each.
         """
-        known = min((self.next_offset - offset) * UNIT_BYTES, len(data))
-        if known < 0:
+        present_bytes = min((self.next_offset - offset) * UNIT_BYTES, len(data))
+        if present_bytes < 0:
             return None
         at = 0
-        while at < known:
-            piece = self.units(offset + at // UNIT_BYTES, (known - at) // UNIT_BYTES)
+        while at < present_bytes:
+            piece = self.units(offset + at // UNIT_BYTES, (present_bytes - at) // UNIT_BYTES)
             if not len(piece) or bytes(piece) != data[at : at + len(piece)]:
                 return None
             at += len(piece)
-        self.tail += data[known:]
-        count = (len(data) - known) // UNIT_BYTES
+        self.tail += data[present_bytes:]
+        count = (len(data) - present_bytes) // UNIT_BYTES
         self.next_offset += count
         self.committed_offset = self.visible_offset = self.next_offset
         return count
@@ -414,9 +441,10 @@ def expired_units(
 ) -> list[tuple[str, int, int, bytes]]:
     """Return (topic, queue id, offset, unit) of the last message of each fully expired queue.
 
-    The log begins at `log_start`. No record of such a queue is in the log, so only its files say at
-    which offset it continues. Reads the files alone, in any thread, while a broker may write them.
-    Raises OSError.
+    A queue is fully expired if all its records lie before `log_start`, where the log begins. Then
+    only its files say at which offset it continues. `unit` is the stored unit, 20 bytes. Queues
+    that never had a message are left out. Loads the queues from their files without changing them,
+    so any thread may call this while a broker writes them. Raises OSError.
     """
     queues = ConsumeQueues(files, directory, file_bytes)
     queues.load(after_crash=False, removes=False, log_start=log_start)
@@ -433,7 +461,11 @@ def expired_units(
 def _bisect(
     low: int, high: int, is_before: Callable[[Unit], bool], read: Callable[[int], Unit | None]
 ) -> int:
-    """Return the first offset in [low, high) whose unit is not `is_before`; else `high`."""
+    """Return the first offset in [low, high) for whose unit `is_before` is false; else `high`.
+
+    `read(offset)` returns the unit, or None, which counts as not before. The units must be sorted:
+    all for which `is_before` is true come first.
+    """
 
     def is_end(offset: int) -> bool:
         unit = read(offset)
@@ -488,7 +520,11 @@ class ConsumeQueues:
         wanted: Callable[[str, int], bool] | None = None,
         inspect: Callable[[Queue], object] = lambda queue: None,
     ) -> None:
-        """Load all queues on disk (see `Queue.load`), or those for which `wanted` is true."""
+        """Load the queues on disk, which replace those in memory.
+
+        `wanted(topic, queue_id)` returns whether a queue is loaded (None means all). For the other
+        arguments and for errors see `Queue.load`.
+        """
         self.by_key.clear()
         self.dirty.clear()
         for key in self._keys_on_disk():
@@ -503,9 +539,10 @@ class ConsumeQueues:
                 )
 
     def may_have_other_file_size(self) -> bool:
-        """Return whether the files on disk fit another setting of the file size.
+        """Return whether the setting of the file size is probably wrong, and not the files.
 
-        That is the case if all of them have one other size that is a multiple of the unit's.
+        That is the case if all files on disk have the same size, which is not the configured one
+        and is a multiple of `UNIT_BYTES`. Raises OSError.
         """
         sizes: set[int] = set()
         for topic, queue_id in self._keys_on_disk():
@@ -526,7 +563,7 @@ class ConsumeQueues:
                     yield topic, int(name)
 
     def get_or_create(self, key: tuple[str, int]) -> Queue:
-        """Return a queue, and create it if it does not exist.
+        """Return a queue, and create it in memory if it does not exist.
 
         Raises MessageIllegalError if the topic or queue id is invalid.
         """
@@ -541,9 +578,9 @@ class ConsumeQueues:
         return queue
 
     def get_unchecked(self, key: tuple[str, int]) -> Queue:
-        """Return a queue, and create it if it does not exist, without checking its name.
+        """Return a queue, and create it in memory if it does not exist, without checking its name.
 
-        For names that come from the log or the disk.
+        This is for names that come from the log or the disk.
         """
         queue = self.by_key.get(key)
         if queue is None:
@@ -553,9 +590,10 @@ class ConsumeQueues:
         return queue
 
     def mark_dirty(self, queue: Queue) -> None:
-        """Note that a queue has new units in its tail. Write them at once if there are many.
+        """Note that a queue has new units in its tail, for the next flush.
 
-        Raises OSError.
+        Writes them at once if the tail has `TAIL_BYTES_MAX` or more, which raises OSError on
+        failure.
         """
         self.dirty.add(queue)
         if len(queue.tail) >= TAIL_BYTES_MAX:
@@ -571,23 +609,26 @@ class ConsumeQueues:
             self.dirty.discard(queue)
 
     def truncate_to_log(self, end: int) -> None:
-        """Remove the units whose records end behind `end`, where the log ends."""
+        """Remove the units whose records end behind position `end`, where the log now ends.
+
+        Queues without such units do not change. Raises OSError.
+        """
         for queue in self:
             offset = queue.end_offset_before(end)
             if offset < queue.next_offset:
                 queue.truncate(offset)
 
     def delete_topic(self, topic: str) -> None:
-        """Remove the queues of a topic and their files.
+        """Remove the queues of a topic and their files, and the topic's directory if it is empty.
 
-        Raises MessageIllegalError if the topic is not a valid directory name, so no queue can have
-        it.
+        Does nothing if the topic has no queue. Raises MessageIllegalError if the topic is not a
+        valid directory name, so that no queue can have it. Raises OSError.
         """
         check_topic(topic)
         self._remove_topic(topic)
 
     def _remove_topic(self, topic: str) -> None:
-        """Remove the queues of a topic and their files. Any name is allowed."""
+        """Remove the queues of a topic like `delete_topic`, but allow any name."""
         for key in [key for key in self.by_key if key[0] == topic]:
             queue = self.by_key.pop(key)
             self.dirty.discard(queue)
@@ -598,7 +639,11 @@ class ConsumeQueues:
             self._files.sync_directory(self._directory)
 
     def finish_deletions(self) -> None:
-        """Remove the queues of deleted topics that were left by a crash."""
+        """Remove the topics whose deletion was interrupted by a crash, with their files.
+
+        Such a topic is in `deleted`, and has a queue whose last record is from before its deletion.
+        A topic that was created again since stays. Raises OSError.
+        """
         for (topic, _), queue in list(self.by_key.items()):
             if topic in self.deleted.end_by_topic:
                 last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
@@ -613,10 +658,10 @@ class ConsumeQueues:
             self._remove_topic(topic)
 
     def digest(self, log_end: int | None = None) -> tuple[int, int]:
-        """Return the number of queues that have units, and the sum of their end offsets.
+        """Return (number of queues that have units, sum of their end offsets), for checkpoints.
 
-        With `log_end`, return what the numbers will be when the log is cut off there. Returns (-1,
-        -1), which no start accepts, if the queues are doubtful.
+        Committed units count. With `log_end`, returns what the two numbers will be when the log is
+        truncated there. Returns (-1, -1), which no start accepts, if `is_doubtful`.
         """
         if self.is_doubtful:
             return -1, -1
@@ -627,9 +672,10 @@ class ConsumeQueues:
         return len(ends) - ends.count(0), sum(ends)
 
     def find_last_unit(self, log_end: int | None = None) -> Unit | None:
-        """Return the unit whose record is last in the log, of all queues; None if there are none.
+        """Return, of the last units of all queues, the one whose record is last in the log.
 
-        With `log_end`, only units whose records end at that position or before count.
+        With `log_end`, only units whose records end at that position or before count. Blank units
+        do not count. Returns None if there is no such unit.
         """
         ends = [
             (q, q.next_offset if log_end is None else q.end_offset_before(log_end)) for q in self

@@ -126,7 +126,10 @@ class ReadResult:
     postponed: PostponedWork | None = None
 
     def records(self) -> Iterator[tuple[int, memoryview]]:
-        """Yield (queue offset, record) for each record of `data`. HOT."""
+        """Yield (queue offset, record) for each record of `data`, in order. HOT.
+
+        A record is a view of all its bytes.
+        """
         for piece in self.data:
             at = 0
             while at < len(piece):
@@ -146,7 +149,11 @@ class LogReader:
         clock: Clock,
         columns: PropertyColumns,
     ) -> None:
-        """`columns` evaluate filters on properties without reading each record."""
+        """Create a reader to which the whole log is visible.
+
+        The store sets `visible_end` when that changes. `columns` evaluate filters on properties
+        without reading each record.
+        """
         self.log = log
         self._clock = clock
         self._filter_results = FilterResultCache()
@@ -178,7 +185,11 @@ class LogReader:
         return self._tag_hits
 
     def clear_caches(self) -> None:
-        """Clear cached filter results. Call this when the log was truncated below `visible_end`."""
+        """Clear cached filter results, by records and by tags.
+
+        Call this when the log was truncated below `visible_end`: its positions and offsets get
+        other messages.
+        """
         self._filter_results = FilterResultCache()
         self._tag_hits = None
 
@@ -200,9 +211,11 @@ class LogReader:
     ) -> ReadResult:
         """Read messages of a queue from `offset` on that the filter accepts.
 
-        With `bytes_max` None the read is an ordinary pull, which RocketMQ's rules limit in addition
-        to `count_max`. With a number it is a bulk read, which only the caller's numbers limit. The
-        first message is always returned, even if it exceeds the limit.
+        `message_filter` None accepts all messages. With `bytes_max` None the read is an ordinary
+        pull: RocketMQ's rules limit it in addition to `count_max`. With a number it is a bulk read:
+        only `count_max` and `bytes_max` limit it. The first message is always returned, even if it
+        exceeds the limit. If `offset` is not in the queue, or its record is deleted, `status` of
+        the result says so, `next_offset` is where to continue, and nothing is read.
 
         `scan_max` limits the units that a filter examines (None means the configured limit).
         `span_limit` says how many matches the reader of an ordinary pull can hold (None means
@@ -272,7 +285,11 @@ class LogReader:
         message_filter: MessageFilter,
         scan_max: int | None,
     ) -> int:
-        """Let the filter choose units from `offset` on; return where the next read continues."""
+        """Collect with `gather` the matches from `offset` on; return where the next read continues.
+
+        Also sets `held_from` of `gather`, if the message at the reader's first offset that is not
+        consumed is a match. `scan_max` is as in `read`.
+        """
         limit = self.config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + limit)
         consumed = -1 if gather.span_limit is None else gather.span_limit.consumed
@@ -298,7 +315,12 @@ class LogReader:
         message_filter: MessageFilter,
         consumed: int,
     ) -> int:
-        """Filter by columns if possible, else by records; return where the next read continues."""
+        """Collect matches in [offset, end), by columns if possible, else by records.
+
+        Returns where the next read continues. `consumed` is the first offset that the reader has
+        not consumed (-1 if it holds no message). `held_from` of `gather` is set to it if it is a
+        match. If columns must be loaded first, or the filter takes long, `gather.postponed` is set.
+        """
         select = self._record_selector(message_filter)
         weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
         if weight > INLINE_WEIGHT_MAX and not self._has_extension:
@@ -325,7 +347,12 @@ class LogReader:
     def _read_selected(
         self, queue: Queue, gather: RecordCollector, select: UnitSelector, offset: int, end: int
     ) -> int:
-        """Take the units that `select` chooses; return where the next read continues."""
+        """Take the units in [offset, end) that `select` chooses; return where to continue.
+
+        Ends after `READ_TIME_MAX_S`, but not before the first chunk. Ends early without room, where
+        the queue lacks units (`is_missing`), or if `select` needs results that another thread must
+        compute (`postponed`).
+        """
         position, chunk = offset, FIRST_CHUNK_UNITS
         deadline_s = self._clock.monotonic_s() + READ_TIME_MAX_S
         while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
@@ -338,7 +365,7 @@ class LogReader:
             except PostponedError as postponed:
                 gather.postponed = postponed.work
                 break
-            if left >= 0:
+            if left >= 0:  # the offset of the first match that was not taken
                 return left
             position += len(units) // UNIT_BYTES
             chunk = min(2 * chunk, _CHUNK_UNITS_MAX)
@@ -347,7 +374,10 @@ class LogReader:
     def _read_tagged(
         self, queue: Queue, gather: RecordCollector, codes: frozenset[int], offset: int, end: int
     ) -> int:
-        """Take the units with one of the tag codes; return where the next read continues. HOT."""
+        """Take the units in [offset, end) with one of the tag codes; return where to continue. HOT.
+
+        Ends early without room, or where the queue or the log lacks something (`is_missing`).
+        """
         from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         tag_hits = self.tag_hits
@@ -384,7 +414,11 @@ class LogReader:
         return message_filter.tag_codes
 
     def column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
-        """Return the scan that evaluates the filter over columns; None if there is none now."""
+        """Return the scan that evaluates the filter over columns; None if records must be read.
+
+        That is the case for a filter that reads no properties or has no form for columns, and while
+        columns are off or not loaded. The call requests the columns of the queue's topic.
+        """
         if self.columns is None or self._has_extension or not message_filter.reads_properties:
             return None
         if not hasattr(type(message_filter), "vectorised"):
@@ -392,7 +426,11 @@ class LogReader:
         return self.columns.scan_for(queue.topic)
 
     def cached_column_scan(self, message_filter: MessageFilter) -> "ColumnScan | None":
-        """Return the scan that caches results of the filter; None if columns cannot evaluate it."""
+        """Return the scan that caches results of the filter; None if columns cannot evaluate it.
+
+        Unlike `column_scan`, this loads and requests nothing. Returns None until columns are
+        loaded.
+        """
         has_columns = hasattr(type(message_filter), "vectorised") and not self._has_extension
         return self.columns.scan if has_columns and self.columns is not None else None
 
@@ -406,7 +444,11 @@ class LogReader:
         return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
     def _record_selector(self, message_filter: MessageFilter) -> UnitSelector:
-        """Return a function that chooses units one by one, and reads records if necessary."""
+        """Return a function that yields the indices of the units that the filter selects.
+
+        It examines units one by one. It reads a record only if the filter reads properties, or if
+        the unit contains the address of an extension in place of its tag code.
+        """
         by_consume_queue = message_filter.by_consume_queue
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
@@ -435,7 +477,11 @@ class LogReader:
         return None
 
     def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Return whether the message is probably in memory."""
+        """Return whether the message at an offset is probably in memory.
+
+        Its record then is in the newest 40 % of RAM of the log (`memory_ratio`). A message that
+        does not exist counts as one at position 0.
+        """
         units = self.units(topic, queue_id, offset, 1)
         position: int = UNIT.unpack_from(units)[0] if len(units) else 0
         return self.visible_end - position <= self._memory_bytes
@@ -447,12 +493,14 @@ class LogReader:
     ) -> int:
         """Search a queue by the times at which its messages were stored (spec/delivery.md §6).
 
-        Return the offset of the first message stored at `time_ms` or later, or the queue's end if
-        there is none (`lower`); or the offset of the last message stored at `time_ms` or earlier,
-        or 0 if there is none (`upper`). Messages that retention has deleted count as older than
-        any time, so the answers for a queue without messages are its end and the offset before it.
-        Messages that cannot be read count as stored with the next one that can. Return 0 for a
-        queue that does not exist.
+        With `lower`, return the offset of the first message that was stored at `time_ms` or later;
+        the queue's end if there is none. With `upper`, return the offset of the last message that
+        was stored at `time_ms` or earlier; 0 if there is none. Return 0 for a queue that does not
+        exist.
+
+        Messages that retention has deleted count as older than any time. So for a queue without
+        messages, `lower` returns its end, and `upper` the offset before its end (at least 0).
+        A message that cannot be read counts as stored at the time of the next one that can.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -474,10 +522,10 @@ class LogReader:
         return low - 1 if low > begin else 0
 
     def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
-        """Return the offset of the first undamaged message from `offset` to before `end`.
+        """Return the offset of the first undamaged message in [offset, end).
 
-        A deleted message is not damaged: it is known to be old. Returns None if there is no such
-        message within `DAMAGED_RUN_MAX` messages.
+        A message that retention has deleted counts as undamaged: it is known to be old. Returns
+        None if the first `DAMAGED_RUN_MAX` messages are all damaged.
         """
         for candidate in range(offset, min(end, offset + DAMAGED_RUN_MAX)):
             unit = queue.unit(candidate)
@@ -503,7 +551,10 @@ class LogReader:
         return self._store_time_at(queue, offset)
 
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
-        """Return the store time in ms of the first message of a queue or the log; -1 if none."""
+        """Return the store time in ms of the first message of a queue; -1 if there is none.
+
+        Without `topic` or `queue_id`, return that of the first visible record of the log.
+        """
         if topic is None or queue_id is None:
             start = self.log.start
             first = (
@@ -514,7 +565,10 @@ class LogReader:
         return -1 if queue is None else self.store_time_ms(topic, queue_id, queue.offset_min)
 
     def latest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
-        """Return the store time in ms of the last message of a queue, or of all; -1 if none."""
+        """Return the store time in ms of the last visible message of a queue; -1 if there is none.
+
+        Without `topic` or `queue_id`, return the latest one of all queues.
+        """
         if topic is None or queue_id is None:
             return max((self.latest_time_ms(*key) for key in list(self._by_key)), default=-1)
         queue = self._by_key.get((topic, queue_id))
@@ -527,7 +581,8 @@ class LogReader:
     def units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
         """Return up to `count` visible units of a queue from `offset` on, as they are stored.
 
-        Returns fewer units where a file ends, and none if the queue has none at `offset`.
+        Returns fewer units where a file ends; call again with the next offset. Returns an empty
+        sequence if the queue does not exist, or has no visible message at `offset`.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.visible_offset:
@@ -572,7 +627,12 @@ class LogReader:
 
 
 def _result_outside(offset: int, low: int, high: int) -> ReadResult:
-    """Return the result of a read at an `offset` outside the queue (spec/store.md §10)."""
+    """Return the result of a read at an `offset` outside the queue (spec/store.md §10).
+
+    The queue has the offsets [low, high). The reader continues at `low` if it is before them, at
+    `high` if it is far behind them, and stays where it is at the end. For a queue that never had a
+    message it continues at 0.
+    """
     if high == 0:
         return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
     if offset < low:

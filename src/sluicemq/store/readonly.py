@@ -54,7 +54,11 @@ class StoreReader:
     def __init__(
         self, config: StoreConfig, files: Files, wanted: QueuePredicate | None = None
     ) -> None:
-        """Load the log and the wanted queues. `config` must contain the real file sizes."""
+        """Load the log and the wanted queues. Use `StoreReader.open`.
+
+        `config` must contain the real file sizes. `wanted(topic, queue_id)` says which queues are
+        needed. None means all, and then units that only the log contains are not added.
+        """
         self._log = log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
         self._queues = queues = ConsumeQueues(
             files, config.consume_queue_path, config.consume_queue_file_bytes
@@ -91,8 +95,10 @@ class StoreReader:
         """Open a reader of the store in `root`.
 
         `wanted(topic, queue id)` says which queues are needed (None means all). `option` is how the
-        user specifies where the log is, for errors. Raises StoreError if there is no commit log or
-        the store has an unsupported format, and StoreDamagedError like `Store.open`.
+        user specifies where the log is, for errors. Paths that are "" are those below `root`.
+        Opening is repeated if a running broker interferes. Raises StoreError if there is no commit
+        log or the store has an unsupported format or cannot be read, and StoreDamagedError like
+        `Store.open`.
         """
         config = StoreConfig(
             root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
@@ -136,8 +142,9 @@ class StoreReader:
     def verified_end(self, topic: str, queue_id: int) -> int:
         """Return the offset behind the queue's last valid message, whose CRC is checked.
 
-        Returns 0 if the queue does not exist. Looks back in growing steps, then bisects: lost
-        messages lie behind the others.
+        Returns the queue's first offset if no message is valid, and 0 if the queue does not exist.
+        Assumes that all messages before a valid one are valid, because messages are lost at the
+        end. So it looks back in growing steps, then bisects.
         """
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
@@ -159,7 +166,10 @@ class StoreReader:
         return bad
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """Return the offset of the first message stored at `time_ms` or later, else the end."""
+        """Return the offset of the first message of a queue that was stored at `time_ms` or later.
+
+        Returns the queue's end if there is no such message, and 0 if the queue does not exist.
+        """
         return self._reader.offset_by_time(topic, queue_id, time_ms)
 
     def units(self, topic: str, queue_id: int, start: int, count: int) -> bytes:
@@ -170,12 +180,20 @@ class StoreReader:
         return bytes(self._reader.units(topic, queue_id, start, count))
 
     def unflushed_units(self, topic: str, queue_id: int) -> tuple[int, bytes]:
-        """Return (first offset, units) of the units that only the log contains, often none."""
+        """Return (offset, units): the units of a queue that only the log contains, joined.
+
+        `offset` is that of the first one. The units are b"" for most queues, for readers without
+        `wanted`, and if the queue does not exist.
+        """
         queue = self._queues.by_key.get((topic, queue_id))
         return (0, b"") if queue is None else (queue.tail_start, bytes(queue.tail))
 
     def add_units(self, topic: str, queue_id: int, offset: int, units: bytes) -> None:
-        """Add units that another reader of the store has returned from `unflushed_units`."""
+        """Add units to a queue in memory that another reader returned from `unflushed_units`.
+
+        `offset` is that of the first unit. The queue is created if it does not exist. Units that do
+        not follow those of the queue are ignored.
+        """
         queue = self._queues.get_unchecked((topic, queue_id))
         if not queue.next_offset:
             queue.reset_to(offset)
@@ -190,7 +208,7 @@ class StoreReader:
         bytes_max: int,
         message_filter: MessageFilter | None = None,
     ) -> ReadResult:
-        """Read messages like `LogReader.read`."""
+        """Read messages like `LogReader.read`, as a bulk read that only these numbers limit."""
         return self._reader.read(topic, queue_id, offset, count_max, bytes_max, message_filter)
 
     def scan_queue(
@@ -202,10 +220,11 @@ class StoreReader:
         skips: bool = False,
         check_bodies: bool = False,
     ) -> "RangeScan":
-        """Return a scan of the queue's records, which locates them in the log, in columns.
+        """Return a scan that locates the queue's records in the log, thousands at once.
 
-        With `skips`, records that are deleted or damaged are counted; otherwise they raise an
-        error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
+        `message_filter` None means all records. The caller calls `iter_places` of the scan. With
+        `skips`, records that are deleted or damaged are counted and skipped; otherwise they raise
+        an error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
         empty.
         """
         from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - imports NumPy, pyarrow
@@ -311,7 +330,10 @@ def check_recovery(
 
 
 def _is_log_short(log: CommitLog, checkpoint: Checkpoint | None) -> bool:
-    """Return whether the log is intact, but ends before the checkpoint."""
+    """Return whether the log is intact up to its end, but ends before the checkpoint.
+
+    Only its last file is examined. Returns False without a checkpoint or a log.
+    """
     last = log.segments.last
     if checkpoint is None or last is None:
         return False
@@ -366,9 +388,10 @@ def _add_unflushed_units(
 def topics_of_store(
     root: str, *, consume_queue_path: str = "", files: Files = SYSTEM_FILES
 ) -> dict[str, list[int]]:
-    """Return the queue ids of each topic, sorted by topic.
+    """Return the queue ids of each topic, sorted by topic, from the names of files alone.
 
-    A topic that is declared in topics.json and has no message yet has no queue ids.
+    A topic that is declared in topics.json and has no message yet has no queue ids. If topics.json
+    cannot be read, such topics are missing. `consume_queue_path` "" means consumequeue in `root`.
     """
     directory = consume_queue_path or f"{root}/consumequeue"
     found: dict[str, list[int]] = {}

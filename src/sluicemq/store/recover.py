@@ -6,7 +6,7 @@ What a start does depends on how the store was closed:
                                    the last unit; this takes a few reads, however large the store is
     crash, SluiceMQ's checkpoint   the queues are cut back to the checkpoint, and the log is walked
                                    from there
-    crash, no checkpoint of ours   the walk begins at the newest file that was on disk according to
+    crash, other checkpoint        the walk begins at the newest file that was on disk according to
     (a store of RocketMQ)          the time in RocketMQ's checkpoint (spec/store.md §7), else at the
                                    first file
     queues missing or too short    the whole log is walked, and all queues are rebuilt
@@ -106,9 +106,10 @@ class StoreParts(NamedTuple):
 
 
 def prepare_recovery(config: StoreConfig, files: Files) -> StoreParts:
-    """Return the parts of the store in `config.root` that recovery needs, with nothing loaded.
+    """Return the parts of the store in `config.root` that recovery needs.
 
-    Raises OSError.
+    The small files are read: the checkpoint, `abort` and the deleted topics. Log and queues are
+    empty: `Recovery.load` loads them. Nothing is changed. Raises OSError.
     """
     abort_path = f"{config.root}/abort"
     log = CommitLog(
@@ -152,10 +153,12 @@ class Recovery:
         delays_ms: Sequence[int] = DELAYS_MS,
         was_followed: bool = False,
     ) -> None:
-        """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel), for rebuilt units.
+        """Create the recovery of a log and queues that are not loaded yet.
 
-        `was_followed` says that the log is a slave's, which is written in pieces that begin and end
-        anywhere.
+        `checkpoint` is the content of the file `checkpoint`. `check_crc` checks the CRCs of records
+        (checkCRCOnRecover). `root` is the store's directory, which errors name. `delays_ms` are the
+        delays of level 1, 2, … (messageDelayLevel), for rebuilt units. `was_followed` says that the
+        log is a slave's, which is written in pieces that begin and end anywhere.
         """
         self._dispatcher = Dispatcher(log, queues, check_crc=check_crc, delays_ms=delays_ms)
         self._root = root or log.segments.directory.rpartition("/")[0]
@@ -164,17 +167,24 @@ class Recovery:
         self._checkpoint = checkpoint
         self._check_crc = check_crc
         self._latest: Checkpoint | None = None
+        """SluiceMQ's checkpoint if it can be used, else None."""
         self._was_followed = was_followed
         self._after_crash = False
         self._crash_start = 0
+        """The position at which the walk begins after a crash; 0 after a clean shutdown."""
         self._is_incomplete = False
+        """Whether queues are missing or wrong, so that all queues must be rebuilt."""
         self._wrong_queues: list[Queue] = []
         """Queues whose first or last unit is wrong, possibly of topics that are being deleted."""
 
     def load(self, *, after_crash: bool) -> None:
-        """Load the files. After a clean shutdown this changes nothing.
+        """Load log and queues from their files, and find out which of the files can be trusted.
 
-        Raises StoreDamagedError if files are missing, exchanged, or of another size.
+        `after_crash` says that `abort` was found. Then the queues are cut back to the checkpoint.
+        After a clean shutdown only empty files that a crash has left are removed. Queues that are
+        wrong are noted, and `run` rebuilds them. Raises StoreDamagedError if files of the log are
+        missing, exchanged, or of another size, or if the setting of the queues' file size seems
+        wrong. Raises OSError.
         """
         log, before = self._log, None
         log.segments.load()
@@ -221,9 +231,11 @@ class Recovery:
     def run(self, on_rebuild: Callable[[], None]) -> RecoveryResult:
         """Find the log's end and make the queues agree with it. `abort` must exist by now.
 
-        `on_rebuild` is called before all queues are rebuilt. It must make sure, durably, that no
-        later start trusts the queues. Raises StoreDamagedError if bytes before the checkpoint are
-        damaged.
+        Adds the units that the queues lack, or rebuilds all queues. Removes what is behind the end
+        from log and queues, and syncs the log. `on_rebuild()` is called before all queues are
+        rebuilt. It must make sure, durably, that no later start trusts the queues. Raises
+        StoreDamagedError if the log is damaged rather than torn by a crash; then the log was not
+        changed. Raises OSError.
         """
         log, queues = self._log, self._queues
         queues.finish_deletions()
@@ -262,7 +274,8 @@ class Recovery:
     def _usable_checkpoint(self) -> Checkpoint | None:
         """Return SluiceMQ's checkpoint; None if there is none, or the log begins behind it.
 
-        Raises StoreDamagedError if files of the log are missing that the checkpoint covers.
+        Raises StoreDamagedError if files of the log that the checkpoint covers are missing. If
+        first files are missing but RocketMQ has used the store since, only a warning is logged.
         """
         checkpoint, segments = self._checkpoint.latest, self._log.segments
         if checkpoint is not None and checkpoint.log_offset and not len(segments):
@@ -324,9 +337,11 @@ class Recovery:
         return max(log.start, last.end if last else 0, checkpoint.log_offset if checkpoint else 0)
 
     def _drop_units_without_records(self, queue: Queue) -> None:
-        """Drop the last units of a queue if the log does not have their records.
+        """Remove the last units of a queue if the log does not have their records.
 
-        Sets `_is_incomplete` instead if the checkpoint covers such a record.
+        Goes back to the last unit that has its record, is blank, or is before the log's start. A
+        removal is logged. If the checkpoint covers a record that is not there, queue or log is
+        damaged: then the method removes nothing, and sets `_is_incomplete`.
         """
         end, checkpoint, log_start = queue.next_offset, self._latest, self._log.start
         while end > queue.offset_min:
@@ -355,15 +370,19 @@ class Recovery:
             queue.truncate(end)
 
     def _inspect(self, queue: Queue) -> None:
-        """Note a queue whose first or last unit is wrong. Called while the queue is loaded."""
+        """Add a queue to `_wrong_queues` if its first or last unit is wrong.
+
+        `Queue.load` calls this while the last units are in memory.
+        """
         if not (self._has_valid_first_unit(queue) and self._has_valid_last_unit(queue)):
             self._wrong_queues.append(queue)
 
     def _has_valid_last_unit(self, queue: Queue) -> bool:
-        """Return whether the last unit before the checkpoint leads to its record, after a crash.
+        """Return whether, after a crash, the last unit before the checkpoint leads to its record.
 
-        It does not in a file of another store, or in an older copy of another queue's file. After a
-        clean shutdown `_drop_units_without_records` checks this.
+        It does not in a file of another store, or in an older copy of another queue's file. Returns
+        True if there is nothing to check: without a checkpoint, after a clean shutdown (which
+        `_drop_units_without_records` checks), and for a blank unit or one before the log's start.
         """
         last = queue.next_offset - 1
         first = queue.segments.start // UNIT_BYTES
@@ -378,8 +397,9 @@ class Recovery:
     def _has_valid_first_unit(self, queue: Queue) -> bool:
         """Return whether the first unit in the files is the first one that must be there.
 
-        It must not lead to another queue's record. The log must not have an earlier record of the
-        queue, because retention removes such files of the log before those of queues.
+        It must not lead to another queue's record. If first files of the queue are missing, the log
+        must not have an earlier record of the queue, because retention removes such files of the
+        log before those of queues. Finding that out walks the log up to the first unit's record.
         """
         log, is_live = self._log, self._queues.deleted.is_live
         first = queue.segments.start // UNIT_BYTES
@@ -396,6 +416,7 @@ class Recovery:
             ):
                 return False
             end = unit.physical_offset
+        # Only a queue whose first files are missing begins at the beginning of a later file.
         is_cut = first > 0 and first * UNIT_BYTES % queue.segments.file_bytes == 0
         if not is_cut or not is_live(queue.topic, end):
             return True
@@ -415,7 +436,8 @@ class Recovery:
     def _dispatch_from(self, start: int, *, may_gap: bool) -> int | None:
         """Add every record from `start` on to its queue; return the end of the valid log.
 
-        Returns None at a gap, where a queue lacks the units before a record.
+        The end is behind the last valid record, and behind the blank record that may follow.
+        Without `may_gap`, returns None at a gap, where a queue lacks the units before a record.
         """
         end = self._dispatcher.dispatch_records(start, may_gap=may_gap)
         if end is None:
@@ -426,7 +448,11 @@ class Recovery:
     # --- setting the end
 
     def _set_end(self, end: int) -> None:
-        """Remove everything behind `end` from log and queues, and let the log end there."""
+        """Remove everything behind position `end` from log and queues, and let the log end there.
+
+        What is changed in the log is synced. After a crash, the files from the start of the walk on
+        are synced too.
+        """
         log, segments = self._log, self._log.segments
         segment = segments.at(end)
         if not self._after_crash and self._latest is not None and end == self._latest.log_offset:
@@ -460,7 +486,9 @@ class Recovery:
     def _require_checkpoint(self, end: int) -> None:
         """Raise StoreDamagedError if the log is damaged at `end`, rather than torn by a crash.
 
-        Logs what will be removed behind `end`.
+        `end` is the position behind the last valid record. It is damaged if it is before the
+        checkpoint, or if valid records follow that a lost write cannot explain (see the module).
+        Otherwise returns, and logs what will be removed behind `end`, if anything.
         """
         log, checkpoint = self._log, self._latest
         if checkpoint is not None and end < checkpoint.log_offset:
@@ -529,7 +557,10 @@ class Recovery:
 
 
 def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
-    """Return the bytes between a damaged position and the record at `end`, within one file."""
+    """Return the bytes of the log from `start` to `end`, at most to the end of their file.
+
+    Returns at most `SEARCH_BYTES_MAX` bytes, and b"" if no file contains `start`.
+    """
     segment = log.segments.at(start)
     if segment is None:
         return b""
@@ -539,8 +570,9 @@ def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
 def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
     """Return whether a power loss can explain bytes without a valid record before valid records.
 
-    That is the case if the bytes lack the end of a write, or a sector. `start` is their position in
-    the log. `ends_file` says that the next valid record is in the next file.
+    `data` are these bytes, and `start` their position in the log. `ends_file` says that the next
+    valid record is in the next file. A power loss can explain them if there are none, or if the end
+    of a write or a whole sector of them is zero.
     """
     if ends_file:  # the bytes end with a blank record, unless that is lost as well
         size, magic = data[:_SIZE_BYTES], data[_SIZE_BYTES:BLANK_BYTES]
@@ -572,7 +604,9 @@ def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
 def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
     """Return whether zeros reach from the start of a sector, or of a write, to the sector's end.
 
-    A write begins with a record, so such zeros do not belong to a record that has its beginning.
+    `data` are bytes at position `start` of the log. `head` is the head of the record that is
+    exactly these bytes, or None. A write begins with a record. So zeros within a record whose
+    beginning is intact do not begin a write.
     """
     is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)
     is_placed = head is not None and head.physical_offset == start

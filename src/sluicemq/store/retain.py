@@ -90,7 +90,9 @@ class DiskUsage(NamedTuple):
 class DeletionDecision(NamedTuple):
     """Which files may be deleted now.
 
-    `reason` is a phrase for the log, "" if no file may be deleted.
+    `may_delete_expired` allows files that have been kept for fileReservedTime, and
+    `may_delete_any` allows files of any age. `reason` is a phrase for the log, "" if no file may be
+    deleted.
     """
 
     may_delete_expired: bool
@@ -102,13 +104,16 @@ class DeletionObserver(Protocol):
     """Is notified before a file is deleted."""
 
     def on_messages_deleted(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
-        """Note that the messages [old_min, new_min) of a queue will be deleted with the file."""
+        """Note that the messages [old_min, new_min) of a queue will be deleted with the file.
+
+        The queue already begins at `new_min`.
+        """
         ...
 
     def on_file_deleted(self, file: LogFile, why: str) -> None:
-        """Note that the file will be deleted now.
+        """Note that the file will be deleted now. `why` is the phrase of `DeletionDecision.reason`.
 
-        `on_messages_deleted` was called for all its queues before.
+        `on_messages_deleted` was called before, for each queue that has messages in the file.
         """
         ...
 
@@ -126,9 +131,12 @@ def decide_deletion(
 ) -> DeletionDecision:
     """Decide by disk usage, request and hour which files may be deleted.
 
-    `fullest_percent` is the usage of the fullest disk. A usage equal to a ratio is not above it. A
-    forced deletion needs one of the three reasons as well, as in RocketMQ: if diskMaxUsedSpaceRatio
-    is above diskSpaceCleanForciblyRatio, files are kept until sends are refused.
+    `fullest_percent` is the usage of the fullest disk. A usage equal to a ratio is not above it.
+    `is_manual` says that an administrator has requested the deletion. Expired files may be deleted
+    for one of three reasons: the usage is above diskMaxUsedSpaceRatio, the request, or the hour. A
+    forced deletion (`may_delete_any`) needs one of these reasons too, as in RocketMQ. So if
+    diskMaxUsedSpaceRatio is above diskSpaceCleanForciblyRatio, unexpired files are kept until sends
+    are refused.
     """
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
         why = f"{fullest_percent:.1f} % of the disk are used"
@@ -148,15 +156,20 @@ def expiry_ms(file: LogFile, config: StoreConfig) -> int:
 
 
 def warning_ms(file: LogFile, config: StoreConfig) -> int:
-    """Return the time in ms from which on readers of the file are warned."""
+    """Return the time in ms from which on readers of the file are warned.
+
+    Then `retention_warning_percent` of fileReservedTime have passed.
+    """
     reserved = config.file_reserved_hours * HOUR_MS
     return file.modified_ms + reserved * config.retention_warning_percent // 100
 
 
 def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
-    """Return the earliest time in ms at which the file will be deleted.
+    """Return the earliest time in ms at which the file will be deleted for its age.
 
-    That is when it is expired, and the hour is one of deleteWhen unless the disk allows every hour.
+    That is the time at which it expires, or `now_ms` if it has expired. If that hour is not one of
+    deleteWhen, it is the beginning of the next such hour. If `fullest_percent`, the usage of the
+    fullest disk, is above diskMaxUsedSpaceRatio, every hour is allowed.
     """
     earliest = max(expiry_ms(file, config), now_ms)
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
@@ -205,7 +218,11 @@ class Retention:
         checkpoint_file: CheckpointFile,
         visible_end: Callable[[], int],
     ) -> None:
-        """`visible_end()` returns the position at which the visible part of the log ends."""
+        """Create the clean-up of the store that has this log and these queues. Delete nothing yet.
+
+        `checkpoint_file` says up to where the store is durable, and receives the log's new start.
+        `visible_end()` returns the position at which the visible part of the log ends.
+        """
         self._log = log
         self._queues = queues
         self._files = files
@@ -248,15 +265,17 @@ class Retention:
     def check_disk(self) -> float:
         """Refuse or accept sends, depending on how full the fullest disk is.
 
-        Returns the usage of that disk in percent. This is cheap. Raises OSError.
+        Sends are refused above diskSpaceWarningLevelRatio: `refusal` of the log is set, else it is
+        cleared. Each change is logged. Returns the usage of the fullest disk in percent. This is
+        cheap. Raises OSError.
         """
         fullest = max(self.disk_usages(), key=lambda usage: usage.percent)
-        before, self._log.refusal = self._log.refusal, None
+        previous_refusal, self._log.refusal = self._log.refusal, None
         if fullest.percent > self.config.disk_warning_ratio:
             self._log.refusal = disk_full_error(fullest, self.config)
-            if before is None:
+            if previous_refusal is None:
                 logger.error("sends are now refused: %s", self._log.refusal)
-        elif before is not None:
+        elif previous_refusal is not None:
             logger.warning(
                 "sends are accepted again: %.1f %% of the disk of %s are used",
                 fullest.percent,
@@ -274,13 +293,17 @@ class Retention:
     def removable_end(self) -> int:
         """Return the position before which files may be deleted; 0 if there is no checkpoint yet.
 
-        Readers see beyond such files, and the durable checkpoint is behind them.
+        That is the smaller one of two positions: the visible end of the log, and that of the last
+        checkpoint which this process has written.
         """
         checkpoint = self._checkpoint_file.written
         return 0 if checkpoint is None else min(self._visible_end(), checkpoint.log_offset)
 
     def deletable_files(self) -> Iterator[LogFile]:
-        """Yield the files that may be deleted when they expire, oldest first. Raises OSError."""
+        """Yield the files of the log that may be deleted when they expire, oldest first.
+
+        They end before `removable_end`, so the newest file is never one of them. Raises OSError.
+        """
         end = self.removable_end()
         for segment in self._log.segments:
             if segment.end >= end:
@@ -289,7 +312,10 @@ class Retention:
             yield LogFile(segment.base, segment.end, modified_ms)
 
     def expiring_files(self) -> list[LogFile]:
-        """Return the files of whose deletion readers must be warned. Raises OSError."""
+        """Return the files of whose deletion readers must be warned now, oldest first.
+
+        Their `warning_ms` has come. Raises OSError.
+        """
         now_ms, files = self._clock.now_ms(), []
         for file in self.deletable_files():
             if warning_ms(file, self.config) > now_ms:
@@ -313,13 +339,17 @@ class Retention:
     # --- the run
 
     def request_manual_run(self) -> None:
-        """Let the next runs delete expired files at any hour (DELETE_EXPIRED_COMMITLOG, 329)."""
+        """Let the next 20 runs delete expired files at any hour (DELETE_EXPIRED_COMMITLOG, 329)."""
         self.manual_runs = MANUAL_RUNS
 
     def clean(self, until_s: float = float("inf")) -> Iterator[Step]:
-        """Do one run, in steps for which the caller waits.
+        """Do one run, in steps for which the caller waits (see `Step`).
 
-        Work on queues that is left at the time `until_s` is left for the next run. Raises OSError
+        First removes the files whose removal failed in the last run. Then deletes the oldest files
+        of the log while `decide_deletion` allows it, at most `delete_files_max`, and notifies the
+        observer. Sends are refused or accepted according to the disk's usage. At last deletes files
+        of queues, and calls `on_start_moved`. Stops early if a file cannot be removed. Work on
+        queues is left for the next run when the monotonic clock reaches `until_s`. Raises OSError
         if the disk cannot be read.
         """
         if self._paths_to_remove:
@@ -333,13 +363,13 @@ class Retention:
                 self.config, self.check_disk(), self._clock.now_ms(), is_manual=is_manual
             )
             file = next(self.deletable_files(), None) if decision.may_delete_expired else None
-            if file is None or not (
+            is_deletable = file is not None and (
                 decision.may_delete_any or expiry_ms(file, self.config) <= self._clock.now_ms()
-            ):
+            )
+            if file is None or not is_deletable:
+                # The disk is too full, but even the first file of this run must stay.
                 is_stuck = decision.may_delete_any and not number
-                if (
-                    is_stuck and not self._is_stuck_logged
-                ):  # logged once, until a file may be deleted
+                if is_stuck and not self._is_stuck_logged:  # once, until a file may be deleted
                     logger.warning(
                         "%s, but no file of the log may be deleted: the newest file and files that"
                         " the last checkpoint does not cover must stay",
@@ -362,7 +392,11 @@ class Retention:
         yield from self._clean_queues(until_s)
 
     def _delete_file(self, file: LogFile, why: str) -> Iterator[Step]:
-        """Delete one file of the log, in steps."""
+        """Delete the first file of the log, in steps, as the module describes.
+
+        Moves the first offsets of the queues, notifies the observer, updates log and counters, then
+        removes the file. Does not remove it if the log meanwhile begins at another file.
+        """
         for queue in self._queues_in_slices():
             if queue is None:
                 yield 0.0
@@ -387,7 +421,13 @@ class Retention:
         yield self._remove_files
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
-        """Delete files before the first offsets of their queues, then notify `on_start_moved`."""
+        """Delete files of queues, then call the functions in `on_start_moved`, in steps.
+
+        A queue's file is deleted if all its units are before the queue's first offset. Its last
+        file always stays. Does nothing if this was done for the log's present start, or while a
+        file waits for its removal. Stops at the time `until_s`, or if a file cannot be removed; the
+        next run then continues.
+        """
         start = self._log.start
         if self._paths_to_remove or self._queues_cleaned_for == start:
             return
@@ -408,7 +448,11 @@ class Retention:
         self._queues_cleaned_for = start
 
     def _queues_in_slices(self) -> Iterator[Queue | None]:
-        """Yield all queues, and None whenever the event loop has waited long enough."""
+        """Yield all queues, and None whenever the event loop has waited long enough.
+
+        The consumer then yields a pause. That is after `SLICE_QUEUES_MAX` queues or `SLICE_TIME_S`.
+        Queues may be created and deleted between two items.
+        """
         end_s = self._clock.monotonic_s() + SLICE_TIME_S
         for count, key in enumerate(list(self._queues.by_key), 1):
             queue = self._queues.by_key.get(key)  # None if its topic was deleted in the meantime
@@ -421,9 +465,11 @@ class Retention:
     # --- blocking work, in another thread
 
     def _remove_files(self) -> None:
-        """Remove the noted files from the disk in order, each durably before the next.
+        """Remove the files in `_paths_to_remove` from the disk, each durably before the next.
 
-        A removal that fails is logged and tried again in the next run.
+        Before a file of the log is removed, the log's start is written to the checkpoint file. A
+        removal that fails is logged, and the path and those behind it stay in the list for the next
+        run.
         """
         while self._paths_to_remove:
             path = self._paths_to_remove[0]

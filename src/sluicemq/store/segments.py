@@ -39,8 +39,9 @@ _UNMAPPED_READ_MAX: Final = 4096
 
 
 def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
-    """Return a read-only view of the file, which shows what `pwrite` writes from now on.
+    """Return a read-only view of the first `size` bytes of the file.
 
+    Later calls of `pwrite` change what the view shows. The file may be closed afterwards.
     `is_sparse` says that the file is mostly holes, so that the kernel should not read ahead.
     """
     if (read_view := getattr(file, "read_view", None)) is not None:  # a test double
@@ -95,7 +96,10 @@ class Segment:
         return self.base + self.size
 
     def file(self) -> File:
-        """Return the file, and open it if it is not open."""
+        """Return the open file, for `pread`, `pwrite` and syncs. Opens it if necessary.
+
+        It stays open until `release` or `close`. Raises OSError.
+        """
         file = self._file
         if file is None:
             file = self._file = self._files.open(self.path)
@@ -120,9 +124,10 @@ class Segment:
     def data_view(self, end: int) -> memoryview:
         """Return the file as a read-only view that ends before the hole behind its data.
 
-        The view reaches to offset `end` of the sequence if the file has data up to there. It is
-        never longer than the data, rounded up to pages. So a reader that compares positions with
-        the length of the view never touches the hole, whatever a damaged unit says.
+        The view begins at the file's first byte. It reaches at least to offset `end` of the
+        sequence if the file has data up to there. It is never longer than the data, rounded up to
+        pages. So a reader that compares positions with the length of the view never touches the
+        hole, whatever a damaged unit says.
         """
         if end - self.base > self._data_end:
             self._find_data_end()
@@ -130,11 +135,12 @@ class Segment:
         return view if self._data_end >= self.size else view[: self._data_end]
 
     def safe_view(self, offset: int, size: int) -> tuple[memoryview, int]:
-        """Return a view, and the index in it of the bytes [offset, offset + size) of the sequence.
+        """Return (view, index): the bytes [offset, offset + size) begin at this index of the view.
 
-        The bytes may never have been written. If the file has data up to their end, the view is the
-        map. Otherwise it is a copy made with pread, which reads holes as zeros without allocating
-        pages. The view has fewer bytes at the file's end.
+        The offset is that of the sequence. The bytes may never have been written. If the file has
+        data up to their end, the view is the map of the file. Otherwise it is a copy made with
+        pread, which reads holes as zeros without allocating pages. The view has fewer bytes at the
+        file's end.
         """
         view = self.data_view(min(offset + size, self.end))
         at = offset - self.base
@@ -151,38 +157,46 @@ class Segment:
             return file.pread(size, offset - self.base)
 
     def note_written(self, end: int) -> None:
-        """Note that the bytes before offset `end` of the sequence were written."""
+        """Note that the bytes before offset `end` of the sequence were written.
+
+        Then `data_view` need not ask the file system for the end of the data.
+        """
         if end - self.base > self._data_end:
             self._data_end = -(-(end - self.base) // _BLOCK_BYTES) * _BLOCK_BYTES
 
     def _find_data_end(self) -> None:
-        """Ask the file system where the last data of the file ends."""
+        """Ask the file system where the last data of the file ends, and note that end."""
         with closing(self._files.open(self.path)) as file:
             end = min(self._data_end, self.size)
-            while (start := file.data_start(end)) is not None:
-                following = file.data_end(start)
-                if following <= end:
+            # Go from one range of data to the next, until only a hole follows.
+            while (data_start := file.data_start(end)) is not None:
+                data_end = file.data_end(data_start)
+                if data_end <= end:
                     break
-                end = following
+                end = data_end
         self.note_written(self.base + end)
 
     def view_or_read(self, offset: int, size: int) -> memoryview | bytes:
         """Return `size` bytes at `offset` of the sequence, fewer at the file's end.
 
-        The first small read of a file without a map returns a copy. A map is made when the next
-        read comes soon, because making a map costs more than several reads.
+        The first small read of a file without a map returns a copy. The next read makes a map if
+        it follows soon, that is before the pool has counted as many reads as its capacity. Making a
+        map costs more than several reads. Raises OSError.
         """
         begin = offset - self.base
         if self._view is None and size <= _UNMAPPED_READ_MAX:
             pool = self._files.pool
             before, self._last_read_at = self._last_read_at, pool.next_request()
-            if not before or self._last_read_at - before > pool.capacity:
+            if not before or self._last_read_at - before > pool.capacity:  # not read recently
                 with closing(self._files.open(self.path)) as file:
                     return file.pread(size, begin)
         return self.view()[begin : begin + size]
 
     def release_descriptor(self) -> None:
-        """Drop the map. The next reader makes a new one."""
+        """Drop the map. The next reader makes a new one.
+
+        The `DescriptorPool` calls this when it needs a descriptor: each map occupies one.
+        """
         self._view = None
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -205,10 +219,13 @@ class Segment:
     def zero_range(self, offset: int, end: int | None = None) -> bool:
         """Make the range [offset, end) read as zeros; return whether bytes were changed.
 
-        `end` None means the file's end. Holes stay holes, so this works on a full disk too.
+        Both are offsets of the sequence; `end` None means the file's end. The caller must sync the
+        file if bytes were changed. Holes stay holes, so this works on a full disk too. Raises
+        OSError.
         """
         file = self.file()
-        at, stop = offset - self.base, (self.end if end is None else end) - self.base
+        stop = (self.end if end is None else end) - self.base
+        at = offset - self.base
         changed = False
         while at < stop:
             start = file.data_start(at)
@@ -236,10 +253,10 @@ class Segment:
 def fill_holes(segment: Segment) -> None:
     """Write zeros into the holes between the data of a file, if it is on tmpfs.
 
-    Then no map reads a hole there. Does nothing on other file systems, where reading a hole takes
-    no room. A copy made with `cp --sparse=always` has such holes where message bodies contain
-    zeros. The hole behind the last data stays: see `Segment.data_view`. Raises OSError, for example
-    ENOSPC.
+    Reading such a hole through a map could kill the process (see `Segment.view`). Does nothing on
+    other file systems, where reading a hole takes no room. A copy made with `cp --sparse=always`
+    has such holes where message bodies contain zeros. The hole behind the last data stays: see
+    `Segment.data_view`. Raises OSError, for example ENOSPC.
     """
     file = segment.file()
     if not isinstance(file, SystemFile) or not is_on_tmpfs(segment.path):
@@ -252,9 +269,11 @@ def fill_holes(segment: Segment) -> None:
 
 
 def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Yield (offset, size) of the disk blocks that contain bytes other than zeros.
+    """Yield (offset, size) of the disk blocks in `data` that contain bytes other than zeros.
 
-    `data` are bytes at offset `start` of a file. Such blocks have room on the disk; a hole may not.
+    `data` are the bytes at offset `start` of a file; the yielded offsets are those of the file. A
+    block has 4096 bytes, or fewer where `data` begins or ends within it. These blocks can be
+    overwritten on a full disk, because they are not holes.
     """
     if data == bytes(len(data)):
         return
@@ -267,13 +286,7 @@ def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
 
 
 class SegmentFiles:
-    """The files of one directory, in order. Offsets are those of the whole sequence.
-
-    `size_key` is the name of the setting for the size of the files; errors name it. With
-    `cuts_in_order`, each removal at the end is durable before the next, so that a power loss never
-    leaves a gap. Files that `are_sparse` usually contain little data, and there are many of them:
-    see `map_file`.
-    """
+    """The files of one directory, in order. Offsets are those of the whole sequence."""
 
     __slots__ = (
         "_are_sparse",
@@ -295,6 +308,13 @@ class SegmentFiles:
         cuts_in_order: bool = False,
         are_sparse: bool = False,
     ) -> None:
+        """Create a sequence without files; `load` finds the files in `directory`.
+
+        Each file has `file_bytes` bytes. `size_key` is the name of the setting for this size, which
+        errors name. With `cuts_in_order`, each removal at the end is durable before the next, so
+        that a power loss never leaves a gap. `are_sparse` says that the files usually contain
+        little data, and that there are many of them: see `map_file`.
+        """
         self.files = files
         self._are_sparse = are_sparse
         self._cuts_in_order = cuts_in_order
@@ -327,15 +347,15 @@ class SegmentFiles:
     def load(
         self, *, is_derived: bool = False, removes: bool = True, keeps_open: bool = False
     ) -> None:
-        """Find the files in the directory.
+        """Find the files in the directory; they replace those known before.
 
-        An empty last file is left by a crash that interrupted its creation, and is removed. With
-        `is_derived`, an empty or missing file in the middle ends the sequence, and what follows is
-        removed, because it can be rebuilt. With `removes` False such files are left on disk but
-        ignored. With `keeps_open` the last file stays open for the next read.
+        An empty last file was left by a crash that interrupted its creation. It is removed. With
+        `is_derived`, an empty or missing file in the middle ends the sequence. The files behind it
+        are removed, because they can be rebuilt. With `removes` False the files to remove are left
+        on disk, but ignored. With `keeps_open` the last file stays open for the next read.
 
-        Raises StoreDamagedError if a file has another size than configured, or one is missing in
-        between.
+        Raises StoreDamagedError if a file has another size than configured, or if its base is not a
+        multiple of that size, or if one is missing in between. Raises OSError.
         """
         names = [n for n in self.files.names(self.directory) if is_segment_name(n)]
         found = [self._new_segment(f"{self.directory}/{name}", int(name)) for name in names]
@@ -344,14 +364,9 @@ class SegmentFiles:
             sizes.append(segment.file().size())
             if not keeps_open or segment is not found[-1]:
                 segment.release()
-        keep = len(found)
+        keep = len(found)  # the number of files that form the sequence
         if is_derived:
-            numbered = enumerate(zip(found, sizes, strict=True))
-            is_end = (
-                size == 0 or segment.base != found[0].base + index * self.file_bytes
-                for index, (segment, size) in numbered
-            )
-            keep = next((index for index, ends in enumerate(is_end) if ends), keep)
+            keep = self._count_before_gap(found, sizes)
         elif sizes and sizes[-1] == 0:
             keep -= 1
             logger.warning(
@@ -370,8 +385,22 @@ class SegmentFiles:
             found[keep - 1].release()
             raise
 
+    def _count_before_gap(self, segments: list[Segment], sizes: list[int]) -> int:
+        """Return the number of files before the first empty or missing file; all if there is none.
+
+        `sizes` are the sizes of the files on disk.
+        """
+        for index, (segment, size) in enumerate(zip(segments, sizes, strict=True)):
+            is_next = segment.base == segments[0].base + index * self.file_bytes
+            if size == 0 or not is_next:
+                return index
+        return len(segments)
+
     def _check_next(self, segment: Segment, size: int) -> None:
-        """Raise StoreDamagedError if a file with this size cannot follow the files before it."""
+        """Raise StoreDamagedError if a file with this size cannot follow the files before it.
+
+        That is the case if size or name do not fit the configured size, or if a file is missing.
+        """
         path, base = segment.path, segment.base
         if size != self.file_bytes:
             raise StoreDamagedError(
@@ -397,7 +426,7 @@ class SegmentFiles:
             )
 
     def sizes_on_disk(self) -> list[int]:
-        """Return the sizes of the files on disk, loaded or not."""
+        """Return the sizes of the files on disk, loaded or not, in bytes. Raises OSError."""
         names = self.files.names(self.directory)
         return [self._size_of(name) for name in names if is_segment_name(name)]
 
@@ -415,10 +444,11 @@ class SegmentFiles:
         return segments[index] if 0 <= index < len(segments) else None
 
     def read_last_block(self, unit_bytes: int) -> tuple[int, bytes]:
-        """Read the end of the data in the last file: about 4 KiB, in units of `unit_bytes` bytes.
+        """Read the end of the data in the last file: at most 4 KiB, in units of `unit_bytes` bytes.
 
-        Returns (offset, bytes). The bytes are empty if the file has no data, or if there is no
-        file.
+        Returns (offset, bytes): whole units, and their offset in the sequence. The bytes may end
+        with zeros, because the file system counts data in blocks. They are empty if the file has
+        no data. Returns (0, b"") if there is no file. Leaves the file open. Raises OSError.
         """
         last = self.last
         if last is None:
@@ -428,10 +458,11 @@ class SegmentFiles:
         return last.base + begin, last.read(last.base + begin, end - begin)
 
     def add(self, base: int) -> Segment:
-        """Create the next file. The first file may begin at any multiple of the size.
+        """Create the next file, full of zeros, and return it.
 
-        The caller must sync the directory to make the name durable. If this raises OSError, the
-        file has not been added.
+        `base` must be `end`. The first file may begin at any multiple of the size. The caller must
+        sync the directory to make the name durable. Raises OSError; then the file is not in the
+        sequence, but may exist on disk.
         """
         if self._segments and base != self.end:
             raise OSError(errno.EINVAL, f"the next file begins at {self.end}, not at {base}")
@@ -449,7 +480,8 @@ class SegmentFiles:
     def make_directory(self, touched: list[str]) -> None:
         """Create the directory of a queue, and add the three directories above it to `touched`.
 
-        The caller must sync the directories in `touched`.
+        They are those of the topic, of all queues, and of the store. The caller must sync them,
+        because any of them may be new or have a new entry.
         """
         above = self.directory
         for _ in range(3):
@@ -469,7 +501,10 @@ class SegmentFiles:
         return first.path
 
     def drop_last(self) -> None:
-        """Remove the file that was just added, because it could not be synced."""
+        """Remove the file that was just added, because it could not be synced.
+
+        An error at removing it from the disk is ignored.
+        """
         segment = self._segments.pop()
         segment.close()
         with contextlib.suppress(OSError):
@@ -479,10 +514,12 @@ class SegmentFiles:
         """Remove everything from `offset` on.
 
         Later files are removed, and the rest of the file that contains `offset` reads as zeros.
-        Returns whether something was changed and must be synced. With `keeps_file`, a file that
-        begins at `offset` stays: it will be written again, which costs less than creating it again.
+        Returns whether something was changed; the caller must then sync the last file and the
+        directory. With `keeps_file`, a file that begins at `offset` is zeroed, not removed: it will
+        be written again, which costs less than creating it again. Raises OSError.
         """
         changed = False
+        # `keeps_file` counts as 1: then a file whose base equals `offset` stays.
         while self._segments and self._segments[-1].base >= offset + keeps_file:
             segment = self._segments.pop()
             segment.close()
@@ -495,7 +532,7 @@ class SegmentFiles:
         return changed
 
     def remove_all(self) -> None:
-        """Remove the files and the directory."""
+        """Remove the directory and all files in it, also files of other names. Raises OSError."""
         self.truncate(0)
         for name in self.files.names(self.directory):
             with contextlib.suppress(FileNotFoundError):  # retention may have removed it

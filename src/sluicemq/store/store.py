@@ -63,8 +63,8 @@ VisibleOffsets = list[tuple[str, int, int]]
 class _CommittedGroup(NamedTuple):
     """A committed group of messages that waits for its sync, or for its confirmation by replicas.
 
-    `log_end` is the position at which its records end in the log. `queues` has the new maximum
-    offset of each queue that has messages in the group.
+    `log_end` is the position at which its records end in the log. `queues` contains each queue that
+    has messages in the group, with the offset behind its last one.
     """
 
     log_end: int
@@ -90,9 +90,10 @@ class Store:
         confirmed: int | None = None,
         incarnation: Incarnation | None = None,
     ) -> None:
-        """Load and recover the store. The directory must be locked; `unlock` releases the lock.
+        """Load and recover the store, and create `abort`, which marks it as open.
 
-        See `Store.open` for the other arguments and for errors.
+        Use `Store.open`, which locks the directory before. `unlock()` is called when the store is
+        closed. See `Store.open` for the other arguments and for errors.
         """
         self._config = config
         self._files = files
@@ -196,7 +197,11 @@ class Store:
             raise
 
     def _finish_recovery(self, *, after_crash: bool, was_followed: bool) -> None:
-        """Log what recovery did, and write a checkpoint if a later start depends on it."""
+        """Log what recovery did, and write or request a checkpoint if a later start depends on it.
+
+        A checkpoint is written now for a slave's log, rebuilt queues, or a newer index. After other
+        crashes, the next `tick` begins one. After a clean shutdown there is nothing to write.
+        """
         recovered, now_ms = self.recovered, self._clock.now_ms()
         if now_ms < recovered.store_time_ms:
             warn_clock_went_back(now_ms, recovered.store_time_ms)
@@ -256,11 +261,12 @@ class Store:
         return end
 
     def publish(self, end_offset: int) -> None:
-        """Make all committed messages visible whose records end at `end_offset` or before.
+        """Make all committed messages visible whose records end at position `end_offset` or before.
 
-        Call this with a position that `sync` returned, or, if the store is gated, with the position
-        up to which replicas have the log. Messages that were hidden at the start become visible as
-        well.
+        A commit group becomes visible as a whole. `on_visible` is called once for all groups. Does
+        nothing if no group is complete. Call this with a position that `sync` returned, or, if the
+        store is gated, with the position up to which replicas have the log. Messages that were
+        hidden at the start become visible as well, up to the same position.
         """
         if self._hidden_ends:
             self._publish_hidden(end_offset)
@@ -280,7 +286,9 @@ class Store:
     def hide_unconfirmed(self, confirmed: int) -> None:
         """Hide the messages that recovery found behind the position `confirmed` of the log.
 
-        Call this before any reader uses the store. `confirm` makes the messages visible.
+        Lowers the visible offsets of their queues, and the visible end of the log. Does nothing if
+        the log ends at `confirmed` or before. Call this before any reader uses the store. `confirm`
+        makes the messages visible.
         """
         if confirmed >= self._log.written_offset:
             return
@@ -297,7 +305,11 @@ class Store:
         self.reader.visible_end = end
 
     def _publish_hidden(self, confirmed: int) -> None:
-        """Make the hidden messages visible whose records end at `confirmed` or before."""
+        """Make the hidden messages visible whose records end at position `confirmed` or before.
+
+        Queues without hidden messages left are removed from `_hidden_ends`. `on_visible` is called
+        if messages became visible.
+        """
         end = self.reader.visible_end
         published: list[tuple[Queue, int]] = []
         for queue, limit in list(self._hidden_ends.items()):
@@ -319,9 +331,10 @@ class Store:
         self.make_visible(end, published)
 
     def make_visible(self, end: int, queues: list[tuple[Queue, int]]) -> None:
-        """Make everything before position `end` of the log visible, and notify `on_visible`.
+        """Make everything before position `end` of the log visible, and call `on_visible`.
 
         `queues` contains each queue with new messages, and the offset behind its last visible one.
+        `on_visible` is not called if `queues` is empty.
         """
         self.reader.visible_end = end
         for queue, offset in queues:
@@ -356,7 +369,10 @@ class Store:
 
     @property
     def record_source(self) -> RecordSource:
-        """The log as identities of derived files read it. Any thread may read from it."""
+        """The log as `files.identity` reads it, which checks whether derived files are still valid.
+
+        Any thread may read from it. It returns no bytes for positions that the log does not have.
+        """
 
         def read(position: int, size: int) -> bytes:
             with contextlib.suppress(StoreError):
@@ -386,9 +402,11 @@ class Store:
         return segment, begin, min(begin + size_max, segment.size, end - segment.base)
 
     def start_following(self) -> LogFollower:
-        """Let a master write the log from now on. The writer then refuses messages.
+        """Let a master write the log from now on, and return the receiver of the master's bytes.
 
-        Returns the object that receives the master's bytes. Raises StoreError if the disk fails.
+        Commits what was appended before. The writer then refuses messages, and `abort` says that
+        the store is a slave's. This lasts until the store is closed. Raises StoreError if the disk
+        fails.
         """
         self.commit()
         log, config = self._log, self._config
@@ -409,8 +427,10 @@ class Store:
     def begin_queue(self, topic: str, queue_id: int, offset: int, unit: bytes) -> None:
         """Let a queue whose messages have all expired continue behind `offset`.
 
-        `unit` is the unit of the queue's last message, whose offset is `offset`. Does nothing if
-        the queue already has that offset. The next checkpoint makes the change durable.
+        `unit` is the stored unit, 20 bytes, of the queue's last message, whose offset is `offset`.
+        The queue is created if it does not exist. Does nothing if it already has that offset. The
+        next checkpoint, which the next `tick` begins, makes the change durable. Raises
+        MessageIllegalError if the topic or queue id is invalid, and OSError.
         """
         queue = self._queues.get_or_create((topic, queue_id))
         if queue.next_offset <= offset:
@@ -423,7 +443,9 @@ class Store:
     def begin_log(self, position: int) -> None:
         """Remove all messages, and let the empty log begin at `position`, the beginning of a file.
 
-        Raises StoreError.
+        The log must be a slave's. Removes the files of log, queues, key index and columns, and
+        clears the caches of readers. Then writes a checkpoint, so that the change is durable.
+        Raises StoreError; the log then accepts no more writes.
         """
         log = self._log
         try:
@@ -451,7 +473,9 @@ class Store:
         """Remove from log, queues and indexes everything from position `end` on, durably.
 
         The log must be a slave's. The store becomes empty if `end` is at the log's start or before.
-        Raises StoreError.
+        If readers could see messages behind `end`, their caches are cleared, the columns of the
+        topics are removed, and a warning is logged. Raises StoreError; the log then accepts no more
+        writes.
         """
         log = self._log
         if end <= log.start:
@@ -462,6 +486,7 @@ class Store:
             return
         try:
             self._checkpoints.write_now()
+            # Find the end and the store time of the last record before `end`.
             last = self._queues.find_last_unit(end)
             start = log.start if last is None else max(last.physical_offset, log.start)
             records_end, time_ms = start, 0
@@ -469,6 +494,7 @@ class Store:
                 records_end, time_ms = records.end, records.store_time_ms
             if (skipped := log.skip_blank(records_end)) <= end:
                 records_end = skipped
+            # This checkpoint is valid before and after the truncation: see `follow`.
             with self._checkpoints.lock:
                 values = records_end, *self._queues.digest(end), time_ms
                 index_values = self.keys.mark_after_truncation(records_end)
@@ -512,8 +538,10 @@ class Store:
     def tick(self) -> bool:
         """Write queue files, create the next log file, and begin checkpoints, each when it is time.
 
-        The broker calls this on a timer. Returns whether `sync` is due by the rules of ASYNC_FLUSH
-        (spec/store.md §8), or because a checkpoint is due.
+        Also lets the key index do its periodic work. The broker calls this on a timer. Returns
+        whether the caller must call `sync` now: `flush_interval_ms` have passed since the last
+        time, and a checkpoint is due, or enough pages are not synced, or any bytes are not synced
+        for `flush_thorough_interval_ms` (the rules of ASYNC_FLUSH, spec/store.md §8).
         """
         now, config = self._clock.monotonic_s(), self._config
         self.keys.tick(self.writer.last_time_ms)
@@ -555,8 +583,9 @@ class Store:
     def expired_queues(self) -> list[tuple[str, int, int, bytes]]:
         """Return the queues whose messages have all expired, with the unit of their last message.
 
-        Each item is (topic, queue id, offset of the last message, its unit). No other file says at
-        which offset such a queue continues. Any thread may call this. Raises OSError.
+        Each item is (topic, queue id, offset of the last message, its stored unit of 20 bytes).
+        Only the files of such a queue say at which offset it continues. They are read from disk.
+        Any thread may call this. Raises OSError.
         """
         path, size = self._config.consume_queue_path, self._config.consume_queue_file_bytes
         return expired_units(self._files, path, size, self._log.start)
@@ -582,8 +611,9 @@ class Store:
     def committed_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
         """Return up to `count` units of a queue from `offset` on, as they are stored.
 
-        Includes messages that are not visible yet. Returns fewer units where a file ends, and none
-        where the queue has none.
+        Includes messages that are not visible yet. Returns fewer units where a file ends; call
+        again with the next offset. Returns an empty sequence if the queue does not exist, or has no
+        committed message at `offset`.
         """
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.committed_offset:
@@ -627,7 +657,7 @@ class Store:
         return (topic, queue_id) in self._queues.by_key
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return (topic, queue id) of all queues."""
+        """Return (topic, queue id) of all queues, in no particular order."""
         return list(self._queues.by_key)
 
     @property

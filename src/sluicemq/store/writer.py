@@ -84,10 +84,10 @@ class Writer(TurnState):
         time_ms: int,
         known_keys: KnownKeys,
     ) -> None:
-        """`time_ms` is the store time of the last record in the log (0 if there is none).
+        """Create a writer that appends at the end of `log`. Both log and queues must be loaded.
 
-        `known_keys` receives the message keys of batches, so that the key index need not read them
-        again.
+        `time_ms` is the store time of the last record in the log (0 if there is none). `known_keys`
+        receives the message keys of batches, so that the key index need not read them again.
         """
         self._log = log
         self._queues = queues
@@ -112,7 +112,11 @@ class Writer(TurnState):
         self.touched: list[Queue] = []
 
     def continue_at_log_end(self) -> None:
-        """Append the next record at the log's end. Call this when that end has changed."""
+        """Append the next record at the log's end. Call this when that end has changed.
+
+        Also finds out where the last file has no more room for records (`room_end`). There must be
+        no group that is not committed.
+        """
         log = self._log
         self.position = self.turn_start = log.written_offset
         # Each record ends at least 8 bytes before the end of its file.
@@ -139,10 +143,14 @@ class Writer(TurnState):
     ) -> tuple[int, int]:
         """Append a message to the current commit group; return (position in the log, queue offset).
 
-        `body` must not change before `commit`. `properties` and the hosts must be encoded already;
-        the bits of `sys_flag` for IPv6 hosts are set from the lengths of the hosts. Raises
-        MessageIllegalError if the message exceeds a limit, and StoreError if the store accepts no
-        writes. Then nothing has changed.
+        HOT. The queue is created if it does not exist. The first message of a group begins the
+        group. Nothing is written before `commit`, and `body` must not change before that.
+        `properties` and the hosts must be encoded already; the bits of `sys_flag` for IPv6 hosts
+        are set from the lengths of the hosts. A prepared or rolled-back message gets no unit, and
+        its queue offset is 0.
+
+        Raises MessageIllegalError if the message exceeds a limit, and StoreFullError or StoreError
+        if the store accepts no writes. Then no message was appended.
         """
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
@@ -201,8 +209,8 @@ class Writer(TurnState):
     def delay_last_message(self, topic: str, queue_id: int, delay_ms: int) -> int:
         """Make the message that was just appended to a queue due `delay_ms` after its store time.
 
-        Its unit then contains the due time in place of a tag code (spec/delivery.md §1). Returns
-        the due time in ms.
+        Overwrites the tag code of its unit, which is not written yet, with the due time
+        (spec/delivery.md §1). Returns the due time in ms.
         """
         due_ms = self.now_ms + delay_ms
         tail = self.by_key[topic, queue_id].tail
@@ -210,9 +218,11 @@ class Writer(TurnState):
         return due_ms
 
     def begin_group(self) -> None:
-        """Begin a commit group: check that the log accepts writes, and set its store time.
+        """Begin a commit group: check that the log accepts writes, and set the group's store time.
 
-        Raises StoreFullError or StoreError if the log accepts no messages.
+        The store time (`now_ms`) is the clock's, or the last one while the clock is up to a minute
+        behind it. A larger step back is logged. Raises StoreFullError or StoreError if the log
+        accepts no messages, or if a master writes it.
         """
         log = self._log
         if log.failure is not None or log.refusal is not None:
@@ -243,8 +253,9 @@ class Writer(TurnState):
     ) -> tuple[list[int], int]:
         """Append all messages of a batch to the commit group, in one file (spec/store.md §2.5).
 
-        Returns their positions in the log, and the queue offset of the first one. Raises the errors
-        of `append`; then none of the messages is appended.
+        `parts` are the messages; the other arguments, which all messages share, are those of
+        `append`. Returns (positions in the log, queue offset of the first message); the others have
+        the following offsets. Raises the errors of `append`; then none of the messages is appended.
         """
         queue = self._queues.get_or_create((topic, queue_id))
         if self._adds_checksum:
@@ -309,10 +320,12 @@ class Writer(TurnState):
         reconsume_times: int = 0,
         prepared_offset: int = 0,
     ) -> tuple[list[int], int]:
-        """Append messages with IPv6 hosts, checksums or transaction flags, using the record codec.
+        """Append messages in uncommon forms (IPv6 hosts, checksums, transactions) by the codec.
 
-        Returns what `append_batch` returns. Prepared and rolled-back messages are not in any queue,
-        and their queue offset is 0.
+        `parts` are as in `append_batch`, with room for checksums already. Returns what
+        `append_batch` returns. Prepared and rolled-back messages get no unit, because they are not
+        in any queue, and their queue offset is 0. Raises MessageIllegalError, with nothing
+        appended, for batch records (sysFlag 0x80) and for what exceeds a limit.
         """
         if sys_flag & INNER_BATCH:
             raise MessageIllegalError(
@@ -367,8 +380,9 @@ class Writer(TurnState):
     ) -> tuple["Positions", int]:
         """Append a batch whose messages are columns already (`record.batch_columns`).
 
-        All messages must have IPv4 hosts and valid properties. Returns the positions in the log and
-        the queue offset of the first message. Raises the errors of `append`.
+        All messages must have IPv4 hosts and valid properties, and `can_append_columns` must be
+        true. Their keys are noted for the key index. Returns (positions in the log, queue offset of
+        the first message). Raises the errors of `append`; then no message is appended.
         """
         from sluicemq.record.batch_columns import encode_records  # noqa: PLC0415 - imports NumPy
 
@@ -398,9 +412,10 @@ class Writer(TurnState):
     def _add_records(
         self, queue: Queue, records: Sequence[Any], units: bytes, count: int, end: int
     ) -> int:
-        """Add records that end at position `end`, and their `count` units, to the commit group.
+        """Add encoded records, and their units, to the commit group; return the first queue offset.
 
-        Returns the queue offset of the first one.
+        `records` are byte strings that form the records when joined; they end at position `end` of
+        the log. `units` are `count` joined units. With `count` 0 the queue does not change.
         """
         first = queue.next_offset
         self.parts += records
@@ -420,7 +435,9 @@ class Writer(TurnState):
     def _start_next_file(self, size: int) -> int:
         """Close the current file with a blank record, and return the position of the next file.
 
-        Raises MessageIllegalError if `size` bytes do not fit into any file.
+        The blank record and the parts before it become a piece of the group's write. If the current
+        file is full already, there is no blank record. Raises MessageIllegalError, with nothing
+        changed, if `size` bytes do not fit into any file.
         """
         limit = self._file_bytes - BLANK_BYTES
         if size > limit:
@@ -442,8 +459,11 @@ class Writer(TurnState):
     def commit(self) -> int:
         """Write the commit group to the log, and return the new end of the log.
 
-        `touched` contains the queues with new messages afterwards; the caller clears it. Raises
-        StoreFullError or StoreError; then all messages of the group are discarded.
+        Does nothing but return the end if no message was appended. `touched` contains the queues
+        with new messages afterwards; the caller clears it. Queues with many units in memory are
+        written to their files. If that fails it is only logged, because the units stay in memory.
+        Raises StoreFullError or StoreError if the log cannot be written; then all messages of the
+        group are discarded, and their offsets are free again.
         """
         end = self.position
         if end == self.turn_start:
@@ -479,9 +499,10 @@ class Writer(TurnState):
         return end
 
     def check_sizes(self, body_bytes: int, properties: bytes) -> None:
-        """Raise MessageIllegalError if no record can contain such a body or such properties.
+        """Raise MessageIllegalError if a body of this size or these properties cannot be stored.
 
-        `body_bytes` is the size of the body, `properties` are encoded.
+        The body may be too large, or the encoded properties. Properties that contain many zero
+        bytes, or end with one, would look like a torn write after a crash.
         """
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise MessageIllegalError(
@@ -515,9 +536,10 @@ _NUMBERS: Final = Layout(
 
 
 def _number_error(*numbers: int) -> MessageIllegalError:
-    """Return the error for numbers that do not fit their fields.
+    """Return the error for numbers that do not fit their fields. It names the field and its range.
 
-    `numbers` are the values of the first fields of `_NUMBERS`, in this order.
+    `numbers` are the values of the first fields of `_NUMBERS`, in this order. Missing ones count as
+    0, which always fits.
     """
     padded = (*numbers, *[0] * (len(_NUMBERS.fields) - len(numbers)))
     return MessageIllegalError(
@@ -527,7 +549,7 @@ def _number_error(*numbers: int) -> MessageIllegalError:
 
 
 def warn_clock_went_back(now_ms: int, last_ms: int) -> None:
-    """Log that the clock shows an earlier time than the store time of the newest message."""
+    """Log a warning: the clock shows `now_ms`, but the newest message was stored at `last_ms`."""
     logger.warning(
         "the clock went back to %d ms, but the newest message was stored at %d ms; searching by"
         " time gives wrong results until the clock passes that time (check NTP)",

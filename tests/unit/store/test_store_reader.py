@@ -78,7 +78,7 @@ def test_log_behind_the_queues_is_seen_up_to_the_first_bad_record(bench: Any) ->
 
 
 def test_directory_without_a_log_is_refused(bench: Any) -> None:
-    with pytest.raises(StoreError, match="/store does not exist"):
+    with pytest.raises(StoreError, match=r"/store. does not exist"):
         open_reader(bench)
     bench.files.put("/store/config/topics.json", b"{}")
     with pytest.raises(StoreError, match=r"contains no commit log.*storePathRootDir"):

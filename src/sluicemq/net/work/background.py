@@ -164,6 +164,7 @@ class Background:
         self._is_computing = False
 
     def __len__(self) -> int:
+        """Return the number of work items that have not ended."""
         return len(self._running)
 
     def answer(self, item: WorkItem[Command], command: Command, peer: Peer) -> Command | None:
@@ -234,11 +235,13 @@ class Background:
         self._begin(_RunningItem(item, peer, ended))
 
     def _log_if_slow(self, command: Command, peer: Peer, begin_s: float) -> None:
+        """Log the request if more than the scheduler's `slow_s` have passed since `begin_s`."""
         passed_s = self._clock.monotonic_s() - begin_s
         if passed_s > self._scheduler.slow_s:
             log_slow_request(command.code, peer, passed_s, "in the background")
 
     def _begin(self, running: _RunningItem) -> None:
+        """Register a work item. Run its first slice now if no other is open, else in a round."""
         self._running.add(running)
         self._scheduler.begin_work(running.peer, running.weight)
         if len(self._running) == 1:
@@ -249,13 +252,16 @@ class Background:
     # ------------------------------------------------------------------------ slices and jobs
 
     def _schedule_slice(self, running: _RunningItem) -> None:
+        """Let the scheduler run the next slice, for the item's connection if that is open."""
         peer = running.peer if running.peer is not None and not running.peer.closed else None
         self._scheduler.schedule_slice(peer, partial(self._run_slice, running))
 
     def _run_slice(self, running: _RunningItem) -> None:
         """Run a work item for about `SLICE_S` seconds, or until it ends or yields a job.
 
-        Drop it if its connection is closed.
+        With `offload`, a job runs on another thread, and its end schedules the next slice. Without
+        it the job runs within this slice. An item whose connection is closed is closed, and its
+        `on_end` is not called.
         """
         begin_s = self._clock.monotonic_s()
         if running.peer is not None and running.peer.closed:
@@ -286,13 +292,21 @@ class Background:
             self._schedule_slice(running)
 
     def _end(self, running: _RunningItem, outcome: object, *, is_wanted: bool = True) -> None:
+        """Remove a work item that has ended, and call its `on_end` if `is_wanted`.
+
+        `outcome` is its result or exception.
+        """
         self._running.discard(running)
         self._scheduler.end_work(running.peer, running.weight)
         if is_wanted:
             running.on_end(outcome)
 
     def _start_next_job(self) -> None:
-        """Start the job of the connection that has used the least time, unless a job is running."""
+        """Start the job of the connection that has used the least time, unless a job is running.
+
+        When the job ends, its time is charged to the connection, its result goes to the work item
+        with the next slice, and the next job starts. An exception ends the work item.
+        """
         if self._is_computing or not self._jobs or self.offload is None:
             return
         running, job = min(self._jobs, key=lambda entry: self._scheduler.used_time_s(entry[0].peer))

@@ -63,6 +63,7 @@ class BlockCache:
     """
 
     def __init__(self, bytes_max: int) -> None:
+        """Create an empty cache for blocks with an estimated size of `bytes_max` bytes."""
         self._bytes_max = bytes_max
         self._blocks: OrderedDict[CacheKey, tuple[ColumnBlock, ...]] = OrderedDict()
         self._sizes: dict[CacheKey, int] = {}
@@ -70,12 +71,15 @@ class BlockCache:
         """The estimated size of all blocks in the cache."""
 
     def get(self, key: CacheKey) -> tuple[ColumnBlock, ...]:
-        """Return the blocks of a key in the order of their offsets, () if there are none."""
-        found = self._blocks.get(key)
-        if found is None:
+        """Return the blocks of a key in the order of their offsets, () if there are none.
+
+        The key then counts as used most recently.
+        """
+        blocks = self._blocks.get(key)
+        if blocks is None:
             return ()
         self._blocks.move_to_end(key)
-        return found
+        return blocks
 
     def put(self, key: CacheKey, *blocks: ColumnBlock) -> None:
         """Replace the blocks of a key, and evict others if the cache is too large."""
@@ -124,8 +128,9 @@ class Load:
     """A block that another thread loads, for a reader that needs the offsets [start, end).
 
     `name` and `number` are the name of its file and the number of its block; without a file they
-    are "" and -1. After `run`, `block` is the loaded block, `head` the head of its file if that was
-    read first, and `error` the error of a load that failed.
+    are "" and -1. `block`, `head` and `error` are None before `run`. Afterwards `block` is the
+    whole block, `head` the head of its file if that was read first, and `error` the error of a load
+    that failed.
     """
 
     __slots__ = ("_fetch", "block", "end", "error", "head", "name", "number", "queue", "start")
@@ -139,6 +144,11 @@ class Load:
         name: str = "",
         number: int = -1,
     ) -> None:
+        """Prepare a load. `fetch()` does it, in any thread.
+
+        It returns (block, head of the file). The block is None if it cannot match, and the head is
+        None if it was not read first. It may raise OSError and UntrueFileError.
+        """
         self._fetch = fetch
         self.queue: Final = queue
         self.start = start
@@ -155,9 +165,10 @@ class Load:
         return self.head is not None and self.block is None
 
     def run(self) -> ColumnBlock | None:
-        """Load the block and return the requested rows. Any thread may call this.
+        """Load the block, and return its rows with the offsets [start, end), in any thread.
 
-        Return None if the block cannot be read (`error`) or if it cannot match (`has_no_match`).
+        Sets `block`, `head` and `error`. Returns None if the block cannot be read (then `error` is
+        set) or if it cannot match (`has_no_match`).
         """
         try:
             self.block, self.head = self._fetch()
@@ -226,7 +237,7 @@ class ColumnBlocks:
     def find_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """Return the block that contains a visible offset, from memory or from its file.
 
-        The call waits for the file. Return None if the block is in neither.
+        The call waits for the file, and caches its block. Return None if the block is in neither.
         """
         block, number = self.cached_block(queue, offset), offset // BLOCK_ROWS
         name = self._table(queue).get(number)
@@ -241,7 +252,8 @@ class ColumnBlocks:
     def get_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """Return the block that contains a visible offset. Its rows are decoded if necessary.
 
-        Return None if the rows cannot be read.
+        Then the block is a piece of a slot: its visible rows that are not in memory yet, at most
+        SLOT_ROWS. The piece is cached. Return None if the rows cannot be read.
         """
         block = self.find_block(queue, offset)
         if block is not None:
@@ -278,14 +290,15 @@ class ColumnBlocks:
     ) -> ColumnBlock | Load | None:
         """Return the rows of one block from a visible offset on, at most up to `end`.
 
-        If the rows are not in memory, return a `Load` for another thread. Rows without a file are
-        decoded with only the columns that the filter reads. Return None if the rows cannot be
-        read, or if they must be decoded and there is no filter.
+        If the rows are not in memory, return a `Load` for another thread. With a filter, a load
+        reads the head of a file first, and only that if the block cannot match. Rows without a file
+        are decoded with only the columns that the filter reads, at most PART_ROWS. Return None if
+        the rows cannot be read, or if they must be decoded and there is no filter.
         """
         number, key = offset // BLOCK_ROWS, self._key(queue)
-        known = self.cached_block(queue, offset)
-        if known is not None:
-            return known.slice_offsets(offset, min(known.end, end))
+        cached = self.cached_block(queue, offset)
+        if cached is not None:
+            return cached.slice_offsets(offset, min(cached.end, end))
         name = self._table(queue).get(number)
         if name is None:
             if block_filter is None:
@@ -309,9 +322,11 @@ class ColumnBlocks:
     ) -> "Callable[[], tuple[ColumnBlock | None, BlockHead | None]]":
         """Return a function that reads a file and checks its proofs, in any thread.
 
-        The rows that the proofs are compared with are taken now. With `is_needed`, the function
-        reads the head first, and nothing else if `is_needed` returns False for its statistics. It
-        returns (block or None, head or None), and raises OSError and UntrueFileError.
+        The rows that the proofs are compared with are taken now, because only this thread may read
+        the queue. The proofs of a file are checked once in each run of the process. With
+        `is_needed`, the function reads the head first, and nothing else if `is_needed` returns
+        False for its statistics. It returns (block, head) as `Load` needs them, and raises OSError
+        and UntrueFileError.
         """
         key, offset_min = self._key(queue), queue.offset_min
         location = (self._files, self._directory_of(queue), name)
@@ -372,7 +387,12 @@ class ColumnBlocks:
         return start, min((slot + 1) * SLOT_ROWS, queue.visible_offset)
 
     def accept_load(self, load: Load) -> None:
-        """Cache the result of a finished load, or forget its file if the load failed."""
+        """Cache the result of a finished load, or forget its file if the load failed.
+
+        A forgotten file is logged, `seal_blocks` removes it, and the block is sealed again. Does
+        nothing if the topic was deleted or the file replaced meanwhile. Rows that were decoded
+        without a file are only counted (`rows_decoded`), not cached.
+        """
         queue, block = load.queue, load.block
         key = self._key(queue)
         if self._queues.by_key.get(key) is not queue:
@@ -402,8 +422,8 @@ class ColumnBlocks:
     def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> BlockHead | None:
         """Return the head of the sealed block that contains an offset, None if there is none.
 
-        Only the head of the file is read. With `only_known`, no file is read: return the head only
-        if it is in memory.
+        Only the head of the file is read, and cached. With `only_known`, no file is read: return
+        the head only if it is in memory. Return None also if the file is not valid.
         """
         number = offset // BLOCK_ROWS
         key = (*self._key(queue), number)
@@ -431,7 +451,8 @@ class ColumnBlocks:
     def _table(self, queue: Queue) -> dict[int, str]:
         """Return the names of the files of a queue by the numbers of their blocks.
 
-        The first call for a queue lists its directory.
+        The result is the table itself, not a copy. The first call for a queue lists its directory.
+        Files with other names, or of a block that has a file already, are noted for removal.
         """
         key = (queue.topic, queue.queue_id)
         table = self._tables.get(key)
@@ -452,7 +473,8 @@ class ColumnBlocks:
     def remove_expired(self) -> None:
         """Remove the files and cached blocks of messages that retention has removed.
 
-        Raises OSError.
+        A block is removed when all its rows are before the queue's first offset. The directories of
+        queues that do not exist are removed too. Raises OSError.
         """
 
         def offset_min(key: QueueKey) -> int:
@@ -508,8 +530,9 @@ class ColumnBlocks:
     def seal_blocks(self, topics: Collection[str]) -> Iterator[Step]:
         """Write the files of all complete blocks of some topics, and remove invalid files.
 
-        Yield what the caller must do before it resumes the generator: wait some seconds, or call a
-        job in another thread. Raises OSError; the next call continues with the same block.
+        A block is complete if all its offsets are visible and its last record is synced. Yield what
+        the caller must do before it resumes the generator: wait some seconds, or call a job in
+        another thread. Raises OSError; the next call continues with the same block.
         """
         for key in list(self._queues.by_key):
             queue = self._queues.by_key.get(key)
@@ -535,7 +558,11 @@ class ColumnBlocks:
                 self._sealed_to[key] = number
 
     def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
-        """Make the file of one block, and yield steps as `seal_blocks` does."""
+        """Make the file of one block, and yield steps as `seal_blocks` does.
+
+        The slots of the block are taken from the cache or decoded, one for each job, then written.
+        If retention has removed some of the rows, there is no file.
+        """
         start, stop = max(number * BLOCK_ROWS, queue.offset_min), (number + 1) * BLOCK_ROWS
         if self.sealer is not None:
             yield from self._seal_in_process(self.sealer, queue, number, start, stop)
@@ -571,7 +598,11 @@ class ColumnBlocks:
     def _seal_in_process(
         self, sealer: "Sealer", queue: Queue, number: int, start: int, stop: int
     ) -> Iterator[Step]:
-        """Let the sealer make the file of the rows [start, stop); it needs only their units."""
+        """Let the sealer make the file of the rows [start, stop), and yield steps.
+
+        The sealer's process needs only their units. If retention has removed some of the rows,
+        there is no file.
+        """
         starts, units = [], []
         for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
             found = read_units(queue, max(at, start), at + SLOT_ROWS)
@@ -600,7 +631,10 @@ class ColumnBlocks:
         self._add_sealed(queue, number, made[0])
 
     def _add_sealed(self, queue: Queue, number: int, made: SealedFile) -> None:
-        """Register a new file, and drop the slots that it replaces from the cache."""
+        """Register a new file, and replace its slots in the cache by its block, if that is known.
+
+        If the topic was deleted meanwhile, only note the file for removal.
+        """
         path = f"{self._directory_of(queue)}/{made.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:
             self._to_remove.append(path)  # the topic was deleted meanwhile

@@ -49,6 +49,10 @@ class PropertyColumns:
     def __init__(
         self, config: StoreConfig, files: Files, clock: Clock, log: CommitLog, queues: ConsumeQueues
     ) -> None:
+        """Create the columns of the store with this log and these queues; load and read nothing.
+
+        `clock` measures for how long columns have been requested, and the pause after a failure.
+        """
         self._config = config
         self._files = files
         self._log = log
@@ -77,7 +81,8 @@ class PropertyColumns:
     def request_columns(self, topic: str) -> None:
         """Request the columns of a topic from now on, because it is filtered by properties.
 
-        The caller of `seal_blocks` loads what the columns need.
+        `seal_blocks` then makes the files of the topic. A second request changes nothing. The call
+        loads nothing: the owner calls `warm_up` when `has_work` and not `is_loaded`.
         """
         self._requested.setdefault(topic, self._clock.monotonic_s())
 
@@ -86,7 +91,8 @@ class PropertyColumns:
     def scan_for(self, topic: str) -> "ColumnScan | None":
         """Return the filtering by columns for a topic. None means that records must be read.
 
-        Columns of the topic are requested, and pyarrow is loaded if `loads_on_first_use`.
+        It is None if columns are off, if pyarrow is missing, or until `warm_up` was called. The
+        call requests the columns of the topic, and calls `warm_up` if `loads_on_first_use`.
         """
         if self.is_off:
             return None
@@ -98,6 +104,7 @@ class PropertyColumns:
 
     @property
     def _blocks(self) -> "ColumnBlocks | None":
+        """The blocks of the store; None until NumPy and pyarrow are loaded."""
         return None if self.scan is None else self.scan.blocks
 
     def iter_blocks(
@@ -110,10 +117,14 @@ class PropertyColumns:
     ) -> "Iterator[ColumnBlock] | None":
         """Return an iterator over blocks with the visible messages of a queue in [start, end).
 
-        The blocks are in order. Return None if there are no columns, because they are off or
-        pyarrow is missing. Rows that are not in files are decoded, 4,096 for each block, so the
-        caller should let other work run between two blocks. Removed rows are left out. With a
-        filter, sealed blocks that cannot match are left out too.
+        The blocks are in order. Each is cut to the range. Rows that are not in files are decoded,
+        at most 4,096 for each block, so the caller should let other work run between two blocks.
+        Rows that retention has removed are left out. With a filter, sealed blocks that cannot match
+        are left out too. The iteration ends early where rows cannot be read.
+
+        The iterator is empty if the queue does not exist. Return None instead of an iterator if
+        there are no columns, because they are off or pyarrow is missing. The call requests the
+        columns of the topic, and loads pyarrow.
         """
         scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
         if scan is None:
@@ -138,9 +149,10 @@ class PropertyColumns:
     ) -> "Iterator[ColumnBlock | Load] | None":
         """Return an iterator over blocks as `iter_blocks` does, but without waiting for a load.
 
-        For rows that are not in memory, the iterator yields a `Load`. Another thread may call its
-        `run`, and afterwards `accept_load` must be called. The iteration ends early where rows
-        cannot be read. Return None if there are no columns.
+        For rows that are not in memory, the iterator yields a `Load` instead of a block. Another
+        thread may call its `run`, and afterwards `accept_load` must be called. A block or `Load`
+        contains rows that the caller must still filter. The iteration ends early where rows cannot
+        be read. Return None if there are no columns, as `iter_blocks`.
         """
         scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
         if scan is None:
@@ -183,7 +195,9 @@ class PropertyColumns:
     def make_block_builder(self, units: bytes) -> "Callable[[], ColumnBlock] | None":
         """Return a function that makes a block of the messages of any units of a queue.
 
-        The function may be called in any thread. Return None if columns are not loaded.
+        `units` are joined stored units, which need not be adjacent in the queue. The offsets of the
+        block count from 0. The function may be called in any thread. Return None if columns are not
+        loaded.
         """
         if self.scan is None:
             return None
@@ -209,7 +223,10 @@ class PropertyColumns:
         return bool(self._requested) or self._start_moved or self._config.columns_mode == "always"
 
     def warm_up(self) -> None:
-        """Load NumPy and pyarrow. Any thread may call this."""
+        """Load NumPy and pyarrow, and create `scan`. Any thread may call this.
+
+        Do nothing if `is_loaded`. If pyarrow is missing, log that once, and never try again.
+        """
         with self._lock:
             if self.is_loaded:
                 return
@@ -233,8 +250,10 @@ class PropertyColumns:
     def seal_blocks(self, after_s: float = 0.0) -> "Iterator[Step]":
         """Seal blocks of the topics that were requested at least `after_s` seconds ago.
 
-        Yield what the caller must do, as `ColumnBlocks.seal_blocks`. Raises OSError; then nothing
-        is sealed for RETRY_S.
+        In mode `always`, those of all topics. Before that, files of messages that retention has
+        removed are deleted. Yield what the caller must do, as `ColumnBlocks.seal_blocks`: a pause
+        in seconds, or a job for another thread. Do nothing until columns are loaded, while sends
+        are refused because the disk is full, and for RETRY_S after a failure. Raises OSError.
         """
         blocks = self._blocks
         if blocks is None:
@@ -259,7 +278,11 @@ class PropertyColumns:
         self._retry_s = 0.0
 
     def start_moved(self, log_start: int) -> None:
-        """Note that retention has removed the first files of the log, for `seal_blocks`."""
+        """Note that retention has removed the first files of the log.
+
+        The next `seal_blocks` then removes the expired files of columns, if there are any.
+        `log_start`, the log's new start, is not used: the first offsets of the queues say more.
+        """
         self._start_moved = self._blocks is not None or self._files.exists(self._directory)
 
     def close(self) -> None:
@@ -268,7 +291,10 @@ class PropertyColumns:
             self.sealer.close()
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the columns of a deleted topic and remove their files."""
+        """Forget the columns of a deleted topic and remove their files.
+
+        An error at removing files is only logged. If there are files, pyarrow is loaded.
+        """
         self._requested.pop(topic, None)
         if self.scan is not None:
             self.scan.forget_topic(topic)

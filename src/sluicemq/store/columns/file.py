@@ -138,7 +138,8 @@ def select_fitting_columns(
 ) -> tuple[dict[str, Any], frozenset[str]]:
     """Return (arrays, dropped): the smallest columns that fit in `bytes_max` bytes together.
 
-    `dropped` contains the names of the others.
+    `arrays` maps the names of properties to Arrow arrays, in the order of the argument. `dropped`
+    contains the names of the others.
     """
     sizes = {name: array.nbytes for name, array in arrays.items()}
     left_bytes, dropped = bytes_max, set()
@@ -151,7 +152,12 @@ def select_fitting_columns(
 
 
 def encode_block(sealed: SealedBlock) -> bytes:
-    """Return the content of the file of a block, whose columns must be `ArrowColumns`."""
+    """Return the content of the file of a block, whose columns must be `ArrowColumns`.
+
+    That is an Arrow IPC file. The JSON in its metadata has the keys version, topic, queue_id,
+    first_offset, rows, excluded (names of properties without a column), odd (rows that need the
+    record), proofs, and stats: property name -> [has_null, values or null, low, high].
+    """
     block = sealed.block
     assert isinstance(block.columns, ArrowColumns)
     arrays = block.columns.arrays
@@ -224,7 +230,8 @@ def _parse_metadata(schema: Any) -> dict[str, Any]:
 def decode_block_head(data: bytes) -> BlockHead:
     """Return the head in the first bytes of a file, which must contain the whole schema.
 
-    Raises UntrueFileError if they are damaged or have another format.
+    The head is all that `encode_block` writes as JSON. Raises UntrueFileError if the bytes are
+    damaged or have another format.
     """
     try:
         about = _parse_metadata(pa.ipc.read_schema(pa.BufferReader(data[8:])))
@@ -253,9 +260,9 @@ def check_proofs(
 ) -> None:
     """Raise UntrueFileError if a block was not made of the present messages.
 
-    `key` is the topic and queue id. `evidence` contains the present rows of each proof by their
-    first queue offset, None if not all of their units exist. Rows below `offset_min` were removed
-    and are not compared.
+    `key` is the (topic, queue id) to which the block must belong. `evidence` maps the first queue
+    offset of each proof to the present rows, or to None if not all of their units exist. Proofs
+    whose rows are all below `offset_min` are not compared, because retention has removed the rows.
     """
     block = sealed if isinstance(sealed, BlockHead) else sealed.block
     if (sealed.topic, sealed.queue_id) != key:
@@ -271,9 +278,9 @@ def check_proofs(
 
 
 def write_file(files: Files, directory: str, first_offset: int, data: bytes) -> str:
-    """Write a file in a directory, durably, and return its name.
+    """Write the content `data` of a block's file durably, and return the name of the file.
 
-    Raises OSError; then there is no complete file.
+    Creates the directory if it does not exist. Raises OSError; then there is no complete file.
     """
     name = file_name(first_offset, data)
     unfinished = f"{directory}/{name}{UNFINISHED}"
@@ -376,7 +383,11 @@ class SourceRows:
         return build_block(self.start, self.positions, self.sizes, self._pieces, columns_max)
 
     def columns_of(self, names: frozenset[str]) -> ColumnBlock:
-        """Return a block with the columns of these names, whatever number of values they have."""
+        """Return a block with the columns of the properties `names`.
+
+        Unlike `all_columns`, this does not leave out columns that have too many different values. A
+        name without a column is a property that no row has.
+        """
         found = self._compiled_columns_of(names)
         if found is None:
             found = build_block(self.start, self.positions, self.sizes, self._pieces, names=names)
@@ -419,21 +430,28 @@ class SourceRows:
         return int(self.sizes[self.sizes != BLANK_SIZE].sum())
 
     def compute_proof(self) -> int:
-        """Return the checksum of the units, and of the record of the last one if it exists."""
+        """Return a CRC-32 of the units, continued over the record of the last unit if it exists.
+
+        The record distinguishes logs whose units happen to be equal.
+        """
         position, size = int(self.positions[-1]), int(self.sizes[-1])
-        known = zlib.crc32(self.units)
+        crc = zlib.crc32(self.units)
         for base, data in self._pieces if RECORD_BYTES_MIN <= size < BLANK_SIZE else ():
             if base <= position <= base + len(data) - size:
-                return zlib.crc32(data[position - base :][:size].data, known)
-        return known
+                return zlib.crc32(data[position - base :][:size].data, crc)
+        return crc
 
 
 def _column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+    """Return a column whose row i has the value `values[codes[i]]`, or none if the code is -1."""
     return Column(codes, Values(values))
 
 
 def _deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
-    """Return a column with each value once. Different bytes may be decoded to equal strings."""
+    """Return what `_column` returns, but with each value once.
+
+    Different bytes may have been decoded to equal strings, so `values` may contain duplicates.
+    """
     code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
     new_codes = [*(code_of[value] for value in values), -1]  # the last one is for the code -1
     return Column(np.array(new_codes, np.int32)[codes], Values(code_of))
@@ -561,7 +579,10 @@ class _LogFiles:
         self._known: dict[str, memoryview] = {}
 
     def pieces(self, job: SealJob, units: bytes) -> list[LogPiece]:
-        """Return the existing files of the log that contain the records of some units."""
+        """Return the existing files of the log that contain the records of some units.
+
+        They are mapped, and those that were mapped first are dropped if there are too many.
+        """
         found = []
         for number in log_file_numbers(units, job.log_file_bytes):
             base = number * job.log_file_bytes

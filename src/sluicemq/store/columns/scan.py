@@ -154,14 +154,17 @@ class ColumnScan:
     """
 
     def __init__(self, blocks: ColumnBlocks, clock: "Clock") -> None:
+        """Create a scan without cached results. `clock` limits the time of each call."""
         self.blocks = blocks
         self._clock = clock
         self._heads: OrderedDict[tuple[int, int], tuple[BlockFilter, BlockHead, bool]] = (
             OrderedDict()
         )
+        """By filter and head: both, and whether the block may match."""
         self._candidates: OrderedDict[
             tuple[int, int], tuple[BlockFilter, ColumnBlock, Candidates]
         ] = OrderedDict()
+        """By filter and block: both, and the candidates in the block."""
         self._last_ranges: OrderedDict[tuple[int, str, int], ScannedRange] = OrderedDict()
         """The range that was read last, by filter and queue."""
         self._parts: OrderedDict[tuple[int, str, int, int], ScannedRange] = OrderedDict()
@@ -172,7 +175,7 @@ class ColumnScan:
         )
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the ranges of a deleted topic, whose queues may get other messages."""
+        """Forget the ranges of a deleted topic, because its queues may get other messages."""
         for key in [key for key in self._last_ranges if key[1] == topic]:
             del self._last_ranges[key]
         for part in [key for key in self._parts if key[1] == topic]:
@@ -190,9 +193,11 @@ class ColumnScan:
     ) -> int:
         """Collect matches among the queue offsets [offset, end) with `gather`.
 
-        Return the offset at which to continue. `select` chooses among units by their records.
-        `weight` is the weight of the filter if an evaluation that takes long may be postponed
-        (`gather.postponed`), else 0.
+        Return the offset at which to continue: `end`, or earlier if the time or the number of
+        records is used up, `gather` has no more room, or the queue lacks units
+        (`gather.is_missing`). Also sets `gather.is_filter_reliable`. `select` chooses among units
+        by their records. `weight` is the weight of the filter if an evaluation that takes long may
+        be postponed (`gather.postponed`), else 0.
         """
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
@@ -237,10 +242,11 @@ class ColumnScan:
     def at(
         self, queue: Queue, block_filter: BlockFilter, position: int, end: int, grown: int
     ) -> ChunkHits | None:
-        """Return the matches around an offset, in the form of `bulk.TagHits.at`.
+        """Return the matches in a chunk of units that contains offset `position`. HOT.
 
-        Return None if no read has found them yet, or if records must be read to decide. The method
-        is called for every pull.
+        The arguments are those of `bulk.TagHits.at`, which it replaces for filters on properties;
+        `end` and `grown` are not used. Return None if no read has evaluated the filter there yet,
+        or if records must be read to decide.
         """
         del end, grown
         key = (id(block_filter), *queue.key)
@@ -274,10 +280,10 @@ class ColumnScan:
     def is_match(
         self, block_filter: BlockFilter, queue: Queue, offset: int, select: UnitSelector
     ) -> bool:
-        """Return whether the message at an offset matches.
+        """Return whether the message at an offset matches. HOT: called for every pull.
 
-        The record is read only if the offset is outside the range that was read last, or if that
-        range requires it. The method is called for every pull.
+        The cached range that was read last answers if it contains the offset. The record is read
+        with `select` only if the range does not contain it, or says that the record decides.
         """
         found = self._last_ranges.get((id(block_filter), *queue.key))
         if found is None or found.queue is not queue or not found.start <= offset < found.stop:
@@ -301,11 +307,13 @@ class ColumnScan:
         rows_min: int = 1,
         weight: int = 0,
     ) -> ScannedRange | None:
-        """Return the range around a visible offset with the candidates of a filter.
+        """Return the range around a visible offset with the candidates of a filter. HOT.
 
-        Return None if fewer than `rows_min` rows would have to be decoded for it, because reading
-        their records is faster. Raises PostponedError if the evaluation of a filter of this weight
-        takes long. The method is called for every pull.
+        The range is, in this order of preference, the last one of filter and queue, another cached
+        one, the sealed block if it cannot match, a block in memory or in a file, or rows that are
+        decoded now. Return None if fewer than `rows_min` rows would have to be decoded, because
+        reading their records is faster, or if the rows cannot be read. Raises PostponedError if the
+        evaluation of a filter of this weight takes long.
         """
         key = (id(block_filter), *queue.key)
         last = self._last_ranges.get(key)
@@ -343,7 +351,10 @@ class ColumnScan:
         return self._keep_part(find())
 
     def _keep_part(self, found: ScannedRange) -> ScannedRange:
-        """Keep a decoded range for this reader, and for others with the same filter."""
+        """Cache a decoded range, for this reader and others with the same filter, and return it.
+
+        The ranges that were cached first are dropped if there are too many.
+        """
         key = (id(found.block_filter), *found.queue.key, found.start)
         if (old := self._parts.pop(key, None)) is not None:
             self._parts_rows -= _weight(old)
@@ -385,9 +396,10 @@ class ColumnScan:
     def find_candidates(
         self, block_filter: BlockFilter, block: ColumnBlock, weight: int = 0
     ) -> Candidates:
-        """Return the candidates of a filter in a block.
+        """Return the candidates of a filter in a block, from the cache if they are there.
 
-        Raises PostponedError if the evaluation of a filter of this weight takes long.
+        Raises PostponedError if the evaluation of a filter of this weight takes long. Its work
+        evaluates the filter, and caches the result.
         """
         key = (id(block_filter), id(block))
         known = self._candidates.get(key)
@@ -407,7 +419,10 @@ class ColumnScan:
 
 
 def _evaluate(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
-    """Return the candidates of a filter in a block."""
+    """Return the rows of a block that match, or that need their record to decide.
+
+    The candidates are sure if no row needs its record and no evaluation failed.
+    """
     verdicts = block_filter.verdicts(block)
     needs_record = verdicts == _NEEDS_RECORD
     if not needs_record.any():
@@ -427,9 +442,10 @@ def _choose(
 ) -> tuple[Iterable[int], Units, int]:
     """Choose matches among units, of which the first one is row `first` of the candidates.
 
-    Return (rows, units, records): the chosen rows, counted from the first unit; the units that were
-    processed, which may be fewer; and the number of records that this reads at most. At most
-    `room` + 1 rows are chosen, or `records` records read. The function is called for every pull.
+    Return (rows, units, records_read). `rows` are the matches, counted from the first unit. `units`
+    are the units among which they were chosen: fewer than given if more than `records` records
+    would have to be read. `records_read` is the number of records that were read. At most `room` +
+    1 rows are returned if no record is read. HOT: called for every pull.
     """
     end = first + len(units) // UNIT_BYTES
     if candidates.needs_record is None:
@@ -453,7 +469,11 @@ def _choose(
 def _filter_by_records(
     rows: list[int], needs_record: list[bool], units: Units, select: UnitSelector
 ) -> list[int]:
-    """Return `rows` without those that need their record and do not match."""
+    """Return `rows` without those that need their record and do not match.
+
+    `rows` are indices in `units`, and `needs_record` says for each whether its record decides.
+    `select` reads these records.
+    """
     undecided = list(compress(rows, needs_record))
     their_units = [units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in undecided]
     matching = {undecided[index] for index in select(b"".join(their_units))}
@@ -590,7 +610,11 @@ class RangeScan:
     def _choose_by_columns(
         self, columns: ColumnScan, select: UnitSelector, units: Units, offset: int
     ) -> Positions:
-        """Return the indices of the matching units, in ascending order."""
+        """Return the indices of the matching units, in ascending order.
+
+        `offset` is the queue offset of the first unit. `columns` decides; where it cannot, `select`
+        reads the records.
+        """
         block_filter = cast(
             "ColumnFilter", self._filter
         ).vectorised  # `column_scan` checked the type
@@ -617,7 +641,11 @@ class RangeScan:
         return np.array(found, np.int64)
 
     def _places_in_file(self, rows: _Rows) -> Iterator[RecordPlaces]:
-        """Verify the records of rows that are in one file of the log, and yield their positions."""
+        """Verify the records of rows that are in one file of the log, and yield their positions.
+
+        Each item has at most RANGE_BYTES of records, or one record. Missing and damaged records are
+        counted or raised as `iter_places` says.
+        """
         log, position = self._log, int(rows.positions[0])
         segment = log.segments.at(position)
         try:

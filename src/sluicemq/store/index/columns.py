@@ -98,11 +98,11 @@ class KeyColumns(NamedTuple):
 
 
 def find_record_starts(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
-    """Return the indexes at which the records of a log file begin, and the index after them.
+    """Return (starts, end): the indexes at which records of a log file begin, and the index after.
 
     `view` is the file, and a record begins at index `at`. The records that begin before `stop` are
-    found. After a blank record, or bytes that are not a record, the second result is the end of the
-    file.
+    found. `end` is the index at which the next call must continue: behind the last record, or the
+    end of the file if a blank record or bytes that are not a record follow. The latter are logged.
     """
     found = np.empty(0, np.int64)
     if stop - at >= _FAST_BYTES:
@@ -129,9 +129,10 @@ def find_record_starts(view: memoryview, at: int, stop: int) -> tuple[Positions,
 
 
 def read_keys(view: memoryview, at: int, stop: int) -> tuple[KeyColumns, Positions, int]:
-    """Return the keys of the records in a log file, from index `at` on.
+    """Return (keys, starts, end) of the records in a log file that begin in [at, stop).
 
-    The other results are those of `find_record_starts`. Uses compiled code if it is installed.
+    `starts` and `end` are those of `find_record_starts`. The numbers in `keys.records` are indices
+    in `starts`. Uses compiled code if it is installed.
     """
     found = None if engine.keys is None else engine.keys.read(view, at, stop)
     if found is None:
@@ -202,10 +203,10 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
 
 
 def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns | None:
-    """Return the keys of a batch that is appended at `stored_ms`.
+    """Return the keys of a batch of `topic` that is appended at `stored_ms`.
 
-    Return None if they must be read from the log: the batch has no table of its properties, or a
-    message in it is not plain.
+    Return None if they must be read from the log: the batch has no table of its properties, or the
+    keys of a message in it are not plain (empty, repeated, not ASCII, or rolled back).
     """
     table = batch.table
     if table is None or any(name in batch.properties_suffix for name in _NAMES):
@@ -251,9 +252,10 @@ def _prefix(topic: str) -> int:
 def _hashes(
     flat: Bytes, keys: _Keys, prefixes: NDArray[np.uint32]
 ) -> tuple[NDArray[np.uint32], Mask]:
-    """Return the hashes of keys that follow `prefixes`, and which keys are odd.
+    """Return (hashes, is_odd): the hashes of `topic#key` for each key, and which keys are odd.
 
-    The hash of an odd key is not valid.
+    `prefixes` are the hashes of `topic#`, one for each key or one for all. The hash of an odd key
+    is not valid: `hash_keys` must compute it.
     """
     sizes = keys.ends - keys.starts
     hashes, is_odd = java_hashes(flat, keys.starts, sizes)
@@ -268,10 +270,11 @@ def _signed(hashes: NDArray[np.uint32]) -> Numbers:
 
 
 def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[Bytes, _Keys]:
-    """Return the flat matrix of properties, and the intervals of all keys in it.
+    """Return (flat, keys): the flat matrix of properties, and the intervals of all keys in it.
 
-    The properties of row i are the `sizes[i]` bytes at index `starts_in_raw[i]`. The keys of a row
-    are its unique key, then the words of KEYS.
+    The properties of row i are the `sizes[i]` bytes at index `starts_in_raw[i]` of `raw`. The keys
+    of a row are its unique key, then the words of KEYS. If a property is repeated in a row, its
+    last value counts.
     """
     # One byte for the closing separator, and room to read 8 bytes from the last property on.
     width = int(sizes.max()) + 1 + _LOOK_BYTES
@@ -310,7 +313,10 @@ def _last_of_row(keys: _Keys) -> _Keys:
 
 
 def _split(flat: Bytes, keys: _Keys) -> _Keys:
-    """Return the words of each key, which are separated by spaces. Empty words are skipped."""
+    """Return the words of each key, which are separated by spaces, in order.
+
+    Empty words are skipped. Each word keeps the row of its key.
+    """
     spaces = np.flatnonzero(flat == 32)
     at = np.searchsorted(keys.starts, spaces, side="right") - 1
     spaces = spaces[(at >= 0) & (spaces < keys.ends[at])]
@@ -343,10 +349,12 @@ class Slots:
     """The slots of one index file: for each slot the number of its newest entry, or 0."""
 
     def __init__(self, count: int) -> None:
+        """Create `count` slots without entries."""
         self._newest = np.zeros(count, np.int32)
         self._dirty = np.zeros(-(-count // BLOCK_SLOTS), np.bool_)
 
     def __getitem__(self, slot: int) -> int:
+        """Return the number of the newest entry of a slot; 0 if it has none."""
         return int(self._newest[slot])
 
     def link(self, hashes: Numbers, first: int) -> SlotLinks:
@@ -370,7 +378,7 @@ class Slots:
         return SlotLinks(previous, ordered[is_last], numbers[is_last], used)
 
     def apply(self, links: SlotLinks) -> None:
-        """Change the slots as `link` has returned it."""
+        """Change the slots to the new values that `link` returned, and note that they changed."""
         self._newest[links.slots] = links.newest
         self._dirty[links.slots // BLOCK_SLOTS] = True
 
@@ -392,7 +400,7 @@ class Slots:
     def rebuild(self, entries: memoryview) -> Iterator[None]:
         """Set the slots from all entries of a file, the first of which has number 1.
 
-        The work is done while iterating.
+        The slots must be empty. Afterwards all count as changed. The work is done while iterating.
         """
         hashes = np.frombuffer(entries, ENTRY_TYPE)["hash"]
         for start in range(0, len(hashes), STEP_ENTRIES):
@@ -425,7 +433,10 @@ class Slots:
 def encode_entries(
     hashes: Numbers, offsets: NDArray[np.int64], seconds: NDArray[np.int64], previous: Numbers
 ) -> bytes:
-    """Return entries as the file stores them. Seconds are limited to 31 bits."""
+    """Return entries as the file stores them, 20 bytes each (see `store.index.file`).
+
+    The arrays have one item for each entry. Seconds are limited to 0 … 2**31 - 1.
+    """
     entries = np.empty(len(hashes), ENTRY_TYPE)
     entries["hash"] = hashes
     entries["position"] = offsets

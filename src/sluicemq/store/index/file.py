@@ -44,6 +44,33 @@ query from blocking the event loop."""
 _INT: Final = struct.Struct(">i")
 
 
+class IndexMark(NamedTuple):
+    """The state of the index as a checkpoint stores it (`directory.Checkpoint`)."""
+
+    offset: int = 0
+    """The position before which the log is indexed; 0 if the state is unknown."""
+    entries: int = 0
+    """The `next_number` of the last file."""
+    file: int = 0
+    """The name of the last file, as a number; 0 if there is none."""
+    files: int = -1
+    """The number of files; -1 if it is unknown."""
+
+
+class KeyQueryResult(NamedTuple):
+    """The result of a query of the key index."""
+
+    records: list[bytes]
+    """The stored records, the newest first."""
+    last_time_ms: int = 0
+    """The store time of the newest indexed record; 0 if no entry has the hash of the key."""
+    last_offset: int = 0
+    """The position of the newest indexed record; 0 if no entry has the hash of the key."""
+    behind_bytes: int = 0
+    """The bytes of the log that are not indexed, if they are too many to wait for. Then nothing
+    was looked up."""
+
+
 class Geometry(NamedTuple):
     """The size of an index file, as its numbers of slots and entries."""
 
@@ -89,7 +116,10 @@ class IndexFile:
     """
 
     def __init__(self, files: Files, path: str, geometry: Geometry) -> None:
-        """Describe an empty file. Callers use `open` or `create`."""
+        """Describe an empty file at `path`, whose name is a number. Callers use `open` or `create`.
+
+        Nothing is read or written.
+        """
         self.path = path
         self.name = int(path.rpartition("/")[2])
         self.geometry = geometry
@@ -107,9 +137,10 @@ class IndexFile:
 
     @classmethod
     def open(cls, files: Files, path: str, configured: Geometry) -> "IndexFile":
-        """Return the existing file `path`, as its header describes it.
+        """Return the existing file `path`, as its header describes it. Its slots are not loaded.
 
-        Raises StoreDamagedError if its size or header is not valid.
+        `configured` is the geometry that new files get. Raises StoreDamagedError if the size of the
+        file or its header is not valid, and OSError.
         """
         with closing(files.open(path)) as handle:
             data, size = handle.pread(HEADER.size, 0), handle.size()
@@ -136,9 +167,10 @@ class IndexFile:
     def create(
         cls, files: Files, path: str, geometry: Geometry, former: "IndexFile | None"
     ) -> "IndexFile":
-        """Create the sparse file `path`, and return it. It is durable together with its name.
+        """Create the sparse file `path`, and return it with empty slots, ready for entries.
 
-        Its header begins where that of the `former` file ended, as in RocketMQ. Raises OSError;
+        The file is durable together with its name. Its header begins at the time and position at
+        which that of the `former` file ended, as in RocketMQ, or at 0 without one. Raises OSError;
         then the file is removed.
         """
         handle = files.open(path, create=True)
@@ -183,10 +215,10 @@ class IndexFile:
     # --- adding
 
     def append(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
-        """Add an entry for each key of `columns`, for which the file must have room.
+        """Add an entry for each key of `columns`. The file must have room, and slots in memory.
 
-        Record i begins at position base + starts[i] of the log. Raises OSError; then nothing was
-        added.
+        Record i begins at position base + starts[i] of the log. The entries are written at once;
+        slots and header only by `flush`. Raises OSError; then nothing was added.
         """
         from sluicemq.store.index.columns import encode_entries  # noqa: PLC0415 - imports NumPy
 
@@ -217,9 +249,10 @@ class IndexFile:
         self._is_changed = True
 
     def flush(self) -> bool:
-        """Write the changed slots and the header. Return whether there was anything to write.
+        """Write the changed slots, then the header, without syncing the file.
 
-        Raises OSError.
+        Return whether there was anything to write. Raises OSError; then the next call writes all of
+        it again.
         """
         if not self._is_changed or self._slots is None:
             return False
@@ -232,6 +265,7 @@ class IndexFile:
         return True
 
     def _header(self) -> bytes:
+        """Return the 40 bytes of the header."""
         return HEADER.pack(
             self.begin_ms,
             self.end_ms,
@@ -248,7 +282,10 @@ class IndexFile:
     # --- slots
 
     def load_slots(self) -> Iterator[None]:
-        """Read the slots into memory, as the file has them. The work is done while iterating."""
+        """Read the slots into memory, as the file has them, so that entries can be added.
+
+        The work is done while iterating; each step takes about a millisecond.
+        """
         slots = _new_slots(self.geometry.slot_count)
         # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
         stored = self._segment.read_detached(HEADER.size, self.geometry.entries_start - HEADER.size)
@@ -256,10 +293,11 @@ class IndexFile:
         self._slots = slots
 
     def rebuild_slots(self, count: int, end_ms: int) -> Iterator[None]:
-        """Rebuild slots and header from the entries before number `count`, and drop the others.
+        """Rebuild slots and header, in memory, from the entries before number `count`.
 
-        `end_ms` is the store time of the last record that remains. The work is done while
-        iterating. It does not depend on what a crash has left of slots and header.
+        The other entries are dropped. `end_ms` is the store time of the last record that remains.
+        The work is done while iterating; the next `flush` writes the result. What a crash has left
+        of slots and header does not matter.
         """
         self.next_number = count
         slots = _new_slots(self.geometry.slot_count)
@@ -300,7 +338,8 @@ class IndexFile:
         """Yield the positions of records whose keys have the hash `value`, the newest first.
 
         Only records that may have been stored from `begin_ms` to `end_ms` are found. Entries have
-        whole seconds, so that the store time of a found record may be up to 999 ms outside.
+        whole seconds, so that the store time of a found record may be up to 999 ms outside. At most
+        CHAIN_MAX entries are examined. Different keys may have the same hash.
         """
         view = self._segment.view()
         slot = value % self.geometry.slot_count

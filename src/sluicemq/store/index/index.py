@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
@@ -56,6 +56,8 @@ from sluicemq.store.index.file import (
     NAME_DIGITS,
     Geometry,
     IndexFile,
+    IndexMark,
+    KeyQueryResult,
     is_index_name,
 )
 from sluicemq.store.index.known import KnownKeys
@@ -92,33 +94,6 @@ _COLUMNS: Final = "sluicemq.store.index.columns"
 _WRITES: Final = "key index writes"
 
 
-class IndexMark(NamedTuple):
-    """The state of the index as a checkpoint stores it (`directory.Mark`)."""
-
-    offset: int = 0
-    """The position before which the log is indexed; 0 if the state is unknown."""
-    entries: int = 0
-    """The `next_number` of the last file."""
-    file: int = 0
-    """The name of the last file, as a number; 0 if there is none."""
-    files: int = -1
-    """The number of files; -1 if it is unknown."""
-
-
-class KeyQueryResult(NamedTuple):
-    """The result of a query."""
-
-    records: list[bytes]
-    """The stored records, the newest first."""
-    last_time_ms: int = 0
-    """The store time of the newest indexed record; 0 if no entry has the hash of the key."""
-    last_offset: int = 0
-    """The position of the newest indexed record; 0 if no entry has the hash of the key."""
-    behind_bytes: int = 0
-    """The bytes of the log that are not indexed, if they are too many to wait for. Then nothing
-    was looked up."""
-
-
 class KeyIndex:
     """The key index of one store.
 
@@ -138,9 +113,13 @@ class KeyIndex:
     ) -> None:
         """Open the files of the index, and find out where to continue.
 
-        The log must have been recovered. `durable` is the checkpoint that the start has read.
+        The log must have been recovered. `durable` is the checkpoint file of the store, which also
+        receives RocketMQ's index time. `after_crash` says that the last run did not end cleanly:
+        files and entries behind the last mark are dropped. With `index_enable` off, nothing is
+        opened.
 
-        Raises StoreDamagedError if the size of a file is unknown or its header is not valid.
+        Raises StoreDamagedError if the size of a file is unknown or its header is not valid, and
+        OSError.
         """
         self._files = files
         self._directory = f"{config.root}/index"
@@ -203,10 +182,12 @@ class KeyIndex:
     # --- opening
 
     def _load(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
-        """Open the files, and find out where to continue.
+        """Open the files, and find out where to continue: set `_position` and `_skip`.
 
-        `java_time_ms` is the store time up to which RocketMQ's checkpoint vouches for the index.
-        `catch_up` does what takes long.
+        An empty last file, files that are not of this log, and after a crash those that the mark
+        does not vouch for, are removed. `java_time_ms` is the store time up to which RocketMQ's
+        checkpoint vouches for the index. `catch_up` does later what takes long: it rebuilds slots,
+        and searches for holes.
         """
         end = self._log.records_end
         names = [n for n in self._files.names(self._directory) if is_index_name(n)]
@@ -247,9 +228,10 @@ class KeyIndex:
         return IndexFile.open(self._files, f"{self._directory}/{name}", self._geometry)
 
     def _drop_after_crash(self, names: list[str], mark: IndexMark, java_time_ms: int) -> list[str]:
-        """Remove files that the last checkpoint does not vouch for. Return the other names.
+        """Remove files that the last checkpoint does not vouch for. Return the names that are left.
 
-        The mark vouches for files, or RocketMQ's index time if there is no mark.
+        From the first such file on, all are removed, durably. The mark vouches for files up to its
+        own. If there is no mark, RocketMQ's index time vouches for files that end before it.
         """
 
         def is_vouched_for(name: str) -> bool:
@@ -322,8 +304,9 @@ class KeyIndex:
     def _continue_from_headers(self, end: int) -> None:
         """Find out where to continue in files that another program wrote, from their headers.
 
-        The files are complete up to the last record that has an entry. If the log was restored from
-        a copy, it may be shorter than the files say, and the entries behind its `end` are dropped.
+        The files are complete up to the last record that has an entry, and `_skip` is the number of
+        its entries. If the log was restored from a copy, it may be shorter than the files say; then
+        the entries behind its `end` are dropped. Begins a search for holes.
         """
         files = self._index_files
         while files and (files[-1].is_empty or files[-1].position_of(1) >= end):
@@ -362,7 +345,10 @@ class KeyIndex:
         return entries == 0
 
     def _schedule_rebuild(self, file: IndexFile, count: int) -> None:
-        """Drop the entries from number `count` on, and schedule a rebuild of the slots."""
+        """Drop the entries from number `count` on, and let `catch_up` rebuild the slots.
+
+        The index does not advance before that is done.
+        """
         file.next_number = count
         end_ms = 0
         if count > 1:
@@ -374,7 +360,10 @@ class KeyIndex:
         self._preparing.append(file.rebuild_slots(count, end_ms))
 
     def _remove_last(self) -> None:
-        """Delete the last file."""
+        """Remove the last file from the index and from the disk.
+
+        The next checkpoint syncs the directory. Raises OSError.
+        """
         file = self._index_files.pop()
         file.close()
         self._files.remove(file.path)
@@ -399,10 +388,11 @@ class KeyIndex:
         return not self.backlog_bytes and not self._preparing
 
     def catch_up(self, bytes_max: int = SLICE_BYTES) -> bool:
-        """Index about `bytes_max` bytes of the log.
+        """Index about `bytes_max` bytes of the log. Call it again while it returns False.
 
-        Return True if nothing remains to be done, or if nothing can be done now: the index is
-        disabled, is being flushed, or cannot be written.
+        Before that, loads or rebuilds slots if necessary; afterwards searches for holes. Return
+        True if nothing remains to be done, or if nothing can be done now: the index is disabled, is
+        being flushed, or cannot be written (logged once).
         """
         if not self.is_enabled or not self._lock.acquire(blocking=False):
             return True
@@ -457,13 +447,19 @@ class KeyIndex:
                 self._flush_due_ms = log_time_ms
 
     def finish(self, log_time_ms: int) -> None:
-        """Index the rest of the log and flush the files, before the last checkpoint is written."""
+        """Index the rest of the log and flush the files, before the last checkpoint is written.
+
+        If more than CLOSE_BACKLOG_MAX bytes are left, the next start indexes the others.
+        """
         self.catch_up(CLOSE_BACKLOG_MAX)
         self._flush_due_ms = log_time_ms
         self.flush_due()
 
     def _try(self, work: Callable[[], bool]) -> bool:
-        """Return the result of `work`, or False if it raises OSError, which is logged once."""
+        """Return the result of `work()`, or False if it raises OSError.
+
+        The first error of an outage is logged, and when `work` succeeds again.
+        """
         try:
             done = work()
         except OSError as error:
@@ -474,7 +470,11 @@ class KeyIndex:
         return done
 
     def _index_slice(self, bytes_max: int) -> int:
-        """Index about `bytes_max` bytes of records. Return how many bytes were indexed."""
+        """Index about `bytes_max` bytes of records, and move `_position` behind them.
+
+        Returns the number of bytes that were indexed. If the slots of the last file must be loaded
+        first, only schedules that, and returns STEP_COST_BYTES. Raises OSError.
+        """
         before = self._position = max(self._position, self._log.start)
         segment, last = self._log.segments.at(before), self._last
         if segment is None:
@@ -577,7 +577,9 @@ class KeyIndex:
     def _count_keys(self, offset: int, end: int) -> tuple[int, int]:
         """Count the keys of the records in a slice of the log, from position `offset` on.
 
-        The slice ends at `end` at most. Return (number of keys, position after the slice).
+        The slice ends behind the last record that begins before `end`, or is cut after about
+        SLICE_BYTES or at the end of the file. Return (number of keys, position after the slice). If
+        no file of the log contains `offset`, return (0, `end`).
         """
         segment = self._log.segments.at(offset)
         if segment is None:
@@ -662,9 +664,10 @@ class KeyIndex:
         return self._flush_due_ms is not None
 
     def flush_due(self) -> None:
-        """Write slots and header of the last file if a flush is due.
+        """Write slots and header of the last file, and the index time, if a flush is due.
 
-        RocketMQ needs them if it opens the store next. May be called in any thread.
+        RocketMQ needs them if it opens the store next. The files are not synced: see
+        `paths_to_sync`. An OSError is only logged. May be called in any thread.
         """
         due_ms, self._flush_due_ms = self._flush_due_ms, None
         if due_ms is None:
@@ -700,7 +703,11 @@ class KeyIndex:
         )
 
     def current_mark(self) -> IndexMark:
-        """Return the mark for the next checkpoint. `paths_to_sync` must be synced before it."""
+        """Return the mark for the next checkpoint. `paths_to_sync` must be synced before it.
+
+        While holes are searched, or a record is indexed only in part, the state counts as unknown:
+        an `IndexMark()`. If the index is disabled, return the mark that the start found.
+        """
         if not self.is_enabled:
             return self._found_mark
         with self._lock:
@@ -717,16 +724,19 @@ class KeyIndex:
         return not self._unsynced
 
     def paths_to_sync(self) -> list[str]:
-        """Return the files, and maybe the directory, that were changed since the last call."""
+        """Return the paths that were changed since the last call, sorted, and forget them.
+
+        They are paths of files, and of the directory if files were removed.
+        """
         with self._lock:
             paths = sorted(self._unsynced)
             self._unsynced.clear()
             return paths
 
     def mark_after_truncation(self, end: int) -> IndexMark:
-        """Return the mark of the index as `truncate(end)` will leave it.
+        """Return the mark of the index as `truncate(end)` will leave it, without changing anything.
 
-        Everything must be synced.
+        All changes of the index must have been synced before.
         """
         mark = self.current_mark()
         if not self.is_enabled or mark.offset <= end:
@@ -739,7 +749,9 @@ class KeyIndex:
     def truncate(self, end: int) -> None:
         """Drop the entries of records from position `end` on, where the log now ends.
 
-        Raises OSError.
+        Files that have only such entries are removed. `catch_up` rebuilds the slots of the last
+        file that is left. Does nothing if the index is disabled, or ends before `end`. Raises
+        OSError.
         """
         with self._lock:
             if not self.is_enabled or self._position <= end:
@@ -759,7 +771,10 @@ class KeyIndex:
         self._position = log_start
 
     def drop_files_before(self, log_start: int) -> None:
-        """Delete files whose records are all before position `log_start`, except the last file."""
+        """Delete files whose records are all before position `log_start`, except the last file.
+
+        An OSError is only logged; the next call tries again.
+        """
 
         def remove() -> bool:
             while len(self._index_files) > 1 and self._index_files[0].end_offset < log_start:

@@ -64,6 +64,7 @@ class _Building:
     def __init__(
         self, store: Store, timers: TimerFiles, config: StoreConfig, now_ms: int, start: TimerStart
     ) -> None:
+        """Prepare a build into `timers`, whose `load` returned `start`."""
         self._store, self._timers, self._now_ms = store, timers, now_ms
         self._rules = SlotRules(config.timer_precision_ms, config.timer_roll_window_slots)
         self._read_ms = self._rules.slot_start(now_ms)
@@ -75,7 +76,12 @@ class _Building:
         self._waiting = 0
 
     def run(self) -> BuildResult:
-        """Read the timer queue, fill wheel and log, save and seal them."""
+        """Read the whole timer queue, fill wheel and log, save and seal them.
+
+        Messages that the checkpoint counts as delivered, or whose delivery is found in their own
+        queue, are left out. The other overdue ones are added to the first slot. Return their
+        numbers.
+        """
         timers, last = self._timers, None
         for offset, position, record in self._queue():
             timers.queue_offset, timers.record_position = offset + 1, position
@@ -110,9 +116,9 @@ class _Building:
         return BuildResult(self._waiting, len(late))
 
     def _queue(self) -> Iterator[tuple[int, int, ParsedRecord | None]]:
-        """Yield (offset, commit log position, record) for the messages of the timer queue.
+        """Yield (offset, commit log position, record) for each message of the timer queue.
 
-        The record is None if it cannot be read.
+        The record is None if it cannot be read, or if the unit is blank.
         """
         store = self._store
         offset, high = store.queue_offsets(TIMER_TOPIC, 0)
@@ -150,7 +156,10 @@ class _Building:
             self._overdue.add(record, message, floor, is_roll=is_roll)
 
     def _look_up_deliveries(self) -> None:
-        """Find out which of the overdue messages were delivered, and collect the others."""
+        """Add the overdue messages that were not delivered to `_undelivered`.
+
+        Afterwards no message waits in `_overdue`.
+        """
         steps = self._overdue.find_undelivered()
         while True:
             try:
@@ -173,10 +182,10 @@ class _Building:
         return None if is_recalled and not message.magic & MAGIC_ROLL else record
 
     def _add_late(self, late: list[ParsedRecord], last: ParsedRecord | None) -> bool:
-        """Add the overdue messages to the first slot.
+        """Add the overdue messages `late` to the first slot, and count them as waiting.
 
-        Return whether the last unit of the timer log is that of `last`, the last message of the
-        timer queue.
+        Return whether the last unit of the timer log is now that of `last`, the last message of the
+        timer queue; False if `last` is None.
         """
         magics = {message.position: message.magic for message in self._undelivered}
         for record in late:

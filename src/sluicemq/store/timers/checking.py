@@ -48,10 +48,11 @@ _UNIT_DTYPE: Final = [
 def find_disagreement(
     wheel: TimerWheel, log: TimerLog, from_ms: int, precision_ms: int
 ) -> str | None:
-    """Compare wheel and log for the slots from `from_ms` on.
+    """Compare wheel and log for the slots from `from_ms` on, and return what is wrong as a phrase.
 
-    Only the last READ_BYTES_MAX of the log are read. Return what is wrong as a phrase. Return None
-    if wheel and log agree, or if neither exists. Raises OSError.
+    Return None if wheel and log agree, or if neither exists. Checked are, in this order: the fields
+    of the units, the end of the log, the chain of each slot, and the ends of the chains in the
+    wheel. Only the last READ_BYTES_MAX of the log are read. Raises OSError.
     """
     if log.end == log.start == 0 and not wheel.exists:
         return None
@@ -125,12 +126,13 @@ def recover_units(
     queue_offset: int,
     record_at: Callable[[int, int], memoryview | bytes | None],
 ) -> RecoveredUnits:
-    """Add the good units behind `log.end` to the slots of `wheel`, in memory. Return their end.
+    """Add the good units behind `log.end` to the slots of `wheel`, in memory.
 
-    `log.end` is the end according to the checkpoint. `queue_offset` is the offset of the first
-    message of the timer queue that is not in the files. A unit is good if `record_at(position,
-    size)` returns its message from the commit log, with an offset behind that of the unit before.
-    The function stops at the first unit that is not good. Raises OSError.
+    `log.end` is the end according to the checkpoint; it does not change. Units that a slot has
+    already are not added twice. `queue_offset` is the offset of the first message of the timer
+    queue that is not in the files. A unit is good if `record_at(position, size)` returns its
+    message from the commit log, with an offset behind that of the unit before. The function stops
+    at the first unit that is not good. Raises OSError.
     """
     end, record_position = log.end, NO_UNIT
     for position, unit in log.iter_stored_units(log.end):
@@ -164,23 +166,24 @@ def _compare(
     """Compare the slots of the wheel with the ends of the chains in the log.
 
     `seconds` are the slots of the chains, divided by the precision, and `chain_ends` the positions
-    of their last units. The log was read from `log_start` on, and the wheel is compared from slot
-    `first_second` on. Return the difference as a phrase, or None.
+    of their last units. The log was read from `log_start` on, so a chain that ends before is not
+    among them. The wheel is compared from slot `first_second` on, for half a turn. Return the first
+    difference as a phrase, None if there is none.
     """
-    known = dict(zip(seconds.tolist(), chain_ends.tolist(), strict=True))
+    end_by_second = dict(zip(seconds.tolist(), chain_ends.tolist(), strict=True))
     start_ms = first_second * precision_ms
     for time_ms in wheel.iter_occupied_ms(start_ms, start_ms + SLOTS // 2 * precision_ms):
         slot = wheel.get(time_ms)
-        last = known.pop(time_ms // precision_ms, NO_UNIT)
+        last = end_by_second.pop(time_ms // precision_ms, NO_UNIT)
         if (
             slot is not None
             and slot.last_unit != last
             and (last != NO_UNIT or slot.last_unit >= log_start)
         ):
             return f"the wheel and the timer log differ about the slot at {time_ms} ms"
-    if known:
-        first_ms = min(known) * precision_ms
-        what = f"{len(known)} slots that the timer log has"
+    if end_by_second:  # chains whose slots are empty in the wheel
+        first_ms = min(end_by_second) * precision_ms
+        what = f"{len(end_by_second)} slots that the timer log has"
         return f"the wheel lacks {what}, the first at {first_ms} ms"
     return None
 

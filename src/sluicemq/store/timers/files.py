@@ -116,6 +116,10 @@ class TimerLog:
     """The files of the timer log, and the units that are not in the files yet."""
 
     def __init__(self, files: Files, directory: str, file_bytes: int) -> None:
+        """Create an empty log; `load` finds its files in `directory`.
+
+        Each file has `file_bytes` bytes. The directory is created with the first file.
+        """
         self._segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY)
         self._files = files
         self._file_bytes = file_bytes
@@ -131,10 +135,12 @@ class TimerLog:
     # --- The files
 
     def load(self, end: int, *, removes: bool = True) -> None:
-        """Open the files. The next unit is appended at `end`, limited to the range of the files.
+        """Find the files. The next unit is appended at `end`, limited to the range of the files.
 
-        With `removes=False`, which tools use, nothing on disk is changed. Raises
-        StoreDamagedError.
+        Units behind `end` stay in the files: see `iter_stored_units` and `truncate`. An empty or
+        missing file ends the log, and the files behind it are removed. With `removes=False`, which
+        tools use, nothing on disk is changed. Raises StoreDamagedError if a file has a wrong size,
+        and OSError.
         """
         self._segments.load(is_derived=True, removes=removes)
         if not len(self._segments):
@@ -236,9 +242,9 @@ class TimerLog:
         return end
 
     def write(self) -> None:
-        """Write the appended units to the files, without syncing them.
+        """Write the appended units to the files, and create files as necessary. Sync nothing.
 
-        Raises OSError; then all of them stay in memory for the next call.
+        Raises OSError; then all units stay in memory for the next call.
         """
         done = 0
         tail, start = self._tail, self._tail_start
@@ -276,7 +282,11 @@ class TimerLog:
                 segment.file().sync()
 
     def iter_stored_units(self, start: int) -> Iterator[tuple[int, TimerUnit]]:
-        """Yield (position, unit) from the files, from `start` up to the first invalid unit."""
+        """Yield (position, unit) from the files, from `start` up to the first invalid unit.
+
+        Blanks at the ends of files are skipped. Units behind `end` are yielded too; units that are
+        only in memory are not.
+        """
         position = start
         while (unit := self._stored_unit(position)) is not None or self._is_blank(position):
             if unit is None or not unit.is_valid:
@@ -308,7 +318,8 @@ class TimerLog:
     def checksum(self, end: int) -> int:
         """Return a CRC-32 of the last `CHECKED_BYTES` of the files before `end`.
 
-        Units before them are checked when their slots are loaded.
+        It also covers the positions of the bytes. Units before them are checked when their slots
+        are loaded. Raises OSError.
         """
         crc, position = 0, max(end - CHECKED_BYTES, self.start)
         while position < end and (data := self.read(position, min(_PIECE_BYTES, end - position))):
@@ -324,14 +335,15 @@ class TimerLog:
     # --- Retention
 
     def remove_before(self, log_offset: int) -> int:
-        """Remove the files whose messages are all before a position of the commit log.
+        """Remove the first files whose messages are all before a position of the commit log.
 
-        Return the number of removed files. The last file is never removed.
+        The last unit of a file decides, because units are in the order of the commit log. Return
+        the number of removed files. The last file is never removed. Raises OSError.
         """
         removed = 0
-        last = (self._file_bytes - _BLANK.size) // UNIT_BYTES - 1
+        last_unit_number = (self._file_bytes - _BLANK.size) // UNIT_BYTES - 1
         while len(self._segments) > 1:
-            unit = self.unit_at(self._segments.start + last * UNIT_BYTES)
+            unit = self.unit_at(self._segments.start + last_unit_number * UNIT_BYTES)
             if unit is None or unit.position >= log_offset:
                 break
             self._files.remove(self._segments.detach_first())
@@ -369,12 +381,18 @@ class TimerWheel:
     """The timer wheel. Times are in milliseconds and are rounded down to the precision."""
 
     def __init__(self, files: Files, path: str, precision_ms: int = 1000) -> None:
+        """Create a wheel with the slots that the file at `path` has. It need not exist yet.
+
+        `precision_ms` is the width of a slot.
+        """
         self._files = files
         self._path = path
         self.precision_ms = precision_ms
         self._file: File | None = None
         self._changed: dict[int, Slot] = {}
+        """The slots that were changed since `take_changed_slots`, by their index in the file."""
         self._writing: dict[int, Slot] = {}
+        """The slots that `take_changed_slots` returned, until `finish_write`."""
 
     # --- The file
 
@@ -403,6 +421,7 @@ class TimerWheel:
             )
 
     def _open(self) -> File:
+        """Return the open file. Open it if necessary, and create it if it does not exist."""
         file = self._file
         if file is None:
             file = self._file = self._files.open(self._path, create=True)
@@ -429,7 +448,10 @@ class TimerWheel:
     # --- Slots
 
     def get(self, time_ms: int) -> Slot | None:
-        """Return the slot of a time, None if it is empty. Called for every timed message."""
+        """Return the slot of a time, None if it is empty. HOT: called for every timed message.
+
+        A slot of another turn of the wheel counts as empty.
+        """
         time = time_ms // self.precision_ms
         index = time % SLOTS
         slot = self._changed.get(index) or self._writing.get(index)
@@ -443,7 +465,11 @@ class TimerWheel:
         return slot if slot.time == time and slot.last_unit != NO_UNIT else None
 
     def put(self, time_ms: int, first: int, last: int, messages: int) -> None:
-        """Replace the slot of a time, in memory."""
+        """Replace the slot of a time, in memory.
+
+        `first` and `last` are the positions of the first and last unit of its chain in the timer
+        log, and `messages` is the number of messages to deliver.
+        """
         time = time_ms // self.precision_ms
         self._changed[time % SLOTS] = Slot(time, first, last, messages)
 

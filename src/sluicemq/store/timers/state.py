@@ -85,6 +85,11 @@ class TimerFiles:
     def __init__(
         self, store: Store, files: Files, root: str, *, log_file_bytes: int, precision_ms: int
     ) -> None:
+        """Create the state of the store in `root`; `load` reads its files.
+
+        `log_file_bytes` is the size of the timer log's files, and `precision_ms` the width of a
+        slot of the wheel.
+        """
         self._store = store
         self._files = files
         self._root = root
@@ -117,7 +122,9 @@ class TimerFiles:
     def load(self) -> TimerStart:
         """Load the files, discard them if they cannot be trusted, and return how the timers start.
 
-        The call blocks. Raises OSError.
+        Sets `checkpoint`, `queue_offset`, `record_position` and `log_end_at_start`. After a crash,
+        units behind the checkpoint are added to the slots. If the files are used, they are marked
+        as open; otherwise `start_rebuild` is called. The call blocks. Raises OSError.
         """
         low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
         known = read_timer_checkpoint(self._files, self._check_path)
@@ -142,15 +149,16 @@ class TimerFiles:
         return TimerStart(is_rebuilt=True, is_exact=is_exact, is_settled=False)
 
     def _disagreement(self) -> str:
-        """Return how wheel and log disagree, as a phrase, or ""."""
+        """Return how wheel and log disagree, as a phrase; "" if they agree."""
         from_ms = self.checkpoint.read_ms
         return find_disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
 
     def _load_files(self, known: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
-        """Load and check wheel and log. Return (reason, is_settled).
+        """Load wheel and log, and check them against identity file and checkpoint.
 
-        `reason` says why they cannot be trusted, "" if they can. `is_settled` is True if the last
-        run shut down cleanly with these files.
+        Return (reason, is_settled). `reason` is a phrase that says why they cannot be trusted, ""
+        if they can. `is_settled` is True if the last run shut down cleanly with these files.
+        `known` is the checkpoint, and `is_exact` says that it belongs to this commit log.
         """
         try:
             self.wheel.check_size()
@@ -177,9 +185,10 @@ class TimerFiles:
     def start_rebuild(self, reason: str, *, is_exact: bool = True) -> None:
         """Empty wheel and log, durably, and continue at the beginning of the timer queue.
 
-        `reason` is a phrase for the log. Messages that wait but were removed by retention are
-        logged as lost. `is_exact` says whether the checkpoint proves what was delivered
-        (`TimerStart`). Raises OSError.
+        The caller then reads the whole timer queue again, from `queue_offset` on. `reason` is a
+        phrase for the log. Messages that wait but were removed by retention are logged as lost.
+        `is_exact` says whether the checkpoint proves what was delivered (`TimerStart`). Raises
+        OSError.
         """
         found = self._identity.identity
         has_files = self.wheel.exists or not self.log.is_empty
@@ -230,7 +239,11 @@ class TimerFiles:
         return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
     def _recover_units(self) -> None:
-        """Add the good units behind the checkpoint to the slots, and zero the log behind them."""
+        """Add the good units behind the checkpoint to the slots, and zero the log behind them.
+
+        Moves `queue_offset` and `record_position` behind these units. Logs how many bytes were
+        recovered, if any. Raises OSError.
+        """
         start = self.log.end
         found = recover_units(self.wheel, self.log, self.queue_offset, self._store.committed_record)
         self.queue_offset = found.queue_offset
@@ -244,10 +257,11 @@ class TimerFiles:
             )
 
     def discard(self) -> None:
-        """Discard wheel and log, durably, so that they must be rebuilt.
+        """Remove wheel and log, durably, so that they must be rebuilt. Both are empty afterwards.
 
-        The checkpoint is changed so that every broker reads the whole timer queue; what it says
-        about deliveries stays. A full disk is ignored. Raises OSError for other errors.
+        Before that, the identity file says that they are discarded, and the checkpoint is changed
+        so that every broker reads the whole timer queue. What the checkpoint says about deliveries
+        stays. A full disk is ignored where these two are written. Raises OSError for other errors.
         """
         with suppress_full_disk():  # without an identity file, the files are not trusted either
             self._identity.mark_discarded()
@@ -265,7 +279,7 @@ class TimerFiles:
     def add_unit(
         self, slot_ms: int, magic: int, write_ms: int, position: int, size: int, topic_hash: int
     ) -> None:
-        """Append a unit to the chain of the slot `slot_ms`, in memory.
+        """Append a unit to the timer log, and to the chain of the slot `slot_ms`, in memory.
 
         `position` and `size` are those of the record in the commit log, and `topic_hash` is the
         hash of the topic to which it is delivered. `write_ms` is the time at which the record is
@@ -288,7 +302,7 @@ class TimerFiles:
         return self.log.unit_at(self.log.end - UNIT_BYTES) if self.log.end else None
 
     def message_count(self, slot_ms: int) -> int:
-        """Return the number of messages in the slot `slot_ms`."""
+        """Return the number of messages in the slot `slot_ms`, less the number of recalls."""
         slot = self.wheel.get(slot_ms)
         return slot.message_count if slot is not None else 0
 

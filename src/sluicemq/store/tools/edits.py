@@ -52,7 +52,10 @@ class RepairWriter:
         self.changed_bytes = 0
 
     def write(self, path: str, offset: int, data: bytes) -> None:
-        """Put `data` at `offset` of an existing file. The change waits for the next flush."""
+        """Put `data` at `offset` of an existing file. The change waits for the next flush.
+
+        If BATCH_BYTES or more are waiting, the flush is done at once.
+        """
         self._waiting.append((path, offset, data))
         self._waiting_bytes += len(data)
         if self._waiting_bytes >= BATCH_BYTES:
@@ -145,7 +148,10 @@ class RepairWriter:
     # --- the backup
 
     def _save(self, path: str, offset: int, old: bytes) -> None:
-        """Append the bytes that are about to be overwritten to the backup."""
+        """Append bytes that are about to be overwritten, and a line about them, to the backup.
+
+        `old` are the bytes at `offset` of the file at `path`. Nothing is synced.
+        """
         saved, _ = self._open_backup()
         saved.pwrite(old, self._saved_bytes)
         fields = {"offset": offset, "size_bytes": len(old), "backup_offset": self._saved_bytes}
@@ -170,6 +176,7 @@ class RepairWriter:
         return self._saved, self._manifest
 
     def _sync_backup(self) -> None:
+        """Make the backup durable. Call this before anything that it saves is changed."""
         for file in self._open_backup():
             file.sync()
 

@@ -59,6 +59,7 @@ class FileSequence:
     """
 
     def __init__(self, files: Files, segments: Iterable[SegmentFile]) -> None:
+        """Create a sequence of these files, in any order. `load` finds those of a directory."""
         self._files = files
         self.segments = sorted(segments, key=lambda segment: segment.base)
         self._bases = [segment.base for segment in self.segments]
@@ -168,6 +169,7 @@ class FileSequence:
                 position += whole_bytes
 
     def _open_file(self, path: str) -> File:
+        """Return the open file at `path`. Another file that is open is closed before."""
         self.is_used = True
         if self._open is None or self._open[0] != path:
             self.release_descriptor()
@@ -196,6 +198,10 @@ class StoreLayout:
     """
 
     def __init__(self, files: Files, root: str, log_paths: list[str], queue_path: str) -> None:
+        """List the files of a store. Use `find`, which checks that there is a commit log.
+
+        `log_paths` are the directories of the commit log, and `queue_path` is that of the queues.
+        """
         self.files = files
         self.root = root
         self.log_paths = log_paths

@@ -132,6 +132,11 @@ class LostMessageFinder:
     """
 
     def __init__(self, log_start: int, queues: dict[QueueKey, FileSequence]) -> None:
+        """Create a finder for a log that begins at `log_start`.
+
+        `queues` are the files of the queues as they are now. Their units confirm or refute offsets
+        that are not plausible.
+        """
         self._log_start = log_start
         self._queues = queues
         self._states: dict[QueueKey, _QueueState] = {}
@@ -153,7 +158,11 @@ class LostMessageFinder:
                 state.last = _queue_record(group, -1)
 
     def _add_record(self, key: QueueKey, record: _QueueRecord) -> None:
-        """Check the offset of a record against those of the earlier records of its queue."""
+        """Check the offset of a record against those of the earlier records of its queue.
+
+        A plausible record becomes the queue's last one. A record whose offset is not plausible
+        becomes the suspect, after the former suspect is judged. An impossible one is contradicted.
+        """
         if not is_valid_key(key) or not 0 <= record.offset <= OFFSET_MAX:
             self._contradict(key, record)
             return
@@ -195,6 +204,7 @@ class LostMessageFinder:
             self._contradict(key, suspect)
 
     def _contradict(self, key: QueueKey, record: _QueueRecord) -> None:
+        """Add a record to `contradicted`, because it cannot be this message of the queue."""
         reason = (
             f"the record says that it is message {record.offset} of queue {key[0]}/{key[1]}, which"
             " is not possible"
@@ -204,7 +214,8 @@ class LostMessageFinder:
     def finish(self, queues: dict[QueueKey, FileSequence]) -> None:
         """Judge the records that are still suspect at the end of the log, by the units in `queues`.
 
-        A queue with a single record is judged as well.
+        Each is accepted, contradicted, or added to `doubtful_positions` if the units do not say. A
+        queue with a single record is judged as well. Raises OSError.
         """
         for key, state in list(self._states.items()):
             suspect, state.suspect = state.suspect, None

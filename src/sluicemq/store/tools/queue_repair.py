@@ -97,7 +97,12 @@ class QueueRepair:
                     self._put_units(key, offset, UNIT.pack(*unit_parts))
 
     def _put_units(self, key: QueueKey, offset: int, data: bytes) -> None:
-        """Compare or repair consecutive units, whose bytes are `data`, from `offset` on."""
+        """Compare or repair consecutive units, whose bytes are `data`, from `offset` on.
+
+        Also those of the offsets between the end of the queue so far and `offset`, which no record
+        has. Moves that end behind the units. Wrong units are written if there is a writer, else
+        counted. Units whose offset is impossible are ignored.
+        """
         sequence = self._queues.get(key)
         end = self._end_offsets.get(key)
         if end is None:

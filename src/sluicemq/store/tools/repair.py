@@ -270,7 +270,11 @@ class _Repair:
     # --- finding damage
 
     def find_damage(self) -> None:
-        """Walk over the log, compare the queues with it, and fill the report and the plan."""
+        """Walk over the log, compare the queues with it, and fill the report and the plan.
+
+        Nothing is changed. Adjacent invalid ranges of a file count as one. Progress is reported.
+        Raises OSError.
+        """
         report, layout = self.report, self.layout
         self._check_file_sizes()
         finder = LostMessageFinder(self._log.start, layout.queues)
@@ -371,7 +375,9 @@ class _Repair:
     ) -> None:
         """Distinguish damage from a torn tail, find the lost messages, and set the plan.
 
-        `times_ms` has the store time of the last record before each of `invalid_ranges`.
+        Also fills the report, except for what `find_damage` sets at its end. `log_end`
+        is the position behind the last valid record, and `last_time_ms` its store time. `times_ms`
+        has the store time of the last record before each of `invalid_ranges`. `finder` is finished.
         """
         damage_end = max(log_end, self._durable_end)
         damaged = [n for n, invalid in enumerate(invalid_ranges) if invalid.start < damage_end]
@@ -436,7 +442,9 @@ class _Repair:
     def write(self, backup: str) -> None:
         """Repair the store as planned. The directory `backup` gets the overwritten bytes.
 
-        Raises StoreError if the log is still damaged afterwards, and OSError.
+        It also gets the replica files and the report, as `report.json`. Completes the report.
+        Everything is durable on return. Raises StoreError if the log is still damaged afterwards,
+        and OSError.
         """
         self._progress(0, 1)
         report = self.report

@@ -67,6 +67,7 @@ class TimerCheck:
     """
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
+        """Prepare the check of the store with these files. `finish` adds to `findings`."""
         self._layout = layout
         self._findings = findings
         self._waiting: dict[bytes, list[_TimedMessage]] = {}
