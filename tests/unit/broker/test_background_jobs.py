@@ -25,7 +25,7 @@ BREAKS: Final[dict[str, tuple[Callable[[BrokerState], Any], str]]] = {
     "timed messages": (lambda b: b.delayed.timers, "deliver"),
     "timer files": (lambda b: b.delayed.timers, "prepare"),
     "POP revival": (lambda b: b.checkpoints, "deliver"),
-    "lanes": (lambda b: b.lanes, "run"),
+    "lanes": (lambda b: b.lanes, "run_periodic_work"),
 }
 """Job -> what to break."""
 ITS_OWN: Final = {

@@ -148,7 +148,7 @@ def test_an_expression_that_finds_no_room_is_served_but_not_kept(
 def test_a_tag_expression_without_end_is_refused() -> None:
     text = "x" * (subscriptions.TAGS_LENGTH_MAX + 1)
     with pytest.raises(subscriptions.FilterSyntaxError, match="65537 characters"):
-        subscriptions.subscribe("T", text)
+        subscriptions.parse_subscription("T", text)
 
 
 def test_the_members_of_a_connection_are_found_without_a_look_at_all_groups(
