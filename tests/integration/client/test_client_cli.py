@@ -210,7 +210,7 @@ def test_the_cluster_is_shown(sluice, cluster):
         (["produce", "t", "x", "-p", "novalue"], 2, "NAME=VALUE"),
         (["produce", "t", "x", "--tag", "a|b"], 1, "contains '|'"),
         (["produce", "t", "x", "--access-key", "only"], 1, "SLUICE_SECRET_KEY"),
-        (["produce", "t"], 2, "Give either BODY"),
+        (["produce", "t"], 2, "give either BODY"),
         (["topic", "create", "t", "-q", "0"], 1, "at least 1 queue"),
         (["topic", "create", "t", "--type", "lite"], 2, "'normal', 'fifo', 'delay', 'transaction'"),
         (["topic", "create", "t", "--attribute", "foo"], 2, "KEY=VALUE"),
