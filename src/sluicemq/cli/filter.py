@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from io import BufferedReader
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -71,7 +71,7 @@ def check_command(expression: str, as_json: bool) -> None:
         report = {
             "expression": expression,
             "compiles": not any(finding.is_error for finding in findings),
-            "findings": [_finding_record(finding) for finding in findings],
+            "findings": findings,
             "properties": [note._asdict() for note in types],
         }
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
@@ -157,18 +157,6 @@ def _compile(text: str) -> "Selector | None":
 
     outcome = try_compile(text)
     return None if isinstance(outcome, FilterSyntaxError) else outcome
-
-
-def _finding_record(finding: "Finding") -> dict[str, Any]:
-    """Return a finding as a JSON object. Its keys are published and do not follow Python names."""
-    return {
-        "position": finding.position,
-        "length": finding.length,
-        "code": finding.code,
-        "what": finding.what,
-        "instead": finding.instead,
-        "severity": finding.severity,
-    }
 
 
 def _print_findings(expression: str, findings: "list[Finding]") -> None:

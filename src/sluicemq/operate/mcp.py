@@ -24,7 +24,6 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import Clock
 from sluicemq.errors import SluiceError
 from sluicemq.filter.check import check_sql92, describe_types
-from sluicemq.filter.findings import Finding as FilterFinding
 from sluicemq.model.message import StoredMessage
 from sluicemq.operate.doctor import diagnose
 
@@ -178,8 +177,9 @@ class Tools:
         Also shows the type as which it reads each property.
         """
         try:
-            findings = [filter_finding_record(finding) for finding in check_sql92(expression)]
-            return {"findings": findings, "properties": plain(describe_types(expression))}
+            return plain(
+                {"findings": check_sql92(expression), "properties": describe_types(expression)}
+            )
         except SluiceError as error:
             raise ToolError(str(error)) from error
 
@@ -212,18 +212,6 @@ class Tools:
                 return question(admin)
         except SluiceError as error:
             raise ToolError(str(error)) from error
-
-
-def filter_finding_record(finding: FilterFinding) -> dict[str, Any]:
-    """Return a finding of the tool `check_filter` as JSON."""
-    return {
-        "position": finding.position,
-        "length": finding.length,
-        "code": finding.code,
-        "what": finding.what,
-        "instead": finding.instead,
-        "severity": plain(finding.severity),
-    }
 
 
 def doctor_record(finding: Finding) -> dict[str, Any]:
