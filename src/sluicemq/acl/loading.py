@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import yaml  # type: ignore[import-untyped]
 
 from sluicemq.acl.rules import (
+    ACCOUNT_FIELDS,
     GROUP_PREFIX,
     PERMISSION_WORDS,
     Account,
@@ -278,16 +279,7 @@ class _RuleReader:
         fields = self._mapping(
             node,
             "an account",
-            (
-                "accessKey",
-                "secretKey",
-                "whiteRemoteAddress",
-                "admin",
-                "defaultTopicPerm",
-                "defaultGroupPerm",
-                "topicPerms",
-                "groupPerms",
-            ),
+            ACCOUNT_FIELDS,
         )
         is_admin = False
         if (admin := fields.get("admin")) is not None:

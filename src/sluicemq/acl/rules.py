@@ -376,6 +376,19 @@ def parse_permission(word: str) -> Permission:
     return found
 
 
+ACCOUNT_FIELDS: Final = (
+    "accessKey",
+    "secretKey",
+    "whiteRemoteAddress",
+    "admin",
+    "defaultTopicPerm",
+    "defaultGroupPerm",
+    "topicPerms",
+    "groupPerms",
+)
+"""The fields of an account in plain_acl.yml, in RocketMQ's order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """An account: one entry of `accounts` in a file of rules.

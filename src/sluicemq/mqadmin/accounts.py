@@ -1,27 +1,17 @@
 """Commands for the accounts in plain_acl.yml, as mqadmin of RocketMQ 4 and 5.3 has them.
 
 The format of the file and the requests are in spec/acl.md.
-
 """
 
 from typing import Final
 
+from sluicemq.acl.rules import ACCOUNT_FIELDS
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import FlagValues, Session
 from sluicemq.wire import fastjson
 from sluicemq.wire.headers import UpdateAccountRequest
 
 _VERSION_ROW: Final = "{:<16}  {:<22}  {:<22}  {:<20}  {:<22}  {:<22}"
-_FIELDS: Final = (
-    "accessKey",
-    "secretKey",
-    "whiteRemoteAddress",
-    "admin",
-    "defaultTopicPerm",
-    "defaultGroupPerm",
-    "topicPerms",
-    "groupPerms",
-)
 
 
 def _all_target_addresses(session: Session, values: FlagValues) -> list[str]:
@@ -51,7 +41,9 @@ def update_account(session: Session, values: FlagValues) -> None:
         session.admin.update_account(address, account)
         session.print_line(f"create or update plain access config to {address} success.")
     fields: dict[str, object] = {
-        name: f"'{java.format_value(values.get(name))}'" for name in _FIELDS if name != "secretKey"
+        name: f"'{java.format_value(values.get(name))}'"
+        for name in ACCOUNT_FIELDS
+        if name != "secretKey"
     }
     fields |= {"admin": values.get_bool("admin"), "topicPerms": None, "groupPerms": None}
     fields |= {
@@ -84,7 +76,7 @@ def show_accounts(session: Session, values: FlagValues) -> None:
         white = java.format_value(rules.get("globalWhiteAddrs", []))
         session.print_line(f"\n{'globalWhiteRemoteAddresses':<20}: {white}\n\naccounts:")
         for account in rules.get("plainAccessConfigs", ()):
-            for name in _FIELDS:
+            for name in ACCOUNT_FIELDS:
                 value = account.get(name)
                 session.print_line(
                     f"  {name:<18}: {'' if value is None else java.format_value(value)}"
