@@ -24,11 +24,11 @@ UNREACHABLE: Final = "127.0.0.1:1"
 """An address at which nothing listens. The calls below fail before they connect."""
 
 
-def client(call: Callable[[Any], Any], **options: Any) -> Case:
+def client(call: Callable[[Any], Any], name_servers: str = UNREACHABLE, **options: Any) -> Case:
     """Return a case that calls `call` with a client, and awaits the result if it can be awaited."""
 
     async def run() -> None:
-        async with Sluice(UNREACHABLE, **options) as mq:
+        async with Sluice(name_servers, **options) as mq:
             result = call(mq)
             if hasattr(result, "__await__"):
                 await result
@@ -73,6 +73,11 @@ def sql92(expression: str) -> Case:
     return client(lambda mq: mq.subscribe("orders", group="billing", where=expression))
 
 
+def send(mq: Any) -> Any:
+    """Send a message correctly, for cases in which the client is wrong."""
+    return mq.send("orders", b"x")
+
+
 CASES: Final[dict[str, Case]] = {
     # --- calls of the client
     "a topic with a space": client(lambda mq: mq.send("my orders", b"x")),
@@ -96,8 +101,8 @@ CASES: Final[dict[str, Case]] = {
     ),
     "a misspelt option of send": client(lambda mq: mq.send("orders", b"x", tga="red")),
     "a misspelt option of the client": client(lambda mq: mq, namesrv="127.0.0.1:9876"),
-    "a name server whose port is no number": lambda: asyncio.run(_open("localhost:abc")),
-    "a name server with a wrong port": lambda: asyncio.run(_open("localhost:99999")),
+    "a name server whose port is no number": client(send, "localhost:abc"),
+    "a name server with a wrong port": client(send, "localhost:99999"),
     "a negative timeout": client(lambda mq: mq.send("orders", b"x", timeout_ms=-5)),
     "a client id that is a number": client(lambda mq: mq, client_id=7),
     "half of the credentials": client(lambda mq: mq, credentials=("key",)),
@@ -117,7 +122,7 @@ CASES: Final[dict[str, Case]] = {
     "a transaction without a listener": client(
         lambda mq: mq.producer("tx").send_in_transaction(Message("orders", b"x"))
     ),
-    "a cluster that is not reachable": client(lambda mq: mq.send("orders", b"x")),
+    "a cluster that is not reachable": client(send),
     "a topic that does not exist": cluster(lambda mq: mq.admin.topic_stats("missing")),
     "a message id that is none": cluster(lambda mq: mq.admin.message_by_id("12")),
     # --- options of the command line
@@ -166,11 +171,6 @@ CASES: Final[dict[str, Case]] = {
     ),
     "a property that is compared with IS": sql92("color IS 'red'"),
 }
-
-
-async def _open(name_servers: str) -> None:
-    async with Sluice(name_servers) as mq:
-        await mq.send("orders", b"x")
 
 
 def message_of(case: Case) -> str:

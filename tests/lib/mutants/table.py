@@ -484,8 +484,8 @@ POP: Final = (
         "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(
-        "pops of a turn that failed stay",
-        "the group passes messages that nobody has got",
+        "pops of a failed group commit stay",
+        "the group passes messages that no consumer has received",
         "sluicemq.broker.pop.checkpoints",
         "PopCheckpoints.record_pop",
         "        self._group_commit.commit_internal(undo=remove_last_pending)\n",
@@ -493,7 +493,7 @@ POP: Final = (
         "tests/unit/broker/test_checkpoints.py::test_a_pop_is_undone_if_its_commit_fails",
     ),
     _pop(
-        "an acknowledgement of a turn that failed holds",
+        "an acknowledgement of a failed group commit holds",
         "the message never comes again",
         "sluicemq.broker.pop.checkpoints",
         "PopCheckpoints._append_acknowledgement",
@@ -654,7 +654,7 @@ LANES: Final = (
     ),
     _lanes(
         "a lane whose last member changed its subscription never becomes idle",
-        "nobody gets what the lane wanted",
+        "no lane gets what that lane wanted",
         "sluicemq.broker.lanes.group",
         "GroupLanes.remove_member",
         "lane.left_ms = now_ms - IDLE_AFTER_MS if moved else now_ms",
@@ -666,7 +666,7 @@ LANES: Final = (
 REPLICATION: Final = (
     _replication(
         "a log of an old term may lead",
-        "messages that a deposed master wrote and nobody confirmed come back",
+        "messages that a deposed master wrote and no replica confirmed come back",
         "sluicemq.broker.failover.election",
         "count_ahead",
         "key = (-me.log_term, -me.log_end, me.id)\n    return sum((-member.log_term, ",
