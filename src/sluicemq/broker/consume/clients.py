@@ -143,7 +143,7 @@ class ConsumerGroup:
     def find_member(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
         """Return the member that sent a request with these header fields on `peer`, or None.
 
-        If `peer` is no member itself, return a member with the client id in CLIENT_ID_FIELD. If
+        If `peer` is not a member itself, return a member with the client id in CLIENT_ID_FIELD. If
         that client has several connections, return the one with its last heartbeat: the others may
         be broken, and their subscriptions outdated.
         """
@@ -265,7 +265,7 @@ class Consumers:
         return members.subscriptions.get(topic) if members is not None else None
 
     def client_name(self, group_name: str, peer: Peer) -> str:
-        """Return the client id of a member, or the address of a connection that is no member.
+        """Return the client id of a member, or the address of a connection that is not a member.
 
         Called for each pop: keep it cheap.
         """
@@ -339,7 +339,8 @@ class Consumers:
         """Commit an offset of a queue, for the group or for the lane of the requesting member.
 
         `peer` and `fields` are the connection and the header fields of the request, by which the
-        member is found. In a group with lanes, do nothing if the client is no member with a lane.
+        member is found. In a group with lanes, do nothing if the client is not a member with a
+        lane.
         """
         if group_name not in self.lanes.table:
             self.lanes.offsets.commit(group_name, topic, queue_id, offset)
@@ -394,7 +395,8 @@ class Consumers:
         topics or lanes have changed. Return whether the last fingerprint (of the group, or of the
         member in a group with lanes) was another one; False if there was none.
 
-        Raises ContractError if the group refuses the subscriptions; the client is no member then.
+        Raises ContractError if the group refuses the subscriptions. Then the client is not a
+        member.
         """
         group = self.groups.get(data.group) or ConsumerGroup(data.group)
         known = group.members.get(member.peer) or member
@@ -634,7 +636,8 @@ class Consumers:
         notified to rebalance.
 
         If `client_id` is not "", the client also stops being an absent member, even if its request
-        comes on another connection than its heartbeats did. Do nothing else if `peer` is no member.
+        comes on another connection than its heartbeats did. Do nothing else if `peer` is not a
+        member.
         """
         self.memory.release(peer, (CONSUMER, group_name))
         if client_id:
@@ -744,7 +747,7 @@ class Producers:
         """Remove the connection `peer` from a group, and release its memory.
 
         If it is in no other producer group, `find_connection` does not return it any more. Do
-        nothing if it is no member.
+        nothing if it is not a member.
         """
         self._memory.release(peer, (PRODUCER, group))
         members = self.groups.get(group)
