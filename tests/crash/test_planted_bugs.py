@@ -152,7 +152,7 @@ def queue_written_beyond_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def flush_all(queues: ConsumeQueues, queue: Queue) -> None:
         for one in [queue, *queues]:
-            queues.dirty.add(one)
+            queues.dirty[one] = None
             original_flush(queues, one)
 
     monkeypatch.setattr(Queue, "flush", flush)

@@ -235,7 +235,7 @@ class Tasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._supervised: set[SupervisedTask] = set()
+        self._supervised: dict[SupervisedTask, None] = {}  # in the order of their starts
         self._task_ended: asyncio.Event = asyncio.Event()
         self.is_closing: bool = False
 
@@ -268,7 +268,7 @@ class Tasks:
         """
         supervised = SupervisedTask(make_coroutine, name, self._forget)
         self._run(supervised)
-        self._supervised.add(supervised)
+        self._supervised[supervised] = None
         return supervised
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -288,7 +288,7 @@ class Tasks:
 
     def _forget(self, supervised: SupervisedTask) -> None:
         """Drop a supervised task that is not started again."""
-        self._supervised.discard(supervised)
+        self._supervised.pop(supervised, None)
         self._task_ended.set()
 
     def _run(self, supervised: SupervisedTask) -> None:
@@ -361,7 +361,7 @@ class Tasks:
         for supervised in tuple(self._supervised):
             if supervised.timer is not None:
                 supervised.timer.cancel()
-                self._supervised.discard(supervised)
+                self._supervised.pop(supervised, None)
         left = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in left:
             task.cancel()

@@ -187,7 +187,7 @@ class ClusterBackend(AsyncioShell):
         self.subscription_conflicts = SubscriptionConflicts()
         self._cluster = cluster
         self._tasks = Tasks()
-        self._sessions: set[ClusterClientSession] = set()
+        self._sessions: dict[ClusterClientSession, None] = {}  # in the order of opening
         nowhere = Host("0.0.0.0", 0)
         self._proxy_session = self.open_session(nowhere, nowhere, lambda _command, _answer: None)
         self._routes = LookupCache(self, self._request_route, clock)
@@ -199,7 +199,7 @@ class ClusterBackend(AsyncioShell):
     ) -> "ClusterClientSession":
         """Return a new session for a client, with its own connections to brokers."""
         session = ClusterClientSession(self, on_request)
-        self._sessions.add(session)
+        self._sessions[session] = None
         return session
 
     def fetch_route(self, topic: str) -> Conversation[TopicRoute]:
@@ -242,7 +242,7 @@ class ClusterBackend(AsyncioShell):
 
     def session_closed(self, session: "ClusterClientSession") -> None:
         """Forget a session that has been closed, and its subscriptions."""
-        self._sessions.discard(session)
+        self._sessions.pop(session, None)
         self.subscription_conflicts.remove_session(session)
 
     async def check_group(self, address: str, group: str) -> None:

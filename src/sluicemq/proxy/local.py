@@ -96,7 +96,7 @@ class LocalBackend:
         self.clock = state.clock
         self.dispatcher: Dispatcher | None = dispatcher
         """The dispatcher of the current role; None between two roles."""
-        self.sessions: set[LocalClientSession] = set()
+        self.sessions: dict[LocalClientSession, None] = {}  # in the order of opening
         self.pending_requests: list[
             tuple[LocalClientSession, Call, OnResponse, Account | None]
         ] = []
@@ -114,7 +114,7 @@ class LocalBackend:
     ) -> "LocalClientSession":
         """Return a new session with the broker for a client; see `Backend.open_session`."""
         session = LocalClientSession(self, remote, local, on_request)
-        self.sessions.add(session)
+        self.sessions[session] = None
         return session
 
     def suspend(self) -> None:
@@ -281,7 +281,7 @@ class LocalClientSession:
         Its peer is disconnected from the broker, and its open requests fail.
         """
         self._is_closed = True
-        self._backend.sessions.discard(self)
+        self._backend.sessions.pop(self, None)
         self.connection_lost()
 
     def connection_lost(self) -> None:

@@ -42,8 +42,9 @@ The number doubles each time, up to `SINGLE_RECORDS_FIRST`.
 class Dispatcher:
     """Adds the units of records of the log to their queues.
 
-    `units_added` counts the units that the queues did not have before. `grown_queues` are the
-    queues that received these units; the caller clears the set. `last_store_time_ms` is the store
+    `units_added` counts the units that the queues did not have before. The keys of
+    `grown_queues` are the queues that received these units, in the order in which they received the
+    first one; the caller clears it. `last_store_time_ms` is the store
     time of the last record that was read (0 if there was none).
     """
 
@@ -69,7 +70,7 @@ class Dispatcher:
         self._suspects: dict[Queue, tuple[int, Unit]] = {}
         """The (offset, unit) of the suspect of each queue that has one: see the module."""
         self.units_added = 0
-        self.grown_queues: set[Queue] = set()
+        self.grown_queues: dict[Queue, None] = {}
         self.last_store_time_ms = 0
 
     def reset(self) -> None:
@@ -153,7 +154,7 @@ class Dispatcher:
             )
         if added:
             self.units_added += added
-            self.grown_queues.add(queue)
+            self.grown_queues[queue] = None
             self._queues.mark_dirty(queue)
         return True
 
@@ -206,7 +207,7 @@ class Dispatcher:
         """Add a unit to its queue, and count it if the queue did not have it."""
         if queue.put(offset, unit):
             self.units_added += 1
-            self.grown_queues.add(queue)
+            self.grown_queues[queue] = None
             self._queues.mark_dirty(queue)
 
 

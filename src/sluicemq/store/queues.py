@@ -477,7 +477,9 @@ def _bisect(
 class ConsumeQueues:
     """All queues of a store, by (topic, queue id).
 
-    `dirty` are the queues with units that are not in their files. `unsynced` are files and
+    `dirty` has the queues with units that are not in their files as keys, in the order in which they
+    became so. A set would order them by address, and a simulation would write its files in another
+    order each time. `unsynced` are files and
     directories that were written since the last checkpoint. `deleted` says which records belong to
     deleted topics. `is_doubtful` is set when units were found to be wrong; the next start then
     builds all queues again.
@@ -502,7 +504,7 @@ class ConsumeQueues:
         self._file_bytes = file_bytes
         self._long_topics = long_topics
         self.by_key: dict[tuple[str, int], Queue] = {}
-        self.dirty: set[Queue] = set()
+        self.dirty: dict[Queue, None] = {}
         self.unsynced: set[str] = set()
         self.deleted = deleted or DeletedTopics(files, "")
         self.is_doubtful = False
@@ -595,7 +597,7 @@ class ConsumeQueues:
         Writes them at once if the tail has `TAIL_BYTES_MAX` or more, which raises OSError on
         failure.
         """
-        self.dirty.add(queue)
+        self.dirty[queue] = None
         if len(queue.tail) >= TAIL_BYTES_MAX:
             self.unsynced.update(queue.flush())
 
@@ -606,7 +608,7 @@ class ConsumeQueues:
         """
         if queue in self.dirty:
             self.unsynced.update(queue.flush())
-            self.dirty.discard(queue)
+            self.dirty.pop(queue, None)
 
     def truncate_to_log(self, end: int) -> None:
         """Remove the units whose records end behind position `end`, where the log now ends.
@@ -631,7 +633,7 @@ class ConsumeQueues:
         """Remove the queues of a topic like `delete_topic`, but allow any name."""
         for key in [key for key in self.by_key if key[0] == topic]:
             queue = self.by_key.pop(key)
-            self.dirty.discard(queue)
+            self.dirty.pop(queue, None)
             queue.segments.remove_all()
         directory = f"{self._directory}/{topic}"
         if self._files.exists(directory) and not self._files.names(directory):

@@ -239,7 +239,7 @@ class Store:
         if end == start:
             return end
         queues = [(queue, queue.next_offset) for queue in writer.touched]
-        self._queues.dirty.update(writer.touched)
+        self._queues.dirty.update(dict.fromkeys(writer.touched))
         writer.touched.clear()
         if self._publishes_later:
             self._unpublished.append(_CommittedGroup(end, queues))

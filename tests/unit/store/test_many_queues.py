@@ -304,3 +304,20 @@ def test_many_files_are_written_when_nothing_comes(
     mark = read_checkpoint(bench.files, "/store/checkpoint").latest
     assert mark is not None
     assert mark.units == QUEUES
+
+
+def test_queue_files_are_written_in_the_order_in_which_their_messages_arrived(bench: Any) -> None:
+    """A simulation that cuts the power after n changes needs the same n changes in each run."""
+    store = bench.open()
+    order = [(queue_id * 37) % QUEUES for queue_id in range(QUEUES)]
+    for queue_id in order:
+        bench.append(b"x", queue_id=queue_id)
+    store.commit()
+    before = len(bench.files.operations)
+    store._checkpoints.write_now()
+    written = [
+        int(done.path.split("/")[-2])
+        for done in bench.files.operations[before:]
+        if done.kind == "write" and "/consumequeue/" in done.path
+    ]
+    assert written == order

@@ -461,7 +461,8 @@ class LogSenders:
         self._call_soon = call_soon
         self._offload = offload
         self.address_check = address_check
-        self.senders: set[LogSender] = set()
+        self.senders: dict[LogSender, None] = {}
+        """The senders as keys, in the order of their connections."""
 
     def accept(self, stream: ByteStream) -> LogSender:
         """Create the sender for the connection of a slave, and keep it until the connection ends.
@@ -478,10 +479,14 @@ class LogSenders:
             self._clock,
             call_soon=self._call_soon,
             offload=self._offload,
-            on_lost=self.senders.discard,
+            on_lost=self._forget,
         )
-        self.senders.add(sender)
+        self.senders[sender] = None
         return sender
+
+    def _forget(self, sender: LogSender) -> None:
+        """Remove a sender whose connection has ended."""
+        self.senders.pop(sender, None)
 
     def send_pending(self) -> None:
         """Send to each slave what it does not have yet.
