@@ -102,6 +102,7 @@ public final class Driver {
         DefaultMQProducer producer = configured(new DefaultMQProducer("driver-producer", hook()));
         producer.setSendMsgTimeout(10_000);
         producer.start();
+        Thread.sleep(number("settle_ms", 0));
         try {
             send(producer, text("mode", "sync"));
         } finally {
