@@ -150,24 +150,34 @@ class Sweep:
     @cached_property
     def groups(self) -> list[QueueUnits]:
         """The units of the records that are in queues, by queue, each in the order of the log."""
-        records, count = self._records, self.count
-        topics, topic_of = records.topics
-        queued = np.flatnonzero((records.sys_flag[:count] & UNQUEUED) == 0)
-        ids = records.field("queue_id")
-        keys = (topic_of[:count] << 32) + (ids[:count] & 0xFFFFFFFF)
-        order = queued[np.argsort(keys[queued], kind="stable")]
-        keys = keys[order]
-        units = np.empty(len(order), UNIT_COLUMNS)
-        units["position"] = records.starts[order] + records.base
-        units["size"] = records.sizes[order]
-        units["code"] = self._codes[order]
-        offsets = records.field("queue_offset")[order]
-        cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(order)]
-        return [
-            QueueUnits(topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
-            for a, b in pairwise(cuts)
-            if b > a
-        ]
+        records = self._records
+        count = self.count
+
+        # Sort the rows by queue. A key is the topic's index in the high half and the queue id in
+        # the low half. The sort is stable, so the rows of one queue stay in the order of the log.
+        topics, topic_indices = records.topics
+        queue_ids = records.field("queue_id")
+        keys = (topic_indices[:count] << 32) + (queue_ids[:count] & 0xFFFFFFFF)
+        queued_rows = np.flatnonzero((records.sys_flag[:count] & UNQUEUED) == 0)
+        rows = queued_rows[np.argsort(keys[queued_rows], kind="stable")]
+
+        units = np.empty(len(rows), UNIT_COLUMNS)
+        units["position"] = records.starts[rows] + records.base
+        units["size"] = records.sizes[rows]
+        units["code"] = self._codes[rows]
+        queue_offsets = records.field("queue_offset")[rows]
+
+        # Cut the sorted rows where the key changes.
+        sorted_keys = keys[rows]
+        boundaries = [0, *(np.flatnonzero(np.diff(sorted_keys)) + 1).tolist(), len(rows)]
+        groups = []
+        for begin, end in pairwise(boundaries):
+            if begin == end:  # there are no queued records at all
+                continue
+            topic = topics[int(sorted_keys[begin]) >> 32]
+            queue_id = int(queue_ids[rows[begin]])
+            groups.append(QueueUnits(topic, queue_id, queue_offsets[begin:end], units[begin:end]))
+        return groups
 
 
 def sweep_piece(
@@ -192,21 +202,21 @@ def sweep_piece(
     if not len(starts):
         return None
     records = Records(raw, starts, base + at)
-    good = records.valid & (records.topic_lengths > 0) & (records.field("store_time") != 0)
-    count = _count_leading(good & (records.field("physical_offset") == starts + records.base))
+
+    # Each check lowers `count`, the number of leading records that have passed all checks.
+    count = _count_structurally_valid(records)
     if check_crc:
-        begins, ends = records.body_starts[:count].tolist(), records.body_ends[:count].tolist()
-        data, crc32 = raw.data, zlib.crc32
-        crcs = np.array([crc32(data[a:b]) for a, b in zip(begins, ends, strict=True)], np.int64)
-        count = _count_leading((crcs & CRC_MASK) == records.field("body_crc")[:count])
+        count = _count_valid_bodies(records, count)
         if requires_checksum:
-            sealed = [has_valid_checksum(records.record_bytes(row)) for row in range(count)]
-            count = _count_leading(np.array(sealed, np.bool_))
+            has_checksum = [has_valid_checksum(records.record_bytes(row)) for row in range(count)]
+            count = _count_leading(np.array(has_checksum, np.bool_))
     if not count:
         return None
-    codes, odd, cut = _tag_codes(records, count)
-    count = _count_leading(~cut)
-    for row in np.flatnonzero(odd[:count]).tolist():
+
+    tags = _hash_tags(records, count)
+    codes = tags.codes
+    count = _count_leading(~tags.ends_sweep)
+    for row in np.flatnonzero(tags.is_odd[:count]).tolist():
         record = parse_log_record(view, at + int(starts[row]), base, check_crc=False)
         if record is None:  # impossible: the record was checked above
             count = row
@@ -215,53 +225,106 @@ def sweep_piece(
     return Sweep(records, count, codes) if count else None
 
 
-def _count_leading(good: Mask) -> int:
+def _count_leading(is_good: Mask) -> int:
     """Return the number of rows before the first one that is not good; all if every row is."""
-    return len(good) if good.all() else int(good.argmin())
+    return len(is_good) if is_good.all() else int(is_good.argmin())
 
 
-def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
-    """Return (codes, odd, cut) of the first `count` records: their tag codes, and two masks.
+def _count_structurally_valid(records: Records) -> int:
+    """Return how many leading records have possible sizes, a topic, a time and their position."""
+    has_topic = records.topic_lengths > 0
+    has_time = records.field("store_time") != 0
+    is_at_its_position = records.field("physical_offset") == records.starts + records.base
+    return _count_leading(records.valid & has_topic & has_time & is_at_its_position)
 
-    Rows in `odd` have no valid code: the scalar code must compute it. The sweep must end before the
-    first row in `cut`, which has zeros in its topic or properties, or belongs to several queues.
+
+def _count_valid_bodies(records: Records, count: int) -> int:
+    """Return how many of the first `count` records precede the first body with a wrong CRC."""
+    body_starts = records.body_starts[:count].tolist()
+    body_ends = records.body_ends[:count].tolist()
+    data = records.raw.data
+    crc32 = zlib.crc32
+    crcs = [crc32(data[start:end]) for start, end in zip(body_starts, body_ends, strict=True)]
+    is_right = (np.array(crcs, np.int64) & CRC_MASK) == records.field("body_crc")[:count]
+    return _count_leading(is_right)
+
+
+class _HashedTags(NamedTuple):
+    """The tag codes of records, and two masks over the records.
+
+    Where `is_odd` is set, `codes` has no valid code: the scalar code must compute it. The sweep
+    must end before the first record where `ends_sweep` is set: this record has zeros in its topic
+    or properties, or belongs to several queues.
     """
+
+    codes: Positions
+    is_odd: Mask
+    ends_sweep: Mask
+
+
+def _hash_tags(records: Records, count: int) -> _HashedTags:
+    """Return the tag codes of the first `count` records."""
     codes = np.zeros(count, np.int64)
-    topics, topic_of = records.topics
-    topic_of = topic_of[:count]
-    cut = np.isin(topic_of, [n for n, topic in enumerate(topics) if 0 in topic])
-    odd = np.isin(topic_of, [n for n, topic in enumerate(topics) if topic == _SCHEDULE_TOPIC])
-    sizes = records.property_lengths[:count]
-    for size in np.unique(sizes[sizes > 0]).tolist():
-        rows = np.flatnonzero(sizes == size)
-        text = rows_at(records.raw, records.property_starts[rows], size)
-        cut[rows] |= ~text.all(axis=1)
-        # Eight bytes precede each row, as if a property ended there, and a separator follows it.
-        matrix = np.full((len(rows), size + 9), VALUE_END, np.uint8)
-        matrix[:, 8:-1] = text
-        flat = matrix.reshape(-1)
-        equals = np.flatnonzero(flat == NAME_END)
-        before = gather(flat, equals - 8, ">u8").astype(np.uint64)
-        owners = rows[equals // (size + 9)]
-        cut[owners[before == _DISPATCH_WORD]] = True
-        hits = np.flatnonzero((before & _LOW_WORD_HALF) == _TAGS_WORD)
-        if not len(hits):
-            continue
-        owners = owners[hits]
-        is_name = (before[hits] >> np.uint64(32)) & np.uint64(0xFF) == VALUE_END
-        odd[owners[~is_name]] = True
-        odd[owners[1:][owners[1:] == owners[:-1]]] = True
-        starts = equals[hits] + 1
-        is_end = rows_at(flat, starts, _TAG_BYTES_MAX) == VALUE_END
-        lengths = is_end.argmax(axis=1)
-        following = np.append(equals, len(flat))[hits + 1]
-        hashes, is_odd = java_hashes(flat, starts, lengths)
-        odd[owners[is_odd | (following < starts + lengths) | ~is_end.any(axis=1)]] = True
-        codes[owners] = hashes.view(np.int32)
-    is_lost = records.field("prepared_offset")[:count] == PLACEHOLDER_PREPARED_OFFSET
-    codes[is_lost] = PLACEHOLDER_CODE
-    odd[is_lost] = False
-    return codes, odd, cut
+
+    # The topic alone decides some rows.
+    topics, topic_indices = records.topics
+    topic_indices = topic_indices[:count]
+    topics_with_zeros = [index for index, topic in enumerate(topics) if 0 in topic]
+    delay_topics = [index for index, topic in enumerate(topics) if topic == _SCHEDULE_TOPIC]
+    ends_sweep = np.isin(topic_indices, topics_with_zeros)
+    is_odd = np.isin(topic_indices, delay_topics)
+    tags = _HashedTags(codes, is_odd, ends_sweep)
+
+    # Rows whose properties have equally many bytes form a matrix.
+    lengths = records.property_lengths[:count]
+    for length in np.unique(lengths[lengths > 0]).tolist():
+        _hash_tags_of_length(records, np.flatnonzero(lengths == length), length, tags)
+
+    # Last, because a placeholder has its own code, whatever its properties are.
+    is_placeholder = records.field("prepared_offset")[:count] == PLACEHOLDER_PREPARED_OFFSET
+    codes[is_placeholder] = PLACEHOLDER_CODE
+    is_odd[is_placeholder] = False
+    return tags
+
+
+def _hash_tags_of_length(
+    records: Records, rows: NDArray[np.intp], length: int, tags: _HashedTags
+) -> None:
+    """Set the entries of `tags` for `rows`, whose properties all have `length` bytes."""
+    properties = rows_at(records.raw, records.property_starts[rows], length)
+    tags.ends_sweep[rows] |= ~properties.all(axis=1)
+
+    # Eight bytes precede each row, as if a property ended there, and a separator follows it.
+    row_bytes = length + 9
+    matrix = np.full((len(rows), row_bytes), VALUE_END, np.uint8)
+    matrix[:, 8:-1] = properties
+    flat = matrix.reshape(-1)
+
+    # A name ends with NAME_END. Compare the eight bytes before it with the names that matter.
+    name_ends = np.flatnonzero(flat == NAME_END)
+    words_before = gather(flat, name_ends - 8, ">u8").astype(np.uint64)
+    rows_of_names = rows[name_ends // row_bytes]
+    tags.ends_sweep[rows_of_names[words_before == _DISPATCH_WORD]] = True
+    hits = np.flatnonzero((words_before & _LOW_WORD_HALF) == _TAGS_WORD)
+    if not len(hits):
+        return
+    tag_rows = rows_of_names[hits]
+
+    # Odd are names that only end with "TAGS", and rows in which the name occurs twice.
+    byte_before_name = (words_before[hits] >> np.uint64(32)) & np.uint64(0xFF)
+    tags.is_odd[tag_rows[byte_before_name != VALUE_END]] = True
+    tags.is_odd[tag_rows[1:][tag_rows[1:] == tag_rows[:-1]]] = True
+
+    # Odd are tags that are not ASCII, contain NAME_END, or are too long.
+    tag_starts = name_ends[hits] + 1
+    is_tag_end = rows_at(flat, tag_starts, _TAG_BYTES_MAX) == VALUE_END
+    tag_lengths = is_tag_end.argmax(axis=1)
+    is_too_long = ~is_tag_end.any(axis=1)
+    next_name_ends = np.append(name_ends, len(flat))[hits + 1]
+    contains_name_end = next_name_ends < tag_starts + tag_lengths
+    hashes, is_not_ascii = java_hashes(flat, tag_starts, tag_lengths)
+    tags.is_odd[tag_rows[is_not_ascii | contains_name_end | is_too_long]] = True
+    tags.codes[tag_rows] = hashes.view(np.int32)
 
 
 # --- units
@@ -278,7 +341,8 @@ def unverified_heads(
     records in other files, and of placeholders, are returned too.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
-    positions, sizes = rows["position"].astype(np.int64), rows["size"].astype(np.int64)
+    positions = rows["position"].astype(np.int64)
+    sizes = rows["size"].astype(np.int64)
     sizes[rows["code"] == PLACEHOLDER_CODE] = 0  # no record has this size, so none matches
     unverified = unverified_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
     return [int(row) for row in unverified]
@@ -295,12 +359,14 @@ def unverified_rows(
     """Return what `unverified_heads` returns, for units in columns, none of a placeholder."""
     raw = np.frombuffer(view, np.uint8)
     starts = positions - base
-    inside = (starts >= 0) & (starts + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
-    heads = gather(raw, starts if inside.all() else np.where(inside, starts, 0), _RECORD_BEGIN)
-    good = inside & (heads["size"] == sizes) & (heads["physical_offset"] == positions)
-    good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
-    good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
-    return np.flatnonzero(~good)
+    is_inside = (starts >= 0) & (starts + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
+    # Units of other files read the head at 0, so that no index is out of range.
+    readable_starts = starts if is_inside.all() else np.where(is_inside, starts, 0)
+    heads = gather(raw, readable_starts, _RECORD_BEGIN)
+    is_verified = is_inside & (heads["size"] == sizes) & (heads["physical_offset"] == positions)
+    is_verified &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
+    is_verified &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
+    return np.flatnonzero(~is_verified)
 
 
 def find_tag_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
@@ -308,13 +374,16 @@ def find_tag_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
     count = len(units) // UNIT_BYTES
     if not count or not codes:
         return np.empty(0, np.intp)
-    # A view of the tag codes, which are 20 bytes apart, without copying.
-    stored = np.ndarray((count,), np.int64, buffer=units, offset=_CODE_AT, strides=(UNIT_BYTES,))
-    first, *others = map(_swap_bytes, codes)
-    hits = stored == first
-    for code in others:
-        np.logical_or(hits, stored == code, out=hits)
-    return np.flatnonzero(hits)
+    # A view of the tag codes, which are 20 bytes apart, without copying. The machine reads their
+    # bytes in its own order, so the wanted codes are swapped instead.
+    unit_codes = np.ndarray(
+        (count,), np.int64, buffer=units, offset=_CODE_AT, strides=(UNIT_BYTES,)
+    )
+    first_code, *other_codes = map(_swap_bytes, codes)
+    is_match = unit_codes == first_code
+    for code in other_codes:
+        np.logical_or(is_match, unit_codes == code, out=is_match)
+    return np.flatnonzero(is_match)
 
 
 def _swap_bytes(code: int) -> np.int64:
@@ -347,28 +416,34 @@ class TagHits:
         self._chunks: OrderedDict[tuple[str, int, frozenset[int]], ChunkHits] = OrderedDict()
 
     def at(
-        self, queue: Queue, codes: frozenset[int], position: int, end: int, grown: int
+        self, queue: Queue, codes: frozenset[int], offset: int, end: int, chunk_units: int
     ) -> ChunkHits | None:
-        """Return the matches of a chunk that contains offset `position`. HOT.
+        """Return the matches of a chunk that contains the queue offset `offset`. HOT.
 
-        A cached chunk may begin before `position`, and may continue behind `end`. Otherwise a chunk
-        of `grown` units from `position` on, at most up to `end`, is compared and cached. It is
-        larger if `position` is where the cached chunk ends, because a reader that continues will
-        need more. Returns None if the queue has no units at `position`.
+        A chunk is a range of units that are compared at once. A cached chunk may begin before
+        `offset`, and may continue behind the queue offset `end`. Otherwise a chunk of `chunk_units`
+        units from `offset` on, at most up to `end`, is compared and cached. It is larger if
+        `offset` is where the cached chunk ends, because a reader that continues will need more.
+        Returns None if the queue has no units at `offset`.
         """
         key = (queue.topic, queue.queue_id, codes)
-        chunk = self._chunks.get(key)
-        if chunk is None or chunk.queue is not queue or not chunk.start <= position < chunk.stop:
-            if chunk is not None and chunk.queue is queue and chunk.stop == position:
-                grown = min(max(grown, 4 * (chunk.stop - chunk.start)), CHUNK_UNITS_MAX)
-            units = queue.units(position, min(grown, end - position))
-            count = len(units) // UNIT_BYTES
-            if not count:
-                return None
-            offsets, hits = select_tagged(units, codes, position)
-            chunk = self._chunks[key] = ChunkHits(queue, position, position + count, offsets, hits)
-            if len(self._chunks) > CACHED_CHUNKS_MAX:
-                self._chunks.popitem(last=False)
+        cached = self._chunks.get(key)
+        if cached is not None and cached.queue is queue:
+            if cached.start <= offset < cached.stop:
+                return cached
+            if cached.stop == offset:  # the reader continues: compare four times as many
+                larger = max(chunk_units, 4 * (cached.stop - cached.start))
+                chunk_units = min(larger, CHUNK_UNITS_MAX)
+
+        units = queue.units(offset, min(chunk_units, end - offset))
+        count = len(units) // UNIT_BYTES
+        if not count:
+            return None
+        matching_offsets, matching_units = select_tagged(units, codes, offset)
+        chunk = ChunkHits(queue, offset, offset + count, matching_offsets, matching_units)
+        self._chunks[key] = chunk
+        if len(self._chunks) > CACHED_CHUNKS_MAX:
+            self._chunks.popitem(last=False)
         return chunk
 
 
@@ -384,31 +459,38 @@ def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[li
 class Runs(NamedTuple):
     """Runs of records that are adjacent in the log.
 
-    `extents` are the (start, end) positions of the runs, in the order of the queue. They contain
-    `messages` records of `size_bytes` bytes in total.
+    `ranges` are the (start, end) positions of the runs, in the order of the queue. They contain
+    `message_count` records of `size_bytes` bytes in total.
     """
 
-    extents: list[tuple[int, int]]
-    messages: int
+    ranges: list[tuple[int, int]]
+    message_count: int
     size_bytes: int
 
 
 def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
     """Return the runs that the first units form: at most `count_max` units and `bytes_max` bytes.
 
-    The runs are empty if not even the first unit is within the limits. Returns None if any of the
-    units is blank or has an impossible size, because then they must be examined one by one.
+    A run consists of consecutive units whose records are adjacent in the log. There are no runs if
+    not even the first unit is within the limits. Returns None if any of the units is blank or has
+    an impossible size, because then they must be examined one by one.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)
     if (sizes <= 0).any() or (sizes == BLANK_SIZE).any():
         return None
-    totals = np.cumsum(sizes)
-    count = min(count_max, int(np.searchsorted(totals, bytes_max, "right")))
+
+    # Count the units that are within both limits.
+    cumulative_sizes = np.cumsum(sizes)
+    count_within_bytes = int(np.searchsorted(cumulative_sizes, bytes_max, "right"))
+    count = min(count_max, count_within_bytes)
     if count <= 0:
         return Runs([], 0, 0)
+
+    # A run begins with each record that does not begin where the one before it ends.
     starts = rows["position"][:count].astype(np.int64)
     ends = starts + sizes[:count]
-    cuts = [0, *(np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist(), count]
-    extents = [(int(starts[begin]), int(ends[end - 1])) for begin, end in pairwise(cuts)]
-    return Runs(extents, count, int(totals[count - 1]))
+    run_begins = (np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist()
+    boundaries = [0, *run_begins, count]
+    ranges = [(int(starts[first]), int(ends[stop - 1])) for first, stop in pairwise(boundaries)]
+    return Runs(ranges, count, int(cumulative_sizes[count - 1]))

@@ -507,3 +507,12 @@ def detect_file_sizes(
         ),
         timer_log_file_bytes=size(timer_log, config.timer_log_file_bytes),
     )
+
+
+def format_bytes(size: float) -> str:
+    """Format a number of bytes with a binary unit: 1536 -> `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}"

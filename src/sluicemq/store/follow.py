@@ -28,7 +28,7 @@ from typing import Final, Protocol
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import fix_of
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
-from sluicemq.store.dispatch import Dispatcher
+from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import BLANK_BYTES, CommitLog
 from sluicemq.store.queues import Queue
@@ -191,3 +191,30 @@ class LogFollower:
             self._dispatcher.reset()
             self._store.cut_log(end)
             self._writer.continue_at_log_end()
+
+
+def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
+    """Return (records_end, store_time_ms) of the last record that ends at position `end` or before.
+
+    The log is searched from `start` on, where a record must begin. `records_end` is behind the last
+    record, or behind the blank record that follows it if that ends at `end` or before. Without any
+    record in this range, `records_end` counts from `start`, and the store time is 0.
+    """
+    records_end = start
+    store_time_ms = 0
+    for records in sweep_records(log, start, end, check_crc=False):
+        records_end = records.end
+        store_time_ms = records.store_time_ms
+    blank_end = log.skip_blank(records_end)
+    return blank_end if blank_end <= end else records_end, store_time_ms
+
+
+def remove_partial_record(log: CommitLog) -> None:
+    """Remove the beginning of a record at the end of a slave's log.
+
+    The master sends that record again.
+    """
+    end = log.records_end
+    for records in sweep_records(log, end, log.written_offset):
+        end = records.end
+    log.truncate(min(log.skip_blank(end), log.written_offset))

@@ -38,7 +38,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -53,7 +53,7 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, iter_whole_records
+from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, LogRecord, iter_whole_records
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
@@ -127,9 +127,9 @@ def are_whole(
     """
     base, topic, queue_id = segment.base, queue.topic_part, queue.queue_id
     view = segment.data_view(end_of_last(units))
-    room = base + len(view) - RECORD_BYTES_MIN
+    position_max = base + len(view) - RECORD_BYTES_MIN
     for (position, size, code), offset in zip(_unpack_units(units), offsets, strict=True):
-        if code == lost_code or not base <= position <= room or size < RECORD_BYTES_MIN:
+        if code == lost_code or not base <= position <= position_max or size < RECORD_BYTES_MIN:
             return False
         start = position - base
         (
@@ -143,10 +143,11 @@ def are_whole(
             time_ms,
             body_length,
         ) = _unpack_whole(view, start)
-        begin = start + RECORD_HEAD.size
-        end = begin + body_length
-        behind_body = bytes(view[end : start + size])
-        properties = len(topic) + 2
+        body_start = start + RECORD_HEAD.size
+        body_end = body_start + body_length
+        # Behind the body: the topic with its length, the length of the properties, the properties.
+        behind_body = bytes(view[body_end : start + size])
+        properties_start = len(topic) + 2
         if (
             (stored_size, magic, stored_queue_id) != (size, MAGIC_V1, queue_id)
             or stored_offset != offset
@@ -154,12 +155,12 @@ def are_whole(
             or flags & HOST_BITS
             or not time_ms
             or not 0 <= body_length <= size - RECORD_BYTES_MIN
-            or crc32(view[begin:end]) & CRC_MASK != crc
+            or crc32(view[body_start:body_end]) & CRC_MASK != crc
             or start + size > len(view)
             or not behind_body.startswith(topic)
-            or int.from_bytes(behind_body[properties - 2 : properties], "big")
-            != len(behind_body) - properties
-            or b"\0" in behind_body[properties:]
+            or int.from_bytes(behind_body[properties_start - 2 : properties_start], "big")
+            != len(behind_body) - properties_start
+            or b"\0" in behind_body[properties_start:]
         ):
             return False
     return True
@@ -221,10 +222,12 @@ class RecordVerifier:
         if the whole queue is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
+        # In most cases all records are common and valid, which one call finds out.
         if is_whole and segment is not None and not self._log.requires_checksum:
             check = are_whole if engine.pulls is None else engine.pulls.are_whole
             if check(units, offsets, segment, queue, PLACEHOLDER_CODE):
                 return units
+        # Otherwise each record is checked, or each whose head is not right.
         suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
         if not is_whole and segment is not None and len(suspects) >= VECTORISED_UNITS_MIN:
             from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
@@ -241,20 +244,23 @@ class RecordVerifier:
             if reason is None:  # the record may be read
                 continue
             # An empty reason means that there is no record to rebuild the unit from.
-            rebuilt = self._rebuild_unit(unit, queue, offsets[index]) if reason else None
-            if reason and rebuilt is None:
-                self._report_damage(position, reason)
-            repaired = bytearray(units) if repaired is None else repaired
+            rebuilt = None
+            if reason:
+                rebuilt = self._rebuild_unit(unit, queue, offsets[index])
+                if rebuilt is None:
+                    self._report_damage(position, reason)
+            if repaired is None:
+                repaired = bytearray(units)
             repaired[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = rebuilt or BLANK_UNIT
         return units if repaired is None else repaired
 
     def _find_fault(
-        self, unit: Unit, place: tuple[Queue, int] | None, *, is_whole: bool
+        self, unit: Unit, expected: tuple[Queue, int] | None, *, is_whole: bool
     ) -> str | None:
         """Return why the record of a unit may not be given to a reader; None if it may.
 
         The reason is a phrase. It is "" if there never was a record: the unit is blank, or of a
-        placeholder. `place` is (queue, offset): the record must belong to it. None allows any
+        placeholder. `expected` is (queue, offset): the record must belong to it. None allows any
         queue. With `is_whole` the whole record is checked. Otherwise the head suffices, and the
         whole record is checked only if the head is wrong.
         """
@@ -268,21 +274,12 @@ class RecordVerifier:
             return f"no file of the log holds byte {position}"
         if size < RECORD_BYTES_MIN or position + size > segment.end:
             return f"a record of {size} bytes does not fit there"
-        if not is_whole:
-            view, at = segment.safe_view(position, RECORD_BYTES_MIN)
-            fields = _HEAD_FIELDS.unpack_from(view, at)
-            stored_size, magic, queue_id, stored_offset, stored_position = fields
-            is_record = stored_size == size and magic in MAGICS and stored_position == position
-            is_of_queue = place is None or (queue_id, stored_offset) == (
-                place[0].queue_id,
-                place[1],
-            )
-            if is_record and is_of_queue:
-                return None
+        if not is_whole and _has_right_head(unit, segment, expected):
+            return None
         record = self._log.find_valid_record(position)
         if record is None or record.size_bytes != size:
             return f"{self._log.explain_bad_record(position)} ({segment.path})"
-        if place is not None and not record.belongs_to(place[0].key, place[1]):
+        if expected is not None and not record.belongs_to(expected[0].key, expected[1]):
             return "the record belongs to another queue or offset"
         return None
 
@@ -299,25 +296,25 @@ class RecordVerifier:
         behind = self._nearest_valid_unit(queue, offset, 1)
         start = self._log.start if before is None else before.end
         end = self._log.written_offset if behind is None else behind.physical_offset
+        record = None
         if end - start <= UNIT_SEARCH_BYTES_MAX:
-            for record in takewhile(
-                lambda r: r.position < end, iter_whole_records(self._log, start)
-            ):
-                if record.is_queued and record.belongs_to(queue.key, offset):
-                    code = record.tag_code(self._delays_ms)
-                    data = UNIT.pack(record.position, record.size_bytes, code)
-                    logger.warning(
-                        "queue %s/%d: the unit of message %d was damaged, and has been rebuilt from"
-                        " the log",
-                        queue.topic,
-                        queue.queue_id,
-                        offset,
-                    )
-                    # If the unit cannot be written, the next reader rebuilds it again.
-                    with contextlib.suppress(OSError):
-                        queue.overwrite_unit(offset, data)
-                    return data
-        if before is None and behind is None and self._log.find_valid_record(unit.physical_offset):
+            record = self._find_record(queue, offset, start, end)
+        if record is not None:
+            code = record.tag_code(self._delays_ms)
+            data = UNIT.pack(record.position, record.size_bytes, code)
+            logger.warning(
+                "queue %s/%d: the unit of message %d was damaged, and has been rebuilt from"
+                " the log",
+                queue.topic,
+                queue.queue_id,
+                offset,
+            )
+            # If the unit cannot be written, the next reader rebuilds it again.
+            with contextlib.suppress(OSError):
+                queue.overwrite_unit(offset, data)
+            return data
+        all_near_are_wrong = before is None and behind is None
+        if all_near_are_wrong and self._log.find_valid_record(unit.physical_offset):
             self._queues.is_doubtful = True
             raise StoreDamagedError(
                 f"The queue {queue.topic}/{queue.queue_id} in {queue.segments.directory} is damaged"
@@ -326,17 +323,30 @@ class RecordVerifier:
             )
         return None
 
+    def _find_record(self, queue: Queue, offset: int, start: int, end: int) -> LogRecord | None:
+        """Return the record of a queue's offset that begins in [start, end) of the log, or None."""
+        for record in iter_whole_records(self._log, start):
+            if record.position >= end:
+                return None
+            if record.is_queued and record.belongs_to(queue.key, offset):
+                return record
+        return None
+
     def _nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
         """Return the nearest unit that leads to its record, behind or before `offset`.
 
         `step` is the direction: 1 is behind, -1 before. Returns None if there is none within
         `GAP_MAX` offsets and the visible part of the queue.
         """
-        for other in range(offset + step, offset + step * GAP_MAX, step):
-            unit = queue.unit(other) if queue.offset_min <= other < queue.visible_offset else None
+        for other_offset in range(offset + step, offset + step * GAP_MAX, step):
+            if not queue.offset_min <= other_offset < queue.visible_offset:
+                return None
+            unit = queue.unit(other_offset)
             if unit is None:
                 return None
-            if unit.is_used and self._find_fault(unit, (queue, other), is_whole=False) is None:
+            if not unit.is_used:
+                continue
+            if self._find_fault(unit, (queue, other_offset), is_whole=False) is None:
                 return unit
         return None
 
@@ -353,6 +363,21 @@ class RecordVerifier:
                 reason,
             )
         self._damaged_positions.add(position)
+
+
+def _has_right_head(unit: Unit, segment: Segment, expected: tuple[Queue, int] | None) -> bool:
+    """Return whether a unit leads to the head of its record in `segment`.
+
+    With `expected`, a (queue, offset), the head must also contain this queue id and offset.
+    """
+    view, start = segment.safe_view(unit.physical_offset, RECORD_BYTES_MIN)
+    size, magic, queue_id, queue_offset, position = _HEAD_FIELDS.unpack_from(view, start)
+    if size != unit.size_bytes or magic not in MAGICS or position != unit.physical_offset:
+        return False
+    if expected is None:
+        return True
+    queue, offset = expected
+    return bool(queue_id == queue.queue_id and queue_offset == offset)
 
 
 class PostponedWork(NamedTuple):
@@ -479,7 +504,7 @@ class RecordCollector:
     _limit: int = 0
 
     @property
-    def room(self) -> int:
+    def messages_left(self) -> int:
         """The number of messages that may still be taken."""
         return 0 if self.is_missing else self.count_max - self.count
 
@@ -489,16 +514,17 @@ class RecordCollector:
         Returns the offset behind the last unit that was taken or skipped. Sets `is_missing` if the
         queue or the log lacks something that should be there.
         """
-        queue, high = self.queue, self.queue.visible_offset
-        while offset < high and not self.is_missing and self.count < self.count_max:
-            wanted = min(high - offset, self.count_max - self.count, _READ_UNITS_MAX)
-            units = queue.units(offset, wanted)
+        queue = self.queue
+        end = queue.visible_offset
+        while offset < end and not self.is_missing and self.count < self.count_max:
+            count = min(end - offset, self.count_max - self.count, _READ_UNITS_MAX)
+            units = queue.units(offset, count)
             if not len(units):
                 self.is_missing = True
                 break
-            done = self.take_all(units, range(offset, offset + len(units) // UNIT_BYTES))
-            offset += done
-            if done * UNIT_BYTES < len(units):
+            processed = self.take_all(units, range(offset, offset + len(units) // UNIT_BYTES))
+            offset += processed
+            if processed * UNIT_BYTES < len(units):  # a limit is reached, or a record is missing
                 break
         return offset
 
@@ -512,42 +538,53 @@ class RecordCollector:
         if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk
             units = self.verifier.repair_or_blank(units, self.queue, offsets, is_whole=is_whole)
+        processed = 0
         if len(units) >= _RUNS_BYTES_MIN:
-            done = self._take_runs(units)
-        else:
-            done = self._take_plain(units) if self._run_start < 0 else 0
-        return done or self._take_singly(units)
+            processed = self._take_runs(units)
+        elif self._run_start < 0:  # `_take_plain` would add its slices before an unfinished run
+            processed = self._take_plain(units)
+        return processed or self._take_singly(units)
 
     def _take_plain(self, units: Units) -> int:
-        """Take all of a few units if nothing prevents it; return their number. HOT.
+        """Take all of the units if nothing prevents it; return their number. HOT.
 
-        There must be room for all, one log file must contain all records, and no unit may be blank.
-        Otherwise return 0, with nothing changed.
+        This is the fast path of `take_all` for the few units of an ordinary pull. There must be
+        room for all, one log file must contain all records, and no unit may be blank. Otherwise
+        return 0, and no record is taken: `_take_singly` then examines the units.
         """
-        count, room = len(units) // UNIT_BYTES, self.bytes_max - self.size_bytes
-        if not 0 < count <= self.room:
+        count = len(units) // UNIT_BYTES
+        if not 0 < count <= self.messages_left:
             return 0
-        first = _first_position(units)[0]
-        if not self._base <= first < self._limit:
-            segment = self.log.segments.at(first)
+
+        # Continue in the file of the first record, unless it is the file of the last read.
+        first_start = _first_position(units)[0]
+        if not self._base <= first_start < self._limit:
+            segment = self.log.segments.at(first_start)
             if segment is None:
                 return 0
             self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         view, base = self._view, self._base
-        alternating = _positions_and_sizes(count)(units)  # position, size, position, size, …
-        starts, sizes = alternating[::2], alternating[1::2]
-        size, end = sum(sizes), starts[-1] + sizes[-1]
-        if max(sizes) == BLANK_SIZE or size > room or end > self._limit:
+
+        # The records must fit into the limit of bytes and lie in this file.
+        positions_and_sizes = _positions_and_sizes(count)(units)
+        starts = positions_and_sizes[::2]
+        sizes = positions_and_sizes[1::2]
+        total_bytes = sum(sizes)
+        last_end = starts[-1] + sizes[-1]
+        bytes_left = self.bytes_max - self.size_bytes
+        if max(sizes) == BLANK_SIZE or total_bytes > bytes_left or last_end > self._limit:
             return 0
-        if end - first == size:  # the records are adjacent
-            self.data.append(view[first - base : end - base])
+
+        # Adjacent records are one slice of the log.
+        if last_end - first_start == total_bytes:
+            self.data.append(view[first_start - base : last_end - base])
         else:
             self.data += [
                 view[start - base : start - base + size]
                 for start, size in zip(starts, sizes, strict=True)
             ]
         self.count += count
-        self.size_bytes += size
+        self.size_bytes += total_bytes
         return count
 
     def _take_singly(self, units: Units) -> int:
@@ -557,34 +594,34 @@ class RecordCollector:
         begins. The first message of a read is taken even if it exceeds `bytes_max`. Sets
         `is_missing` and stops at a record that the log does not have.
         """
-        room = 0 if self.is_missing else self.count_max - self.count
-        total, start, end = self.size_bytes, self._run_start, self._run_end
+        messages_left = 0 if self.is_missing else self.count_max - self.count
+        total_bytes = self.size_bytes
+        run_start, run_end = self._run_start, self._run_end
         bytes_max = self.bytes_max if self.count else UNLIMITED  # the first message always fits
-        done = taken = 0
+        processed = taken = 0
         for position, size, _ in _unpack_units(units):
             if size == BLANK_SIZE:
-                done += 1
+                processed += 1
                 continue
-            if taken >= room or total + size > bytes_max:
+            if taken >= messages_left or total_bytes + size > bytes_max:
                 break
-            if position != end:
-                if start >= 0:
-                    self.data.append(self._view[start - self._base : end - self._base])
-                start = position
-                if not self._base <= position <= self._limit - size and not self._switch_to_file_of(
-                    position, size
-                ):
-                    start = -1
+            if position != run_end:  # the record is not adjacent: another run begins
+                if run_start >= 0:
+                    self.data.append(self._view[run_start - self._base : run_end - self._base])
+                run_start = position
+                is_in_file = self._base <= position <= self._limit - size
+                if not is_in_file and not self._switch_to_file_of(position, size):
+                    run_start = -1
                     break
-            end = position + size
-            total += size
+            run_end = position + size
+            total_bytes += size
             taken += 1
-            done += 1
+            processed += 1
             bytes_max = self.bytes_max
-        self._run_start, self._run_end = start, end
+        self._run_start, self._run_end = run_start, run_end
         self.count += taken
-        self.size_bytes = total
-        return done
+        self.size_bytes = total_bytes
+        return processed
 
     def _take_runs(self, units: Units) -> int:
         """Take as many units as there is room for, in runs of adjacent records.
@@ -594,34 +631,35 @@ class RecordCollector:
         """
         from sluicemq.store.bulk import find_runs  # noqa: PLC0415 - imports NumPy
 
-        runs = find_runs(units, self.room, self.bytes_max - self.size_bytes)
+        bytes_left = self.bytes_max - self.size_bytes
+        runs = find_runs(units, self.messages_left, bytes_left)
         if runs is None:
             return 0
-        for start, end in runs.extents:
+        for start, end in runs.ranges:
             segment = self.log.segments.at(start)
             if segment is None or end > segment.end:  # each run must lie in one file of the log
                 return 0
-        for start, end in runs.extents:
-            if start != self._run_end:
+        for start, end in runs.ranges:
+            if start != self._run_end:  # not adjacent to the unfinished run: begin another one
                 self.close()
                 self._switch_to_file_of(start, end - start)
                 self._run_start = start
             self._run_end = end
-        self.count += runs.messages
+        self.count += runs.message_count
         self.size_bytes += runs.size_bytes
-        return runs.messages
+        return runs.message_count
 
-    def take_indices(self, units: Units, position: int, indices: Iterable[int]) -> int:
+    def take_indices(self, units: Units, first_offset: int, indices: Iterable[int]) -> int:
         """Take the units at `indices`; return what `take_selected` returns.
 
-        `position` is the queue offset of the first unit of `units`. `indices` are consumed only as
-        far as there is room, and one further. The chosen units are first joined, so that `take_all`
-        is called once and not for each of them.
+        `first_offset` is the queue offset of the first unit of `units`. `indices` are consumed only
+        as far as there is room, and one further, which says where the reader continues. The chosen
+        units are first joined, so that `take_all` is called once and not for each of them.
         """
-        chosen = list(islice(indices, self.room + 1))
+        chosen = list(islice(indices, self.messages_left + 1))
         begins = [index * UNIT_BYTES for index in chosen]
-        side_by_side = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-        return self.take_selected(side_by_side, [position + index for index in chosen])
+        chosen_units = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
+        return self.take_selected(chosen_units, [first_offset + index for index in chosen])
 
     def take_selected(self, units: Units, offsets: Sequence[int]) -> int:
         """Take units of matches; return the offset of the first one not taken, or -1. HOT.
@@ -631,10 +669,9 @@ class RecordCollector:
         set to the first match that the reader will hold, and `is_out_of_reach` is set if a patient
         reader gets no message. Sets `last_offset`.
         """
-        room = self.room
-        wanted = min(len(offsets), room)
+        count = min(len(offsets), self.messages_left)  # how many of the units are taken
         limit = self.span_limit
-        if limit is not None and wanted:
+        if limit is not None and count:
             first, held_from = offsets[0], self.held_from
             # A match beyond the span is withheld from a patient reader only. Any other reader
             # either holds nothing any more, or does not limit its span as Java's client does.
@@ -643,16 +680,16 @@ class RecordCollector:
             if held_from < 0 or (is_beyond and not limit.is_patient):
                 self.held_from = held_from = first
             if self.is_out_of_reach:
-                wanted = 0
-            elif offsets[wanted - 1] > held_from + limit.span_max:
-                wanted = bisect_right(offsets, held_from + limit.span_max, 0, wanted)
-        if wanted < len(offsets):
-            done = self.take_all(units[: wanted * UNIT_BYTES], offsets[:wanted])
+                count = 0
+            elif offsets[count - 1] > held_from + limit.span_max:
+                count = bisect_right(offsets, held_from + limit.span_max, 0, count)
+        if count < len(offsets):
+            processed = self.take_all(units[: count * UNIT_BYTES], offsets[:count])
         else:
-            done = self.take_all(units, offsets)
-        if done:
-            self.last_offset = offsets[done - 1]
-        return offsets[done] if done < len(offsets) else -1
+            processed = self.take_all(units, offsets)
+        if processed:
+            self.last_offset = offsets[processed - 1]
+        return offsets[processed] if processed < len(offsets) else -1
 
     def _switch_to_file_of(self, position: int, size: int) -> bool:
         """Continue in the log file that contains the record of `size` bytes at `position`.

@@ -197,9 +197,13 @@ class Queue(QueueState):
 
         A blank unit counts as a record at position 0.
         """
-        unit = self.read_unit(offset) if self.segments.start <= offset * UNIT_BYTES else None
+        unit = None
+        if self.segments.start <= offset * UNIT_BYTES:
+            unit = self.read_unit(offset)
         self.segments.release()
-        return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
+        if unit is None or offset >= self.next_offset:
+            return -1
+        return unit.physical_offset
 
     def first_offset_from(self, log_offset: int) -> int:
         """Return the first offset whose record is at position `log_offset` of the log or behind.
@@ -226,7 +230,10 @@ class Queue(QueueState):
         unit = self.read_unit(first) if first < end else None
         if unit is None or is_before(unit):
             result = _bisect(first, end, is_before, read_past_gap)
-            while result < end and (unit := self.read_unit(result)) is not None and unit.is_blank:
+            while result < end:  # the search ends at the beginning of a gap
+                unit = self.read_unit(result)
+                if unit is None or not unit.is_blank:
+                    break
                 result += 1
         self.segments.release()
         return result
@@ -263,9 +270,11 @@ class Queue(QueueState):
         """
         touched: list[str] = []
         segments = self.segments
-        tail_position, stop = self.tail_start * UNIT_BYTES, self.committed_offset * UNIT_BYTES
+        # Positions are bytes from the beginning of the queue, as if it were one file.
+        tail_position = self.tail_start * UNIT_BYTES
+        committed_end = self.committed_offset * UNIT_BYTES
         position = tail_position
-        while position < stop:
+        while position < committed_end:
             segment = segments.at(position)
             if segment is None:
                 if not len(segments):
@@ -275,7 +284,7 @@ class Queue(QueueState):
                 if tail_position > segment.base:  # the queue begins within its first file
                     blanks = (tail_position - segment.base) // UNIT_BYTES
                     segment.write(BLANK_UNIT * blanks, segment.base)
-            piece_end = min(segment.end, stop)
+            piece_end = min(segment.end, committed_end)
             piece = bytes(self.tail[position - tail_position : piece_end - tail_position])
             segment.write(piece, position)
             segment.release()
@@ -291,12 +300,13 @@ class Queue(QueueState):
 
         `data` is one stored unit. The next checkpoint syncs the file. Raises OSError.
         """
-        at = (offset - self.tail_start) * UNIT_BYTES
-        if 0 <= at < len(self.tail):
-            self.tail[at : at + UNIT_BYTES] = data
-        segment = self.segments.at(offset * UNIT_BYTES)
+        tail_index = (offset - self.tail_start) * UNIT_BYTES
+        if 0 <= tail_index < len(self.tail):
+            self.tail[tail_index : tail_index + UNIT_BYTES] = data
+        file_position = offset * UNIT_BYTES
+        segment = self.segments.at(file_position)
         if segment is not None:
-            segment.write(data, offset * UNIT_BYTES)
+            segment.write(data, file_position)
             segment.release()
             self.unsynced.add(segment.path)
 
@@ -306,21 +316,26 @@ class Queue(QueueState):
         The queue then ends at `offset`. `visible_offset` and `offset_min` are lowered to it if they
         are beyond. The next checkpoint syncs the files. Raises OSError.
         """
-        visible = min(self.visible_offset, offset)
-        if offset >= self.tail_start:
+        visible_offset = min(self.visible_offset, offset)  # `_set_end` overwrites it
+        if offset >= self.tail_start:  # all removed units are in memory only
             del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
             self.next_offset = self.committed_offset = offset
         else:
             self._set_end(offset)
-        self.visible_offset = visible
+        self.visible_offset = visible_offset
         self.offset_min = min(self.offset_min, offset)
-        if offset * UNIT_BYTES < self.segments.end:
-            self._truncate_files(offset * UNIT_BYTES, keeps_file=True)
+
+        # The files may be longer than the units that were written: they are filled with zeros.
+        file_position = offset * UNIT_BYTES
+        if file_position < self.segments.end:
+            self._truncate_files(file_position, keeps_file=True)
 
     def _truncate_files(self, position: int, *, keeps_file: bool = False) -> None:
         """Remove everything from byte `position` on from the files.
 
-        The next checkpoint syncs them. Otherwise the units could come back after a power loss.
+        Later files are removed, and the rest of the file that contains `position` is zeroed. With
+        `keeps_file` this file stays even if `position` is its beginning. The next checkpoint syncs
+        the files. Otherwise the units could come back after a power loss.
         """
         if self.segments.truncate(position, keeps_file=keeps_file):
             self.unsynced.add(self.segments.directory)
@@ -352,42 +367,46 @@ class Queue(QueueState):
         in memory. Raises StoreDamagedError like `SegmentFiles.load`, and OSError.
         """
         self.segments.load(is_derived=after_crash, removes=removes, keeps_open=True)
-        first = self.segments.start // UNIT_BYTES
-        self.reset_to(first)
+        first_offset = self.segments.start // UNIT_BYTES
+        self.reset_to(first_offset)
 
         def is_kept(unit: Unit) -> bool:
             return unit.is_used and (
                 before is None or unit.is_blank or unit.physical_offset < before
             )
 
-        def is_end(number: int) -> bool:
-            return not is_kept(Unit._make(UNIT.unpack_from(data, number * UNIT_BYTES)))
+        # In most cases the end lies in the last block that was ever written.
+        block_position, block = self.segments.read_last_block(UNIT_BYTES)
+        block_offset = block_position // UNIT_BYTES
+        written_count = -(-len(block.rstrip(b"\0")) // UNIT_BYTES)
+        kept_count = _count_leading_units(block, written_count, is_kept)
+        if kept_count:
+            end = block_offset + kept_count
+        else:
+            end = _bisect(first_offset, block_offset, is_kept, self.read_unit)
 
-        # In most cases the end lies in the last block that was ever written. The block is kept in
-        # `tail` while this method runs: a small queue needs no other read.
-        position, data = self.segments.read_last_block(UNIT_BYTES)
-        block, count = position // UNIT_BYTES, -(-len(data.rstrip(b"\0")) // UNIT_BYTES)
-        end, used_end = block + count, position + len(data)  # zeros lie between the two
-        if not count or is_end(0):
-            count, end = 0, _bisect(first, block, is_kept, self.read_unit)
-            used_end = end * UNIT_BYTES
-        elif is_end(count - 1):
-            count = bisect_left(range(count), True, key=is_end)
-            end = block + count
-            used_end = end * UNIT_BYTES
-        self.tail += data[: count * UNIT_BYTES]
-        self.tail_start, self.next_offset = end - len(self.tail) // UNIT_BYTES, end
+        # The position in the files behind which units may have to be removed. If all units of the
+        # block are kept, only zeros lie between the last one and the end of the block.
+        is_block_kept = 0 < kept_count == written_count
+        used_end = block_position + len(block) if is_block_kept else end * UNIT_BYTES
+
+        # The block is kept in `tail` while this method runs: a small queue needs no other read.
+        self.tail += block[: kept_count * UNIT_BYTES]
+        self.tail_start = end - kept_count
+        self.next_offset = end
         if after_crash and used_end < self.segments.end:
             self._truncate_files(used_end, keeps_file=True)
         self.update_offset_min(log_start)
         inspect(self)
-        last = bytes(self.tail[-UNIT_BYTES:])
-        if not last and end > first:
-            last = UNIT.pack(*(self.read_unit(end - 1) or Unit(0, 0, 0)))
+
+        # Let the units be in the files only. With `removes`, the last one stays in the tail.
+        last_unit = bytes(self.tail[-UNIT_BYTES:])
+        if not last_unit and end > first_offset:
+            last_unit = UNIT.pack(*(self.read_unit(end - 1) or Unit(0, 0, 0)))
         self._set_end(end)
-        if removes and last:
+        if removes and last_unit:
             self.tail_start = end - 1
-            self.tail += last
+            self.tail += last_unit
         self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
@@ -423,17 +442,21 @@ class Queue(QueueState):
         present_bytes = min((self.next_offset - offset) * UNIT_BYTES, len(data))
         if present_bytes < 0:
             return None
-        at = 0
-        while at < present_bytes:
-            piece = self.units(offset + at // UNIT_BYTES, (present_bytes - at) // UNIT_BYTES)
-            if not len(piece) or bytes(piece) != data[at : at + len(piece)]:
+        compared_bytes = 0
+        while compared_bytes < present_bytes:
+            units_left = (present_bytes - compared_bytes) // UNIT_BYTES
+            piece = self.units(offset + compared_bytes // UNIT_BYTES, units_left)
+            if not len(piece):
                 return None
-            at += len(piece)
+            if bytes(piece) != data[compared_bytes : compared_bytes + len(piece)]:
+                return None
+            compared_bytes += len(piece)
+
         self.tail += data[present_bytes:]
-        count = (len(data) - present_bytes) // UNIT_BYTES
-        self.next_offset += count
+        units_added = (len(data) - present_bytes) // UNIT_BYTES
+        self.next_offset += units_added
         self.committed_offset = self.visible_offset = self.next_offset
-        return count
+        return units_added
 
 
 def expired_units(
@@ -450,12 +473,31 @@ def expired_units(
     queues.load(after_crash=False, removes=False, log_start=log_start)
     expired = []
     for queue in queues:
-        last = queue.next_offset - 1
-        unit = queue.read_unit(last) if queue.offset_min == queue.next_offset > 0 else None
+        is_fully_expired = queue.offset_min == queue.next_offset
+        if not is_fully_expired or queue.next_offset == 0:
+            continue
+        last_offset = queue.next_offset - 1
+        unit = queue.read_unit(last_offset)
         if unit is not None:
-            expired.append((*queue.key, last, UNIT.pack(*unit)))
+            expired.append((*queue.key, last_offset, UNIT.pack(*unit)))
     queues.close()
     return expired
+
+
+def _count_leading_units(block: Units, count: int, is_kept: Callable[[Unit], bool]) -> int:
+    """Return how many of the first `count` units of a block come before the end of the queue.
+
+    `is_kept(unit)` is true for units before the end, and false for all others.
+    """
+
+    def is_behind_end(index: int) -> bool:
+        return not is_kept(Unit._make(UNIT.unpack_from(block, index * UNIT_BYTES)))
+
+    if not count or is_behind_end(0):
+        return 0
+    if not is_behind_end(count - 1):  # the common case, without a search
+        return count
+    return bisect_left(range(count), True, key=is_behind_end)
 
 
 def _bisect(
@@ -496,8 +538,8 @@ class ConsumeQueues:
     ) -> None:
         """Create an empty collection for the queues in `directory`; `load` finds those on disk.
 
-        `long_topics` allows retry topics to be longer than other topics. `deleted` None means that
-        no topic was deleted.
+        `file_bytes` is the size of each file of a queue. `long_topics` allows retry topics to be
+        longer than other topics. `deleted` None means that no topic was deleted.
         """
         self._files = files
         self._directory = directory
@@ -552,10 +594,10 @@ class ConsumeQueues:
             sizes.update(
                 SegmentFiles(self._files, path, self._file_bytes, FILE_SIZE_SETTING).sizes_on_disk()
             )
-        is_other = self._file_bytes not in sizes
-        return (
-            is_other and len(sizes) == 1 and all(size and not size % UNIT_BYTES for size in sizes)
-        )
+        if len(sizes) != 1:
+            return False
+        (size,) = sizes
+        return size != self._file_bytes and size > 0 and size % UNIT_BYTES == 0
 
     def _keys_on_disk(self) -> Iterator[tuple[str, int]]:
         """Yield the keys of all queues that have a directory."""
@@ -647,10 +689,13 @@ class ConsumeQueues:
         A topic that was created again since stays. Raises OSError.
         """
         for (topic, _), queue in list(self.by_key.items()):
-            if topic in self.deleted.end_by_topic:
-                last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
-                if last is not None and not self.deleted.is_live(topic, last.physical_offset):
-                    self._remove_topic(topic)
+            if topic not in self.deleted.end_by_topic or not queue.next_offset:
+                continue
+            last_unit = queue.unit(queue.next_offset - 1)
+            if last_unit is None:
+                continue
+            if not self.deleted.is_live(topic, last_unit.physical_offset):
+                self._remove_topic(topic)
 
     def remove_all(self) -> None:
         """Remove all queues and their files, loaded or not, so that they can be built again."""
@@ -667,11 +712,12 @@ class ConsumeQueues:
         """
         if self.is_doubtful:
             return -1, -1
-        ends = [
+        end_offsets = [
             queue.committed_offset if log_end is None else queue.end_offset_before(log_end)
             for queue in self
         ]
-        return len(ends) - ends.count(0), sum(ends)
+        queues_with_units = len(end_offsets) - end_offsets.count(0)
+        return queues_with_units, sum(end_offsets)
 
     def find_last_unit(self, log_end: int | None = None) -> Unit | None:
         """Return, of the last units of all queues, the one whose record is last in the log.
@@ -679,11 +725,13 @@ class ConsumeQueues:
         With `log_end`, only units whose records end at that position or before count. Blank units
         do not count. Returns None if there is no such unit.
         """
-        ends = [
-            (q, q.next_offset if log_end is None else q.end_offset_before(log_end)) for q in self
-        ]
-        units = [queue.unit(end - 1) for queue, end in ends if end > 0]
-        return max((unit for unit in units if unit is not None and not unit.is_blank), default=None)
+        last_units = []
+        for queue in self:
+            end = queue.next_offset if log_end is None else queue.end_offset_before(log_end)
+            unit = queue.unit(end - 1) if end > 0 else None
+            if unit is not None and not unit.is_blank:
+                last_units.append(unit)
+        return max(last_units, default=None)  # units compare by position first
 
     def close(self) -> None:
         for queue in self:

@@ -389,7 +389,7 @@ class LogReader:
                 break
             offsets, stop = hits.offsets, min(hits.stop, end)
             low = bisect_left(offsets, position)
-            high = min(low + gather.room + 1, len(offsets))
+            high = min(low + gather.messages_left + 1, len(offsets))
             if stop < hits.stop:
                 high = bisect_left(offsets, stop, low, high)
             units = hits.units[low * UNIT_BYTES : high * UNIT_BYTES]

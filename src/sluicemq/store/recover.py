@@ -34,7 +34,6 @@ import logging
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from typing import Final, NamedTuple
 
 from sluicemq.config import StoreConfig
@@ -61,7 +60,7 @@ from sluicemq.store.log import (
     parse_log_record,
 )
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit
-from sluicemq.store.segments import fill_holes
+from sluicemq.store.segments import Segment, fill_holes
 
 logger = logging.getLogger(__name__)
 
@@ -186,41 +185,22 @@ class Recovery:
         missing, exchanged, or of another size, or if the setting of the queues' file size seems
         wrong. Raises OSError.
         """
-        log, before = self._log, None
+        log = self._log
         log.segments.load()
-        for segment in log.segments:  # check that file names were not exchanged
+        for segment in log.segments:
             fill_holes(segment)
-            data = segment.read(segment.base + _POSITION_AT, _POSITION.size)
-            segment.release()
-            (position,) = _POSITION.unpack(data)
-            other = log.segments.at(position) if position != segment.base else None
-            if other is None or other.base != position:
-                continue
-            if (  # if the other file has a record there, these bytes are old ones behind the end
-                log.find_record(position, check_crc=True) is None
-                and parse_log_record(segment.data_view(segment.end), 0, position, check_crc=True)
-                is not None
-            ):
-                raise StoreDamagedError(
-                    f"{segment.path} contains the bytes of another file: the stored position of its"
-                    f" first record is {position}, not {segment.base}.",
-                    fix=f"Rename the file to {position:020d} and the other files accordingly, or"
-                    " restore them from a copy.",
-                )
+            self._require_own_bytes(segment)
+
         self._after_crash = after_crash
         self._latest = self._usable_checkpoint()
-        if after_crash and self._latest is not None:
-            before = self._crash_start = self._latest.log_offset
-        elif after_crash:
-            before = self._crash_start = log.start
-            for segment in reversed(list(log.segments)):
-                first = log.find_record(segment.base, check_crc=self._check_crc)
-                if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
-                    before = self._crash_start = segment.base
-                    break
+        if after_crash:
+            self._crash_start = self._find_crash_start()
         try:
             self._queues.load(
-                after_crash=after_crash, before=before, log_start=log.start, inspect=self._inspect
+                after_crash=after_crash,
+                before=self._crash_start if after_crash else None,
+                log_start=log.start,
+                inspect=self._note_if_wrong,
             )
         except StoreDamagedError as error:
             if self._queues.may_have_other_file_size():
@@ -237,39 +217,65 @@ class Recovery:
         StoreDamagedError if the log is damaged rather than torn by a crash; then the log was not
         changed. Raises OSError.
         """
-        log, queues = self._log, self._queues
-        queues.finish_deletions()
-        if not self._is_incomplete:
-            self._is_incomplete = any(queue in queues for queue in self._wrong_queues)
-        start = None
-        if not self._is_incomplete:
-            start = self._walk_start()
-        end = None if start is None else self._dispatch_from(start, may_gap=start == log.start)
+        # Topics that were being deleted may have wrong queues, so they are removed first.
+        self._queues.finish_deletions()
+        if any(queue in self._queues for queue in self._wrong_queues):
+            self._is_incomplete = True
+
+        end = self._complete_queues()
         is_rebuilt = end is None
         if end is None:
-            checkpoint, good_end = self._latest, log.start
-            if checkpoint is not None:
-                # Damage must be reported before the queues are removed: they tell what was lost.
-                for records in sweep_records(log, good_end, check_crc=self._check_crc):
-                    good_end = records.end
-                    if good_end >= checkpoint.log_offset:
-                        break
-                else:
-                    self._require_checkpoint(log.skip_blank(good_end))
-            on_rebuild()
-            logger.warning("consume queues are missing or too short; rebuilding all from the log")
-            queues.remove_all()
-            self._dispatcher.reset()
-            end = self._dispatch_from(log.start, may_gap=True)
-            end = log.start if end is None else end
-        self._require_checkpoint(end)
+            end = self._rebuild_queues(on_rebuild)
+
+        # Damage must be reported before anything behind the end is removed.
+        self._raise_if_damaged(end)
         self._set_end(end)
-        time_ms = self._dispatcher.last_store_time_ms
-        if not time_ms:
-            unit = self._queues.find_last_unit()
-            last = self._find_record_of(unit) if unit is not None else None
-            time_ms = last.store_time_ms if last is not None else 0
-        return RecoveryResult(end, time_ms, self._dispatcher.units_added, is_rebuilt)
+        return RecoveryResult(
+            end, self._last_store_time_ms(), self._dispatcher.units_added, is_rebuilt
+        )
+
+    # --- steps of `load`
+
+    def _require_own_bytes(self, segment: Segment) -> None:
+        """Raise StoreDamagedError if the names of two files of the log were exchanged.
+
+        That is so if the first record of `segment` contains the position at which another file
+        begins, and that file has no valid record there.
+        """
+        log = self._log
+        data = segment.read(segment.base + _POSITION_AT, _POSITION.size)
+        segment.release()
+        (position,) = _POSITION.unpack(data)
+        if position == segment.base:
+            return
+        other = log.segments.at(position)
+        if other is None or other.base != position:
+            return
+        if log.find_record(position, check_crc=True) is not None:
+            return  # the other file has its record: these bytes are old ones behind the log's end
+        view = segment.data_view(segment.end)
+        if parse_log_record(view, 0, position, check_crc=True) is None:
+            return
+        raise StoreDamagedError(
+            f"{segment.path} contains the bytes of another file: the stored position of its"
+            f" first record is {position}, not {segment.base}.",
+            fix=f"Rename the file to {position:020d} and the other files accordingly, or"
+            " restore them from a copy.",
+        )
+
+    def _find_crash_start(self) -> int:
+        """Return the position from which the log must be walked after a crash.
+
+        It is that of SluiceMQ's checkpoint. Without one, it is the beginning of the newest file
+        whose first record was on disk according to RocketMQ's checkpoint, else the log's start.
+        """
+        if self._latest is not None:
+            return self._latest.log_offset
+        for segment in reversed(list(self._log.segments)):
+            first = self._log.find_record(segment.base, check_crc=self._check_crc)
+            if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
+                return segment.base
+        return self._log.start
 
     def _usable_checkpoint(self) -> Checkpoint | None:
         """Return SluiceMQ's checkpoint; None if there is none, or the log begins behind it.
@@ -306,35 +312,108 @@ class Recovery:
             raise self._log_ends_early_error(segments.end, checkpoint)
         return checkpoint
 
-    # --- where the walk begins
+    # --- steps of `run`
+
+    def _complete_queues(self) -> int | None:
+        """Add the units that the queues lack; return the end of the valid log.
+
+        Returns None if all queues must be rebuilt: some are missing or wrong, or lack units before
+        the start of the walk.
+        """
+        if self._is_incomplete:
+            return None
+        start = self._walk_start()
+        if start is None:
+            return None
+        return self._dispatch_from(start, may_gap=start == self._log.start)
+
+    def _rebuild_queues(self, on_rebuild: Callable[[], None]) -> int:
+        """Remove all queues, build them again from the whole log, and return its valid end.
+
+        `on_rebuild()` is called before that. Raises StoreDamagedError, with nothing changed, if the
+        log ends before the checkpoint.
+        """
+        # Damage must be reported before the queues are removed: they tell what was lost.
+        self._require_log_to_checkpoint()
+        on_rebuild()
+        logger.warning("consume queues are missing or too short; rebuilding all from the log")
+        self._queues.remove_all()
+        self._dispatcher.reset()
+        end = self._dispatch_from(self._log.start, may_gap=True)
+        return self._log.start if end is None else end
+
+    def _require_log_to_checkpoint(self) -> None:
+        """Raise StoreDamagedError if the valid records end before the checkpoint, if there is one.
+
+        Walks the log without changing anything.
+        """
+        log, checkpoint = self._log, self._latest
+        if checkpoint is None:
+            return
+        valid_end = log.start
+        for records in sweep_records(log, log.start, check_crc=self._check_crc):
+            valid_end = records.end
+            if valid_end >= checkpoint.log_offset:
+                return
+        self._raise_if_damaged(log.skip_blank(valid_end))
+
+    def _last_store_time_ms(self) -> int:
+        """Return the store time of the log's last record; 0 if there is none.
+
+        If the walk has found no record, the last unit of all queues leads to the last record.
+        """
+        if self._dispatcher.last_store_time_ms:
+            return self._dispatcher.last_store_time_ms
+        unit = self._queues.find_last_unit()
+        record = None if unit is None else self._find_record_of(unit)
+        return 0 if record is None else record.store_time_ms
 
     def _walk_start(self) -> int | None:
         """Return the position from which to walk the log; None if all queues must be rebuilt."""
-        log, checkpoint = self._log, self._latest
-        if self._after_crash and checkpoint is not None:
-            # Records between that of the last unit and the checkpoint are of deleted topics. If the
-            # checks fail, queues or log are damaged, and rebuilding the queues finds out which.
-            last = self._queues.find_last_unit()
-            is_in_log = last is not None and last.physical_offset >= log.start
-            is_bad = self._queues.digest() != (checkpoint.queues, checkpoint.units) or (
-                last is not None
-                and is_in_log
-                and not self._find_record_of(last, check_crc=self._check_crc)
-            )
-            return None if is_bad else checkpoint.log_offset
         if self._after_crash:
+            checkpoint = self._latest
+            if checkpoint is not None and not self._do_queues_match(checkpoint):
+                return None
             return self._crash_start
+        return self._walk_start_after_shutdown()
+
+    def _do_queues_match(self, checkpoint: Checkpoint) -> bool:
+        """Return whether the queues, cut back to a checkpoint, are those that it describes.
+
+        Their digest must be that of the checkpoint, and the last of their units must lead to a
+        record. If not, queues or log are damaged, and rebuilding the queues finds out which.
+        Records between that of the last unit and the checkpoint are of deleted topics.
+        """
+        if self._queues.digest() != (checkpoint.queues, checkpoint.units):
+            return False
+        last = self._queues.find_last_unit()
+        if last is None or last.physical_offset < self._log.start:
+            return True
+        return self._find_record_of(last, check_crc=self._check_crc) is not None
+
+    def _walk_start_after_shutdown(self) -> int | None:
+        """Return what `_walk_start` returns if the store was closed in an orderly way.
+
+        That is the position behind the record of the last unit, or the checkpoint if it is behind
+        that. Before, units are removed whose records the log does not have.
+        """
+        log, checkpoint = self._log, self._latest
         for queue in self._queues:
             self._drop_units_without_records(queue)
         if self._is_incomplete:
             return None
+        start = log.start
         if checkpoint is not None:
+            # With records behind the checkpoint, the queues may have grown since.
             has_more = next(log.scan(checkpoint.log_offset, check_crc=False), None) is not None
             is_digest_right = self._queues.digest() == (checkpoint.queues, checkpoint.units)
             if not has_more and not is_digest_right:
                 return None
+            start = max(start, checkpoint.log_offset)
         last = self._queues.find_last_unit()
-        return max(log.start, last.end if last else 0, checkpoint.log_offset if checkpoint else 0)
+        if last is not None:
+            start = max(start, last.end)
+        return start
 
     def _drop_units_without_records(self, queue: Queue) -> None:
         """Remove the last units of a queue if the log does not have their records.
@@ -343,16 +422,14 @@ class Recovery:
         removal is logged. If the checkpoint covers a record that is not there, queue or log is
         damaged: then the method removes nothing, and sets `_is_incomplete`.
         """
-        end, checkpoint, log_start = queue.next_offset, self._latest, self._log.start
+        checkpoint = self._latest
+        end = queue.next_offset
         while end > queue.offset_min:
             unit = queue.unit(end - 1)
             if unit is not None:
-                if unit.is_blank or 0 <= unit.physical_offset < log_start:
+                if unit.is_blank or 0 <= unit.physical_offset < self._log.start:
                     break
-                record = self._find_record_of(unit)
-                if record is not None and (
-                    record.is_placeholder or record.belongs_to(queue.key, end - 1)
-                ):
+                if self._leads_to_record(unit, queue, end - 1):
                     break
                 if checkpoint is not None and unit.physical_offset < checkpoint.log_offset:
                     # The checkpoint says that the record exists: queue or log is damaged.
@@ -369,7 +446,7 @@ class Recovery:
             )
             queue.truncate(end)
 
-    def _inspect(self, queue: Queue) -> None:
+    def _note_if_wrong(self, queue: Queue) -> None:
         """Add a queue to `_wrong_queues` if its first or last unit is wrong.
 
         `Queue.load` calls this while the last units are in memory.
@@ -384,15 +461,16 @@ class Recovery:
         True if there is nothing to check: without a checkpoint, after a clean shutdown (which
         `_drop_units_without_records` checks), and for a blank unit or one before the log's start.
         """
-        last = queue.next_offset - 1
-        first = queue.segments.start // UNIT_BYTES
-        if self._latest is None or not self._after_crash or last < first:
+        if self._latest is None or not self._after_crash:
             return True
-        unit = queue.read_unit(last)
-        if unit is None or unit.is_blank or not self._log.start <= unit.physical_offset:
+        first_offset = queue.segments.start // UNIT_BYTES
+        last_offset = queue.next_offset - 1
+        if last_offset < first_offset:
             return True
-        record = self._find_record_of(unit)
-        return record is not None and (record.is_placeholder or record.belongs_to(queue.key, last))
+        unit = queue.read_unit(last_offset)
+        if unit is None or unit.is_blank or unit.physical_offset < self._log.start:
+            return True
+        return self._leads_to_record(unit, queue, last_offset)
 
     def _has_valid_first_unit(self, queue: Queue) -> bool:
         """Return whether the first unit in the files is the first one that must be there.
@@ -401,32 +479,50 @@ class Recovery:
         must not have an earlier record of the queue, because retention removes such files of the
         log before those of queues. Finding that out walks the log up to the first unit's record.
         """
-        log, is_live = self._log, self._queues.deleted.is_live
-        first = queue.segments.start // UNIT_BYTES
-        unit = queue.read_unit(first) if first < queue.next_offset else None
-        end = self._crash_start or log.segments.end
-        if unit is not None:
-            if unit.is_blank or unit.physical_offset < log.start:
+        first_offset = queue.segments.start // UNIT_BYTES
+        unit = queue.read_unit(first_offset) if first_offset < queue.next_offset else None
+        if unit is None:
+            search_end = self._crash_start or self._log.segments.end
+        else:
+            if unit.is_blank or unit.physical_offset < self._log.start:
                 return True
-            record = self._find_record_of(unit)
-            if (
-                record is not None
-                and not record.is_placeholder
-                and not record.belongs_to(queue.key, first)
-            ):
+            # A unit without a record is not wrong: the log may end before it after a crash.
+            has_record = self._find_record_of(unit) is not None
+            if has_record and not self._leads_to_record(unit, queue, first_offset):
                 return False
-            end = unit.physical_offset
+            search_end = unit.physical_offset
+
         # Only a queue whose first files are missing begins at the beginning of a later file.
-        is_cut = first > 0 and first * UNIT_BYTES % queue.segments.file_bytes == 0
-        if not is_cut or not is_live(queue.topic, end):
+        begins_with_file = first_offset * UNIT_BYTES % queue.segments.file_bytes == 0
+        lacks_first_files = first_offset > 0 and begins_with_file
+        if not lacks_first_files or not self._queues.deleted.is_live(queue.topic, search_end):
             return True
-        records = log.scan(log.start, check_crc=False)
-        return not any(
-            record.is_queued
-            and record.belongs_to(queue.key)
-            and is_live(queue.topic, record.position)
-            for record in takewhile(lambda record: record.position < end, records)
-        )
+        return not self._has_record_before(queue, search_end)
+
+    def _has_record_before(self, queue: Queue, end: int) -> bool:
+        """Return whether the log has a record of a queue before position `end`.
+
+        Records from before the topic was deleted do not count.
+        """
+        is_live = self._queues.deleted.is_live
+        for record in self._log.scan(self._log.start, check_crc=False):
+            if record.position >= end:
+                return False
+            if not record.is_queued or not record.belongs_to(queue.key):
+                continue
+            if is_live(queue.topic, record.position):
+                return True
+        return False
+
+    def _leads_to_record(self, unit: Unit, queue: Queue, offset: int) -> bool:
+        """Return whether a unit leads to the record of an offset of a queue, or to a placeholder.
+
+        A placeholder is a record that a repair has written in place of a lost message.
+        """
+        record = self._find_record_of(unit)
+        if record is None:
+            return False
+        return record.is_placeholder or record.belongs_to(queue.key, offset)
 
     def _find_record_of(self, unit: Unit, *, check_crc: bool = False) -> LogRecord | None:
         """Return the valid record with the position and size of a unit; None without one."""
@@ -483,7 +579,7 @@ class Recovery:
 
     # --- damage
 
-    def _require_checkpoint(self, end: int) -> None:
+    def _raise_if_damaged(self, end: int) -> None:
         """Raise StoreDamagedError if the log is damaged at `end`, rather than torn by a crash.
 
         `end` is the position behind the last valid record. It is damaged if it is before the
@@ -495,6 +591,8 @@ class Recovery:
             raise self._log_ends_early_error(end, checkpoint)
         following = find_next_record(log, end) if self._after_crash else None
         if following is None:
+            # Nothing valid follows. Bytes that are not zero are a record that was not written
+            # completely.
             if self._after_crash and any(_bytes_between(log, end, end + RECORD_BYTES_MIN)):
                 logger.warning("the log ends at %d: a torn record behind it is removed", end)
             return
@@ -508,9 +606,9 @@ class Recovery:
             raise self._damage_error(end, f"The checkpoint says that {reason}")
         if following.store_time_ms < self._dispatcher.last_store_time_ms:
             return  # an old record: RocketMQ does not zero the bytes that it removes
-        data = _bytes_between(log, end, following.position)
-        ends_file = (end + len(data)) % log.segments.file_bytes == 0
-        if not may_be_lost_write(data, end, ends_file=ends_file):
+        gap = _bytes_between(log, end, following.position)
+        ends_file = (end + len(gap)) % log.segments.file_bytes == 0
+        if not may_be_lost_write(gap, end, ends_file=ends_file):
             reason = "A power loss cannot be the cause: lost writes read as zeros."
             raise self._damage_error(end, reason)
         logger.error(
@@ -534,11 +632,13 @@ class Recovery:
         lost = "No valid record was found behind it."
         if segment is None:
             directory = self._log.segments.directory
-            where = f"The commit log in {directory} is damaged at {position}: it ends there"
+            damage = f"The commit log in {directory} is damaged at {position}: it ends there"
         else:
-            at = position - segment.base
-            what = self._log.explain_bad_record(position)
-            where = f"The commit log is damaged at {position} (byte {at} of {segment.path}): {what}"
+            index = position - segment.base
+            fault = self._log.explain_bad_record(position)
+            damage = (
+                f"The commit log is damaged at {position} (byte {index} of {segment.path}): {fault}"
+            )
             following = find_next_record(self._log, position)
             if following is not None:
                 lost = (
@@ -547,7 +647,7 @@ class Recovery:
                     " record."
                 )
         return StoreDamagedError(
-            f"{where}. {reason} {lost}",
+            f"{damage}. {reason} {lost}",
             fix=f"Nothing was changed. Run `sluice store repair {self._root}` to see what can be"
             " saved, and again with --write to save it; or restore the files from a copy.",
         )
@@ -575,30 +675,52 @@ def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
     of a write or a whole sector of them is zero.
     """
     if ends_file:  # the bytes end with a blank record, unless that is lost as well
-        size, magic = data[:_SIZE_BYTES], data[_SIZE_BYTES:BLANK_BYTES]
-        if not any(data[BLANK_BYTES:]) and (
-            any(size)
-            if magic == _MAGIC_BLANK
-            else int.from_bytes(size) == len(data) and magic[-1] != 0
-        ):
-            return False  # a blank record with one intact and one wrong half
-        at = data.find(_MAGIC_BLANK, _SIZE_BYTES)
-        while at >= 0:
-            if int.from_bytes(data[at - _SIZE_BYTES : at]) == len(data) - at + _SIZE_BYTES:
-                data = data[: at - _SIZE_BYTES]
-                break
-            at = data.find(_MAGIC_BLANK, at + 1)
+        if _is_damaged_blank(data):
+            return False
+        data = _without_blank_at_end(data)
     if not data:
         return True
+
+    # The head of the record, if the bytes are exactly one record according to their sizes.
     head = None
     with suppress(ProtocolError):
         head = parse_head(data)
     if head is not None and head.size_bytes != len(data):
-        head = None  # the sizes say that the bytes are not exactly one record
-    # An intact record without properties ends with two zero bytes: their length.
-    is_bare = head is not None and head.properties.start == head.properties.stop
-    lacks_end = not data[head.topic.stop - 1 if head is not None and is_bare else -1]
-    return lacks_end or _lacks_sector(data, start, head)
+        head = None
+
+    last_byte = data[-1]
+    if head is not None and head.properties.start == head.properties.stop:
+        # An intact record without properties ends with two zero bytes: their length.
+        last_byte = data[head.topic.stop - 1]
+    if last_byte == 0:  # the end of the write is lost
+        return True
+    return _lacks_sector(data, start, head)
+
+
+def _is_damaged_blank(data: bytes) -> bool:
+    """Return whether bytes up to the end of a file are a blank record with one wrong half.
+
+    A blank record fills the end of a file: its size, its magic number, then zeros. A lost write
+    would have zeros in the wrong half, so another value there is damage.
+    """
+    size = data[:_SIZE_BYTES]
+    magic = data[_SIZE_BYTES:BLANK_BYTES]
+    if any(data[BLANK_BYTES:]):
+        return False
+    if magic == _MAGIC_BLANK:
+        return any(size)
+    return int.from_bytes(size) == len(data) and magic[-1] != 0
+
+
+def _without_blank_at_end(data: bytes) -> bytes:
+    """Return bytes up to the end of a file without the blank record that ends the file, if any."""
+    magic_start = data.find(_MAGIC_BLANK, _SIZE_BYTES)
+    while magic_start >= 0:
+        blank_start = magic_start - _SIZE_BYTES
+        if int.from_bytes(data[blank_start:magic_start]) == len(data) - blank_start:
+            return data[:blank_start]
+        magic_start = data.find(_MAGIC_BLANK, magic_start + 1)
+    return data
 
 
 def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
@@ -608,9 +730,12 @@ def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
     exactly these bytes, or None. A write begins with a record. So zeros within a record whose
     beginning is intact do not begin a write.
     """
-    is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)
-    is_placed = head is not None and head.physical_offset == start
-    first_end = len(data) if is_placed else RECORD_BYTES_MIN if is_begun else 0
+    # Up to where the bytes are certainly one record, whose beginning is intact.
+    record_end = 0
+    if head is not None and head.physical_offset == start:
+        record_end = len(data)
+    elif data[_SIZE_BYTES:].startswith(_MAGIC_START):
+        record_end = RECORD_BYTES_MIN
     for end in range(SECTOR_BYTES - start % SECTOR_BYTES, len(data), SECTOR_BYTES):
         zeros = end - len(data[:end].rstrip(b"\0"))
         if zeros >= SECTOR_BYTES:
@@ -618,6 +743,6 @@ def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
         if zeros == end:  # the size at the beginning of an intact record begins with zeros
             if end >= _SIZE_BYTES or int.from_bytes(data[:_SIZE_BYTES]) != len(data):
                 return True
-        elif zeros >= _ZEROS_MIN and end > first_end:
+        elif zeros >= _ZEROS_MIN and end > record_end:
             return True
     return False

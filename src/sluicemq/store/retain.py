@@ -270,7 +270,8 @@ class Retention:
         cheap. Raises OSError.
         """
         fullest = max(self.disk_usages(), key=lambda usage: usage.percent)
-        previous_refusal, self._log.refusal = self._log.refusal, None
+        previous_refusal = self._log.refusal
+        self._log.refusal = None
         if fullest.percent > self.config.disk_warning_ratio:
             self._log.refusal = disk_full_error(fullest, self.config)
             if previous_refusal is None:
@@ -316,7 +317,8 @@ class Retention:
 
         Their `warning_ms` has come. Raises OSError.
         """
-        now_ms, files = self._clock.now_ms(), []
+        now_ms = self._clock.now_ms()
+        files = []
         for file in self.deletable_files():
             if warning_ms(file, self.config) > now_ms:
                 break
@@ -401,13 +403,13 @@ class Retention:
             if queue is None:
                 yield 0.0
                 continue
-            old = queue.offset_min
-            if old == queue.next_offset:
+            old_min = queue.offset_min
+            if old_min == queue.next_offset:  # the queue is empty
                 continue
             queue.update_offset_min(file.end)
-            if queue.offset_min > old and self.observer is not None:
+            if queue.offset_min > old_min and self.observer is not None:
                 self.observer.on_messages_deleted(
-                    queue.topic, queue.queue_id, old, queue.offset_min
+                    queue.topic, queue.queue_id, old_min, queue.offset_min
                 )
         if self._log.start != file.base:
             return  # another run has deleted the file
@@ -436,8 +438,8 @@ class Retention:
                 yield 0.0
                 continue
             segments = queue.segments
-            limit = queue.offset_min * UNIT_BYTES
-            while len(segments) > 1 and segments.start + segments.file_bytes <= limit:
+            kept_from = queue.offset_min * UNIT_BYTES  # the position of the first unit that is read
+            while len(segments) > 1 and segments.start + segments.file_bytes <= kept_from:
                 self._paths_to_remove.append(segments.detach_first())
                 yield self._remove_files
                 if self._paths_to_remove or self._clock.monotonic_s() >= until_s:

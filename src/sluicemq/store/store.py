@@ -39,12 +39,13 @@ from sluicemq.store.directory import (
     Checkpoint,
     CheckpointFile,
     check_directory,
+    format_bytes,
     open_error,
     remove_abort,
     write_abort,
 )
-from sluicemq.store.dispatch import Dispatcher, sweep_records
-from sluicemq.store.follow import LogFollower
+from sluicemq.store.dispatch import Dispatcher
+from sluicemq.store.follow import LogFollower, find_records_end, remove_partial_record
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.queues import UNIT, Queue, Unit, Units, expired_units
 from sluicemq.store.read import LogReader
@@ -201,26 +202,32 @@ class Store:
 
         A checkpoint is written now for a slave's log, rebuilt queues, or a newer index. After other
         crashes, the next `tick` begins one. After a clean shutdown there is nothing to write.
+        `after_crash` says that the start has found `abort`, and `was_followed` that the store was
+        then a slave's.
         """
-        recovered, now_ms = self.recovered, self._clock.now_ms()
+        recovered = self.recovered
+        now_ms = self._clock.now_ms()
         if now_ms < recovered.store_time_ms:
             warn_clock_went_back(now_ms, recovered.store_time_ms)
-        if after_crash or recovered.units_added or recovered.is_rebuilt:
+
+        has_recovered = after_crash or recovered.units_added > 0 or recovered.is_rebuilt
+        if has_recovered:
             logger.info(
                 "recovered %s: the log ends at %d, %d queue entries were added",
                 self._config.root,
                 recovered.end,
                 recovered.units_added,
             )
-            if not (was_followed or recovered.is_rebuilt or self.keys.has_newer_index_time):
-                # The next tick begins a checkpoint. Until it is written, a start repeats this.
-                self._checkpoints.hasten()
-                return
-        elif not self.keys.has_newer_index_time:
-            return
-        self._checkpoints.write_now()
-        if was_followed:  # everything that the master had sent is durable now
-            write_abort(self._files, self._abort_path)
+
+        must_not_wait = has_recovered and (was_followed or recovered.is_rebuilt)
+        if must_not_wait or self.keys.has_newer_index_time:
+            self._checkpoints.write_now()
+            # Only after the checkpoint: everything that the master had sent is durable now.
+            if was_followed:
+                write_abort(self._files, self._abort_path)
+        elif has_recovered:
+            # The next tick begins a checkpoint. Until it is written, a start repeats the recovery.
+            self._checkpoints.hasten()
 
     # --- committing and publishing
 
@@ -312,20 +319,22 @@ class Store:
         """
         end = self.reader.visible_end
         published: list[tuple[Queue, int]] = []
-        for queue, limit in list(self._hidden_ends.items()):
-            low = queue.visible_offset
+        for queue, hidden_end in list(self._hidden_ends.items()):
+            old_visible = queue.visible_offset
 
             def is_hidden(offset: int, queue: Queue = queue) -> bool:
                 unit = queue.unit(offset)
                 return unit is None or (unit.end > confirmed and not unit.is_blank)
 
-            offset = low + bisect_left(range(low, limit), True, key=is_hidden)
-            if offset == limit:
+            hidden_offsets = range(old_visible, hidden_end)
+            new_visible = old_visible + bisect_left(hidden_offsets, True, key=is_hidden)
+            if new_visible == hidden_end:
                 del self._hidden_ends[queue]
-            if offset > low:
-                unit = queue.unit(offset - 1)
-                end = max(end, 0 if unit is None or unit.is_blank else unit.end)
-                published.append((queue, offset))
+            if new_visible > old_visible:
+                published.append((queue, new_visible))
+                last_unit = queue.unit(new_visible - 1)
+                if last_unit is not None and not last_unit.is_blank:
+                    end = max(end, last_unit.end)
         if not self._hidden_ends:
             end = max(end, min(confirmed, self.recovered.end, self._log.records_end))
         self.make_visible(end, published)
@@ -486,19 +495,14 @@ class Store:
             return
         try:
             self._checkpoints.write_now()
-            # Find the end and the store time of the last record before `end`.
-            last = self._queues.find_last_unit(end)
-            start = log.start if last is None else max(last.physical_offset, log.start)
-            records_end, time_ms = start, 0
-            for records in sweep_records(log, start, end, check_crc=False):
-                records_end, time_ms = records.end, records.store_time_ms
-            if (skipped := log.skip_blank(records_end)) <= end:
-                records_end = skipped
+            last_unit = self._queues.find_last_unit(end)
+            search_start = log.start if last_unit is None else last_unit.physical_offset
+            records_end, time_ms = find_records_end(log, max(search_start, log.start), end)
             # This checkpoint is valid before and after the truncation: see `follow`.
             with self._checkpoints.lock:
-                values = records_end, *self._queues.digest(end), time_ms
+                log_values = records_end, *self._queues.digest(end), time_ms
                 index_values = self.keys.mark_after_truncation(records_end)
-                self._checkpoints.file.write(Checkpoint(0, *values, *index_values, log.start))
+                self._checkpoints.file.write(Checkpoint(0, *log_values, *index_values, log.start))
                 log.truncate(end)
                 log.followed_end = records_end
             self.keys.truncate(records_end)
@@ -543,27 +547,37 @@ class Store:
         time, and a checkpoint is due, or enough pages are not synced, or any bytes are not synced
         for `flush_thorough_interval_ms` (the rules of ASYNC_FLUSH, spec/store.md §8).
         """
-        now, config = self._clock.monotonic_s(), self._config
+        config = self._config
+        now_s = self._clock.monotonic_s()
         self.keys.tick(self.writer.last_time_ms)
-        previous_end, self._last_tick_end = self._last_tick_end, self._log.records_end
-        is_quiet = previous_end == self._last_tick_end
-        if (now - self._last_queue_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
-            self._last_queue_flush_s = now
+
+        queue_flush_age_ms = (now_s - self._last_queue_flush_s) * 1000
+        if queue_flush_age_ms >= config.consume_queue_flush_interval_ms:
+            self._last_queue_flush_s = now_s
             self._checkpoints.flush_long_tails()
             self._prepare_next_file()
-        self._checkpoints.tick(now, is_quiet=is_quiet)
 
-        elapsed_ms = (now - self._last_sync_s) * 1000
+        log_end = self._log.records_end
+        is_quiet = log_end == self._last_tick_end
+        self._last_tick_end = log_end
+        self._checkpoints.tick(now_s, is_quiet=is_quiet)
+
+        is_due = self._is_sync_due((now_s - self._last_sync_s) * 1000)
+        if is_due:
+            self._last_sync_s = now_s
+        return is_due
+
+    def _is_sync_due(self, elapsed_ms: float) -> bool:
+        """Return whether the log must be synced now, `elapsed_ms` after the last time."""
+        config = self._config
         if elapsed_ms < config.flush_interval_ms:
             return False
-        pending = self._log.written_offset - self._log.synced_offset
-        is_thorough = elapsed_ms >= config.flush_thorough_interval_ms
-        is_due = self._checkpoints.is_due or (
-            pending >= config.flush_pages_min * PAGE_BYTES or bool(pending and is_thorough)
-        )
-        if is_due:
-            self._last_sync_s = now
-        return is_due
+        if self._checkpoints.is_due:
+            return True
+        unsynced_bytes = self._log.written_offset - self._log.synced_offset
+        if unsynced_bytes >= config.flush_pages_min * PAGE_BYTES:
+            return True
+        return unsynced_bytes > 0 and elapsed_ms >= config.flush_thorough_interval_ms
 
     def _prepare_next_file(self) -> None:
         """Create the next file of the commit log if the last one is nearly full.
@@ -587,8 +601,8 @@ class Store:
         Only the files of such a queue say at which offset it continues. They are read from disk.
         Any thread may call this. Raises OSError.
         """
-        path, size = self._config.consume_queue_path, self._config.consume_queue_file_bytes
-        return expired_units(self._files, path, size, self._log.start)
+        path, file_bytes = self._config.consume_queue_path, self._config.consume_queue_file_bytes
+        return expired_units(self._files, path, file_bytes, self._log.start)
 
     def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Return a queue's first offset and the offset after its last visible message.
@@ -642,9 +656,10 @@ class Store:
 
         Returns None like `committed_record`.
         """
-        return self.committed_record(
-            position, int.from_bytes(self.committed_record(position, 4) or b"")
-        )
+        size_field = self.committed_record(position, 4)  # a record begins with its size
+        if size_field is None:
+            return None
+        return self.committed_record(position, int.from_bytes(size_field))
 
     def is_record_live(self, topic: str, position: int) -> bool:
         """Return whether the record of `topic` at `position` belongs to the topic as it exists now.
@@ -697,14 +712,14 @@ class Store:
             f"commitLogDiskRatio_{self._config.commit_log_path}": ratio,
             "consumeQueueDiskRatio": ratio,
             "commitLogDirCapacity": (
-                f"Total : {_format_bytes(total)}, Free : {_format_bytes(free)}."
+                f"Total : {format_bytes(total)}, Free : {format_bytes(free)}."
             ),
             "earliestMessageTimeStamp": str(self.reader.earliest_time_ms()),
             "dispatchBehindBytes": "0",
             "dispatchMaxBuffer": "0",
             "pageCacheLockTimeMills": "0",
             "remainTransientStoreBufferNumbs": "2147483647",
-            "remainHowManyDataToFlush": _format_bytes(log.written_offset - log.synced_offset),
+            "remainHowManyDataToFlush": format_bytes(log.written_offset - log.synced_offset),
         }
 
     # --- deleting topics, closing
@@ -746,12 +761,8 @@ class Store:
         try:
             self._log.check_writable()
             self.commit()
-            if (end := self._log.records_end) < self._log.written_offset:
-                # The log ends with the beginning of a record of the master. The master sends that
-                # record again.
-                for records in sweep_records(self._log, end, self._log.written_offset):
-                    end = records.end
-                self._log.truncate(min(self._log.skip_blank(end), self._log.written_offset))
+            if self._log.records_end < self._log.written_offset:
+                remove_partial_record(self._log)
             self.keys.finish(self.writer.last_time_ms)
             self._checkpoints.flush_queues(list(self._queues.dirty))
             self._log.sync()
@@ -786,12 +797,3 @@ class Store:
         except OSError as error:
             if error.errno not in FULL_ERRORS | TRANSIENT_ERRORS:
                 raise
-
-
-def _format_bytes(size: float) -> str:
-    """Format a number of bytes with a binary unit: 1536 -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.1f} {unit}"

@@ -67,6 +67,7 @@ SUFFIX: Final = ".arrow"
 UNFINISHED: Final = ".new"
 """What is appended to the name of a file until it is complete."""
 _OFFSET_DIGITS: Final = 20
+_CHECKSUM_DIGITS: Final = 8
 _METADATA: Final = b"sluice"
 _METADATA_CHECKSUM: Final = b"sluice-crc32"
 _HEAD_BYTES: Final = 32 * 1024
@@ -127,10 +128,14 @@ def file_name(first_offset: int, data: bytes) -> str:
 
 def parse_first_offset(name: str) -> int | None:
     """Return the first queue offset in the name of a file, None if it is not the name of one."""
-    digits, _, rest = name.partition("-")
+    digits, _, checksum_and_suffix = name.partition("-")
     if len(digits) != _OFFSET_DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
-    return int(digits) if rest.endswith(SUFFIX) and len(rest) == 8 + len(SUFFIX) else None
+    if not checksum_and_suffix.endswith(SUFFIX):
+        return None
+    if len(checksum_and_suffix) != _CHECKSUM_DIGITS + len(SUFFIX):
+        return None
+    return int(digits)
 
 
 def select_fitting_columns(
@@ -142,13 +147,14 @@ def select_fitting_columns(
     contains the names of the others.
     """
     sizes = {name: array.nbytes for name, array in arrays.items()}
-    left_bytes, dropped = bytes_max, set()
-    for name in sorted(arrays, key=lambda name: sizes[name]):
-        left_bytes -= sizes[name]
-        if left_bytes < 0:
-            dropped.add(name)
-    kept = {name: array for name, array in arrays.items() if name not in dropped}
-    return kept, frozenset(dropped)
+    bytes_left = bytes_max
+    dropped_names = set()
+    for name in sorted(arrays, key=lambda name: sizes[name]):  # the smallest first
+        bytes_left -= sizes[name]
+        if bytes_left < 0:
+            dropped_names.add(name)
+    fitting = {name: array for name, array in arrays.items() if name not in dropped_names}
+    return fitting, frozenset(dropped_names)
 
 
 def encode_block(sealed: SealedBlock) -> bytes:
@@ -319,12 +325,13 @@ def read_block_head(files: Files, directory: str, name: str) -> BlockHead:
 def read_units(queue: Queue, start: int, stop: int) -> bytes | None:
     """Return the units with the offsets [start, stop) of a queue, None if some do not exist."""
     parts = []
-    while start < stop:
-        units = queue.units(start, stop - start)
+    offset = start
+    while offset < stop:
+        units = queue.units(offset, stop - offset)
         if not len(units):
             return None
         parts.append(bytes(units))
-        start += len(units) // UNIT_BYTES
+        offset += len(units) // UNIT_BYTES
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -335,11 +342,16 @@ def log_file_numbers(units: bytes, file_bytes: int) -> list[int]:
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"]
-    used = rows["position"][(sizes != BLANK_SIZE) & (sizes > 0)].astype(np.int64)
-    if not len(used):
+    has_record = (sizes != BLANK_SIZE) & (sizes > 0)
+    positions = rows["position"][has_record].astype(np.int64)
+    if not len(positions):
         return []
-    first, last = int(used.min()) // file_bytes, int(used.max()) // file_bytes
-    return [first] if first == last else np.unique(used // file_bytes).tolist()
+    first = int(positions.min()) // file_bytes
+    last = int(positions.max()) // file_bytes
+    if first == last:  # the common case, without sorting
+        return [first]
+    numbers: list[int] = np.unique(positions // file_bytes).tolist()
+    return numbers
 
 
 class SourceRows:
@@ -352,6 +364,10 @@ class SourceRows:
     __slots__ = ("_pieces", "positions", "sizes", "start", "stop", "units")
 
     def __init__(self, start: int, units: bytes, pieces: Sequence[LogPiece]) -> None:
+        """Create the rows of `units`, of which the first one has the offset `start`.
+
+        `pieces` are the files of the log that contain their records, as far as they exist.
+        """
         self.start = start
         self.stop = start + len(units) // UNIT_BYTES
         self.units = units
@@ -368,14 +384,18 @@ class SourceRows:
 
     @classmethod
     def from_units(cls, log: CommitLog, start: int, units: bytes) -> "SourceRows":
-        """Return the rows of any units, as if they had the offsets from `start` on."""
-        size = log.segments.file_bytes
-        found = [log.segments.at(number * size) for number in log_file_numbers(units, size)]
-        pieces = [
-            LogPiece(segment.base, np.frombuffer(segment.view(), np.uint8))
-            for segment in found
-            if segment is not None
-        ]
+        """Return the rows of any units (20-byte entries of a queue), in the order of `units`.
+
+        The rows get the offsets from `start` on, whatever offsets the units have in their queue.
+        Files of the log that no longer exist are left out.
+        """
+        file_bytes = log.segments.file_bytes
+        pieces = []
+        for number in log_file_numbers(units, file_bytes):
+            segment = log.segments.at(number * file_bytes)
+            if segment is not None:  # retention has not deleted the file
+                view = np.frombuffer(segment.view(), np.uint8)
+                pieces.append(LogPiece(segment.base, view))
         return cls(start, units, pieces)
 
     def all_columns(self, columns_max: int) -> ColumnBlock:
@@ -388,10 +408,10 @@ class SourceRows:
         Unlike `all_columns`, this does not leave out columns that have too many different values. A
         name without a column is a property that no row has.
         """
-        found = self._compiled_columns_of(names)
-        if found is None:
-            found = build_block(self.start, self.positions, self.sizes, self._pieces, names=names)
-        return found
+        block = self._compiled_columns_of(names)
+        if block is None:
+            block = build_block(self.start, self.positions, self.sizes, self._pieces, names=names)
+        return block
 
     def _compiled_columns_of(self, names: frozenset[str]) -> ColumnBlock | None:
         """Return the result of `columns_of`, made by the compiled engine.
@@ -400,29 +420,38 @@ class SourceRows:
         """
         if engine.reads is None or len(self._pieces) != 1:
             return None
-        texts = tuple(names)
+        ordered_names = tuple(names)
+        if any("\ufffd" in name for name in ordered_names):
+            return None  # Python decodes bytes that are not UTF-8 as this character
+        ((base, data),) = self._pieces
         try:
-            wanted = tuple(name.encode() for name in texts)
-            if any("\ufffd" in name for name in texts):
-                return None  # Python decodes bytes that are not UTF-8 as this character
-            ((base, data),) = self._pieces
-            found = engine.reads.columns(self.units, data.data, base, wanted)
+            encoded_names = tuple(name.encode() for name in ordered_names)
+            decoded = engine.reads.columns(self.units, data.data, base, encoded_names)
         except (UnicodeEncodeError, OverflowError):
             return None
-        arrays, values, is_ascii, odd = found
-        rows, column_of = self.stop - self.start, _column if is_ascii else _deduplicated_column
+
+        # For each name: an array with the code of each row, and the values by code.
+        code_arrays, value_lists, is_ascii, odd_rows = decoded
+        make_column = _column if is_ascii else _deduplicated_column
         columns = {
-            name: column_of(np.frombuffer(array, np.int32), known)
-            for name, array, known in zip(texts, arrays, values, strict=True)
-            if known
+            name: make_column(np.frombuffer(code_array, np.int32), values)
+            for name, code_array, values in zip(
+                ordered_names, code_arrays, value_lists, strict=True
+            )
+            if values  # without values, no row has the property
         }
-        return ColumnBlock(self.start, rows, columns, frozenset(), np.array(odd, np.int64))
+        row_count = self.stop - self.start
+        return ColumnBlock(
+            self.start, row_count, columns, frozenset(), np.array(odd_rows, np.int64)
+        )
 
     @property
     def end_position(self) -> int:
         """The commit log position behind the last of the records, 0 if there are none."""
-        used = (self.sizes != BLANK_SIZE) & (self.sizes > 0)
-        return int((self.positions[used] + self.sizes[used]).max()) if used.any() else 0
+        has_record = (self.sizes != BLANK_SIZE) & (self.sizes > 0)
+        if not has_record.any():
+            return 0
+        return int((self.positions[has_record] + self.sizes[has_record]).max())
 
     @property
     def log_bytes(self) -> int:
@@ -434,11 +463,15 @@ class SourceRows:
 
         The record distinguishes logs whose units happen to be equal.
         """
-        position, size = int(self.positions[-1]), int(self.sizes[-1])
         crc = zlib.crc32(self.units)
-        for base, data in self._pieces if RECORD_BYTES_MIN <= size < BLANK_SIZE else ():
+        position = int(self.positions[-1])
+        size = int(self.sizes[-1])
+        if not RECORD_BYTES_MIN <= size < BLANK_SIZE:  # the last unit is blank or damaged
+            return crc
+        for base, data in self._pieces:
             if base <= position <= base + len(data) - size:
-                return zlib.crc32(data[position - base :][:size].data, crc)
+                record = data[position - base :][:size]
+                return zlib.crc32(record.data, crc)
         return crc
 
 
@@ -496,13 +529,19 @@ def seal_pieces(
 def merge_blocks(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
     """Return consecutive blocks as one block, with the `columns_max` columns of fewest nulls."""
     arrays, excluded = merge_block_arrays(pieces)
+
+    # Leave out the columns that most rows do not have.
     names = sorted(arrays, key=lambda name: arrays[name].null_count)
-    over = frozenset(names[columns_max:])
-    first = pieces[0].first_offset
-    odd = np.concatenate([piece.odd + (piece.first_offset - first) for piece in pieces])
-    kept = {name: array for name, array in arrays.items() if name not in over}
-    rows = sum(piece.rows for piece in pieces)
-    return ColumnBlock(first, rows, ArrowColumns(kept), excluded | over, odd)
+    excess_names = frozenset(names[columns_max:])
+    columns = {name: array for name, array in arrays.items() if name not in excess_names}
+
+    # The numbers of odd rows count from the first row of the merged block.
+    first_offset = pieces[0].first_offset
+    odd_rows = np.concatenate([piece.odd + (piece.first_offset - first_offset) for piece in pieces])
+    row_count = sum(piece.rows for piece in pieces)
+    return ColumnBlock(
+        first_offset, row_count, ArrowColumns(columns), excluded | excess_names, odd_rows
+    )
 
 
 MAPPED_FILES_MAX: Final = 4
@@ -563,9 +602,10 @@ def serve_seal_jobs(jobs: IO[bytes], answers: IO[bytes]) -> None:
                 for start, part in zip(job.starts, units, strict=True)
             ]
             pieces = [source.all_columns(job.columns_max) for source in sources]
-            key, limits = (job.topic, job.queue_id), (job.columns_max, job.disk_percent)
-            made = seal_pieces(SYSTEM_FILES, job.directory, key, limits, pieces, sources)
-            answer = {"name": made.name, "size": made.size_bytes}
+            key = (job.topic, job.queue_id)
+            limits = (job.columns_max, job.disk_percent)
+            sealed = seal_pieces(SYSTEM_FILES, job.directory, key, limits, pieces, sources)
+            answer = {"name": sealed.name, "size": sealed.size_bytes}
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer).encode() + b"\n")
@@ -576,25 +616,34 @@ class _LogFiles:
     """The files of the log that were mapped last, at most MAPPED_FILES_MAX."""
 
     def __init__(self) -> None:
-        self._known: dict[str, memoryview] = {}
+        self._view_by_path: dict[str, memoryview] = {}
+        """The files that are mapped, the oldest first."""
 
     def pieces(self, job: SealJob, units: bytes) -> list[LogPiece]:
         """Return the existing files of the log that contain the records of some units.
 
         They are mapped, and those that were mapped first are dropped if there are too many.
         """
-        found = []
+        pieces = []
         for number in log_file_numbers(units, job.log_file_bytes):
             base = number * job.log_file_bytes
-            path = f"{job.log_directory}/{base:0{NAME_DIGITS}d}"
-            if path not in self._known:
-                try:
-                    with closing(SYSTEM_FILES.open(path)) as file:
-                        view = map_file(file, file.size())
-                except FileNotFoundError:
-                    continue
-                if len(self._known) >= MAPPED_FILES_MAX:
-                    del self._known[next(iter(self._known))]
-                self._known[path] = view
-            found.append(LogPiece(base, np.frombuffer(self._known[path], np.uint8)))
-        return found
+            view = self._map(f"{job.log_directory}/{base:0{NAME_DIGITS}d}")
+            if view is not None:
+                pieces.append(LogPiece(base, np.frombuffer(view, np.uint8)))
+        return pieces
+
+    def _map(self, path: str) -> memoryview | None:
+        """Return the mapped content of a file, None if the file does not exist."""
+        view = self._view_by_path.get(path)
+        if view is not None:
+            return view
+        try:
+            with closing(SYSTEM_FILES.open(path)) as file:
+                view = map_file(file, file.size())
+        except FileNotFoundError:
+            return None
+        if len(self._view_by_path) >= MAPPED_FILES_MAX:
+            oldest_path = next(iter(self._view_by_path))
+            del self._view_by_path[oldest_path]
+        self._view_by_path[path] = view
+        return view

@@ -201,31 +201,38 @@ class ColumnScan:
         """
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S
-        records_left, step = RECORDS_MAX, _RECORDS_STEP_MIN
+        records_left = RECORDS_MAX
+        step = _RECORDS_STEP_MIN
         gather.is_filter_reliable = True
         position = offset
         while position < end and records_left > 0:
             if position > offset and self._clock.monotonic_s() >= deadline_s:
                 break
-            step, at_once = min(2 * step, _RECORDS_STEP_MAX), min(step, records_left)
+            step_records_max = min(step, records_left)
+            step = min(2 * step, _RECORDS_STEP_MAX)
             try:
-                found = self.scan_at(block_filter, queue, position, ROWS_MIN, weight)
-                stop = position + at_once if found is None else found.stop
+                scanned = self.scan_at(block_filter, queue, position, ROWS_MIN, weight)
+                stop = position + step_records_max if scanned is None else scanned.stop
                 units: Units = queue.units(position, min(end, stop) - position)
                 if not len(units):
                     gather.is_missing = True
                     break
-                gather.is_filter_reliable &= found is not None and found.candidates.is_sure
-                if found is None:
-                    chosen = select(units)
+                gather.is_filter_reliable &= scanned is not None and scanned.candidates.is_sure
+                if scanned is None:  # without columns, every record is read
+                    matches = select(units)
                     records_read = len(units) // UNIT_BYTES
-                elif found.candidates.is_empty:
+                elif scanned.candidates.is_empty:
                     position = min(end, stop)
                     continue
                 else:
-                    first = position - found.start
-                    chosen, units, records_read = _choose(
-                        found.candidates, first, units, gather.room, at_once, select
+                    first_row = position - scanned.start
+                    matches, units, records_read = _select_matches(
+                        scanned.candidates,
+                        first_row,
+                        units,
+                        gather.messages_left,
+                        step_records_max,
+                        select,
                     )
             except PostponedError as postponed:
                 gather.postponed = postponed.work
@@ -233,46 +240,53 @@ class ColumnScan:
             if records_read:
                 records_left -= records_read
                 deadline_s = begin_s + READ_TIME_MAX_S
-            left = gather.take_indices(units, position, chosen)
-            if left >= 0:
-                return left
+            first_not_taken = gather.take_indices(units, position, matches)
+            if first_not_taken >= 0:
+                return first_not_taken
             position += len(units) // UNIT_BYTES
         return position
 
     def at(
-        self, queue: Queue, block_filter: BlockFilter, position: int, end: int, grown: int
+        self, queue: Queue, block_filter: BlockFilter, offset: int, end: int, chunk_units: int
     ) -> ChunkHits | None:
-        """Return the matches in a chunk of units that contains offset `position`. HOT.
+        """Return the matches in a chunk of units that contains the queue offset `offset`. HOT.
 
         The arguments are those of `bulk.TagHits.at`, which it replaces for filters on properties;
-        `end` and `grown` are not used. Return None if no read has evaluated the filter there yet,
-        or if records must be read to decide.
+        `end` and `chunk_units` are not used. Return None if no read has evaluated the filter there
+        yet, or if records must be read to decide.
         """
-        del end, grown
+        del end, chunk_units
         key = (id(block_filter), *queue.key)
-        found = self._last_ranges.get(key)
-        if found is None or found.queue is not queue or not found.start <= position < found.stop:
+        scanned = self._last_ranges.get(key)
+        if scanned is None or scanned.queue is not queue:
             return None
-        known, hits = self._hits.get(key, (None, None))
-        if known is found and hits is not None and hits.start <= position < hits.stop:
+        if not scanned.start <= offset < scanned.stop:
+            return None
+        cached_range, hits = self._hits.get(key, (None, None))
+        if cached_range is scanned and hits is not None and hits.start <= offset < hits.stop:
             return hits
-        candidates = found.candidates
+        candidates = scanned.candidates
         if candidates.needs_record is not None or not candidates.is_sure:
             return None
-        begin = max(found.start, queue.offset_min)
-        units = queue.units(begin, found.stop - begin)
-        if begin + len(units) // UNIT_BYTES <= position:  # the position is in the next file
-            begin = position
-            units = queue.units(begin, found.stop - begin)
+
+        # Take the units of the whole range, or, if a file of the queue ends within it before
+        # `offset`, those from `offset` on.
+        begin = max(scanned.start, queue.offset_min)
+        units = queue.units(begin, scanned.stop - begin)
+        if begin + len(units) // UNIT_BYTES <= offset:
+            begin = offset
+            units = queue.units(begin, scanned.stop - begin)
         stop = begin + len(units) // UNIT_BYTES
-        if stop <= position:
+        if stop <= offset:
             return None
-        low = bisect_left(candidates.rows, begin - found.start)
-        high = bisect_left(candidates.rows, stop - found.start, low)
-        offsets = [row + found.start for row in candidates.rows[low:high]]
-        chosen = np.frombuffer(units, UNIT_COLUMNS)[np.array(offsets, np.int64) - begin]
-        hits = ChunkHits(queue, begin, stop, offsets, chosen.tobytes())
-        self._hits[key] = found, hits
+
+        # Select the units of the candidates among them.
+        rows_low = bisect_left(candidates.rows, begin - scanned.start)
+        rows_high = bisect_left(candidates.rows, stop - scanned.start, rows_low)
+        offsets = [row + scanned.start for row in candidates.rows[rows_low:rows_high]]
+        matching_units = np.frombuffer(units, UNIT_COLUMNS)[np.array(offsets, np.int64) - begin]
+        hits = ChunkHits(queue, begin, stop, offsets, matching_units.tobytes())
+        self._hits[key] = scanned, hits
         if len(self._hits) > _CACHED_HITS_MAX:
             self._hits.popitem(last=False)
         return hits
@@ -285,19 +299,19 @@ class ColumnScan:
         The cached range that was read last answers if it contains the offset. The record is read
         with `select` only if the range does not contain it, or says that the record decides.
         """
-        found = self._last_ranges.get((id(block_filter), *queue.key))
-        if found is None or found.queue is not queue or not found.start <= offset < found.stop:
-            return any(True for _ in select(queue.units(offset, 1)))
-        rows, needs_record, _ = found.candidates
-        row = offset - found.start
-        at = bisect_left(rows, row)
-        if at == len(rows) or rows[at] != row:
+        scanned = self._last_ranges.get((id(block_filter), *queue.key))
+        if scanned is None or scanned.queue is not queue:
+            return _selects_unit(select, queue, offset)
+        if not scanned.start <= offset < scanned.stop:
+            return _selects_unit(select, queue, offset)
+        candidate_rows, needs_record, _ = scanned.candidates
+        row = offset - scanned.start
+        index = bisect_left(candidate_rows, row)
+        if index == len(candidate_rows) or candidate_rows[index] != row:
             return False
-        return (
-            needs_record is None
-            or not needs_record[at]
-            or any(True for _ in select(queue.units(offset, 1)))
-        )
+        if needs_record is None or not needs_record[index]:
+            return True
+        return _selects_unit(select, queue, offset)
 
     def scan_at(
         self,
@@ -432,38 +446,47 @@ def _evaluate(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
     return Candidates(rows.tolist(), needs_record[rows].tolist())
 
 
-def _choose(
+def _selects_unit(select: UnitSelector, queue: Queue, offset: int) -> bool:
+    """Return whether `select` selects the unit of one queue offset."""
+    return any(True for _ in select(queue.units(offset, 1)))
+
+
+def _select_matches(
     candidates: Candidates,
-    first: int,
+    first_row: int,
     units: Units,
-    room: int,
-    records: int,
+    messages_left: int,
+    records_max: int,
     select: UnitSelector,
 ) -> tuple[Iterable[int], Units, int]:
-    """Choose matches among units, of which the first one is row `first` of the candidates.
+    """Select the matches among units, of which the first one is row `first_row` of the candidates.
 
-    Return (rows, units, records_read). `rows` are the matches, counted from the first unit. `units`
-    are the units among which they were chosen: fewer than given if more than `records` records
-    would have to be read. `records_read` is the number of records that were read. At most `room` +
-    1 rows are returned if no record is read. HOT: called for every pull.
+    The candidates are the rows that match for sure, and those whose record decides. `select` reads
+    the records of the latter, at most `records_max` of them.
+
+    Return (indices, units, records_read). `indices` are the matches, counted from the first unit.
+    `units` are the units among which they were selected: fewer than given if more than
+    `records_max` records would have to be read. `records_read` is the number of records that were
+    read. At most `messages_left` + 1 indices are returned if no record is read. HOT: called for
+    every pull.
     """
-    end = first + len(units) // UNIT_BYTES
+    end_row = first_row + len(units) // UNIT_BYTES
     if candidates.needs_record is None:
-        low = bisect_left(candidates.rows, first)
-        chosen = candidates.rows[low : low + room + 1]  # one more says where to continue
-        return [row - first for row in chosen if row < end], units, 0
-    rows, needs_record = candidates.slice_rows(first, end)
+        low = bisect_left(candidates.rows, first_row)
+        rows = candidates.rows[low : low + messages_left + 1]  # one more says where to continue
+        return [row - first_row for row in rows if row < end_row], units, 0
+
+    indices, needs_record = candidates.slice_rows(first_row, end_row)
     assert needs_record is not None
-    last = next(
-        islice((index for index, needs in enumerate(needs_record) if needs), records, None), None
-    )
-    if last is not None:
-        units, rows, needs_record = (
-            units[: rows[last] * UNIT_BYTES],
-            rows[:last],
-            needs_record[:last],
-        )
-    return _filter_by_records(rows, needs_record, units, select), units, sum(needs_record)
+    # End before the first record that exceeds the limit.
+    undecided = (index for index, is_undecided in enumerate(needs_record) if is_undecided)
+    excess = next(islice(undecided, records_max, None), None)
+    if excess is not None:
+        units = units[: indices[excess] * UNIT_BYTES]
+        indices = indices[:excess]
+        needs_record = needs_record[:excess]
+    matches = _filter_by_records(indices, needs_record, units, select)
+    return matches, units, sum(needs_record)
 
 
 def _filter_by_records(
@@ -475,10 +498,12 @@ def _filter_by_records(
     `select` reads these records.
     """
     undecided = list(compress(rows, needs_record))
-    their_units = [units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in undecided]
-    matching = {undecided[index] for index in select(b"".join(their_units))}
+    undecided_units = [units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in undecided]
+    matching = {undecided[index] for index in select(b"".join(undecided_units))}
     return [
-        row for row, needs in zip(rows, needs_record, strict=True) if not needs or row in matching
+        row
+        for row, is_undecided in zip(rows, needs_record, strict=True)
+        if not is_undecided or row in matching
     ]
 
 
@@ -618,27 +643,25 @@ class RangeScan:
         block_filter = cast(
             "ColumnFilter", self._filter
         ).vectorised  # `column_scan` checked the type
-        found: list[int] = []
-        position, end = offset, offset + len(units) // UNIT_BYTES
+        matching: list[int] = []
+        position = offset
+        end = offset + len(units) // UNIT_BYTES
         while position < end:
-            known = columns.scan_at(block_filter, self._queue, position)
+            scanned = columns.scan_at(block_filter, self._queue, position)
+            stop = min(end, position + _RECORDS_STEP_MAX if scanned is None else scanned.stop)
             index = position - offset
-            stop = min(end, position + _RECORDS_STEP_MAX if known is None else known.stop)
             piece = units[index * UNIT_BYTES : (stop - offset) * UNIT_BYTES]
-            rows: Iterable[int]
-            if known is None:
+            rows: Iterable[int]  # the matches, counted from `position`
+            if scanned is None:
                 rows = select(piece)
             else:
-                first = known.start
-                rows, needs_record = known.candidates.slice_rows(position - first, stop - first)
-                rows = (
-                    rows
-                    if needs_record is None
-                    else _filter_by_records(rows, needs_record, piece, select)
-                )
-            found += [row + index for row in rows]
+                first_row, stop_row = position - scanned.start, stop - scanned.start
+                rows, needs_record = scanned.candidates.slice_rows(first_row, stop_row)
+                if needs_record is not None:
+                    rows = _filter_by_records(rows, needs_record, piece, select)
+            matching += [row + index for row in rows]
             position = stop
-        return np.array(found, np.int64)
+        return np.array(matching, np.int64)
 
     def _places_in_file(self, rows: _Rows) -> Iterator[RecordPlaces]:
         """Verify the records of rows that are in one file of the log, and yield their positions.

@@ -149,7 +149,8 @@ def recover_units(
             wheel.put(unit.due_ms, position, position, step)
         elif slot.last_unit < position:
             wheel.put(unit.due_ms, slot.first_unit, position, slot.message_count + step)
-        queue_offset, record_position = offset + 1, record_start
+        queue_offset = offset + 1
+        record_position = record_start
         end = position + UNIT_BYTES
     return RecoveredUnits(end, queue_offset, record_position)
 

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import FULL_ERRORS, TRANSIENT_ERRORS, Files
-from sluicemq.files.identity import FileState, FileVerdict, IdentityFile
+from sluicemq.files.identity import FileState, FileVerdict, IdentityFile, RecordSource
 from sluicemq.model.system_names import TIMER_TOPIC
 from sluicemq.store.store import Store
 from sluicemq.store.timers.checking import find_disagreement, find_removed_units, recover_units
@@ -126,60 +126,78 @@ class TimerFiles:
         units behind the checkpoint are added to the slots. If the files are used, they are marked
         as open; otherwise `start_rebuild` is called. The call blocks. Raises OSError.
         """
-        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
-        known = read_timer_checkpoint(self._files, self._check_path)
-        self.checkpoint = known or TimerCheckpoint()
-        is_exact = known is not None and known.matches_log(self._store.record_source)
-        reason, is_settled = self._load_files(self.checkpoint, is_exact=is_exact)
-        if high == low and self.log.is_empty and not self.wheel.exists:  # no message waits
-            self.queue_offset, self.log_end_at_start = high, self._store.written_offset
+        checkpoint = read_timer_checkpoint(self._files, self._check_path)
+        self.checkpoint = checkpoint or TimerCheckpoint()
+        is_exact = checkpoint is not None and checkpoint.matches_log(self._store.record_source)
+        distrust_reason, is_settled = self._load_files(self.checkpoint, is_exact=is_exact)
+
+        first_offset, end_offset = self._store.queue_offsets(TIMER_TOPIC, 0)
+        has_no_messages = first_offset == end_offset
+        if has_no_messages and self.log.is_empty and not self.wheel.exists:
+            self.queue_offset = end_offset
+            self.log_end_at_start = self._store.written_offset
             return TimerStart(is_rebuilt=False, is_exact=is_exact, is_settled=True)
-        if not reason:
-            self.queue_offset = min(max(self.checkpoint.queue_offset, low), high)
-            self.log_end_at_start = self.log_position_of(self.queue_offset)
-            self.record_position = self.checkpoint.record_position
+
+        if not distrust_reason:
+            self._continue_from_checkpoint(first_offset, end_offset)
             if not is_settled:
                 self._recover_units()
-                reason = self._disagreement()
-            if not reason:
-                with suppress_full_disk():
-                    self._identity.mark_open()  # before the first unit, and the first delivery
-                return TimerStart(is_rebuilt=False, is_exact=True, is_settled=is_settled)
-        self.start_rebuild(reason, is_exact=is_exact)
-        return TimerStart(is_rebuilt=True, is_exact=is_exact, is_settled=False)
+                distrust_reason = self._explain_disagreement()
+        if distrust_reason:
+            self.start_rebuild(distrust_reason, is_exact=is_exact)
+            return TimerStart(is_rebuilt=True, is_exact=is_exact, is_settled=False)
 
-    def _disagreement(self) -> str:
+        with suppress_full_disk():
+            self._identity.mark_open()  # before the first unit, and the first delivery
+        return TimerStart(is_rebuilt=False, is_exact=True, is_settled=is_settled)
+
+    def _continue_from_checkpoint(self, first_offset: int, end_offset: int) -> None:
+        """Set the progress to that of the checkpoint.
+
+        The timer queue contains the offsets [first_offset, end_offset).
+        """
+        self.queue_offset = min(max(self.checkpoint.queue_offset, first_offset), end_offset)
+        self.log_end_at_start = self.log_position_of(self.queue_offset)
+        self.record_position = self.checkpoint.record_position
+
+    def _explain_disagreement(self) -> str:
         """Return how wheel and log disagree, as a phrase; "" if they agree."""
         from_ms = self.checkpoint.read_ms
         return find_disagreement(self.wheel, self.log, from_ms, self._precision_ms) or ""
 
-    def _load_files(self, known: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
+    def _load_files(self, checkpoint: TimerCheckpoint, *, is_exact: bool) -> tuple[str, bool]:
         """Load wheel and log, and check them against identity file and checkpoint.
 
         Return (reason, is_settled). `reason` is a phrase that says why they cannot be trusted, ""
         if they can. `is_settled` is True if the last run shut down cleanly with these files.
-        `known` is the checkpoint, and `is_exact` says that it belongs to this commit log.
+        `is_exact` says that `checkpoint` belongs to this commit log.
         """
         try:
             self.wheel.check_size()
-            self.log.load(known.log_end)
+            self.log.load(checkpoint.log_end)
         except StoreDamagedError as error:
             return error.fact.rstrip("."), False
         source = self._store.record_source
-        verdict = self._identity.check(source, lambda: self._checksum(known.log_end))
+        verdict = self._identity.check(source, lambda: self._checksum(checkpoint.log_end))
         if self.checkpoint.time_ms == 0 and not self.wheel.exists:
             return "there is no checkpoint of them yet", False
         if verdict in DISTRUST_REASONS:
             return DISTRUST_REASONS[verdict], False
-        if not is_exact or known.incarnation != self._store.incarnation.text:
+        is_of_this_store = checkpoint.incarnation == self._store.incarnation.text
+        if not is_exact or not is_of_this_store:
             return "their checkpoint, config/timercheck, is not one that this store wrote", False
-        if self.log.end != known.log_end or (known.log_end and not self.wheel.exists):
+        lacks_wheel = checkpoint.log_end and not self.wheel.exists
+        if self.log.end != checkpoint.log_end or lacks_wheel:
             return "files are missing", False
-        found = self._identity.identity
+
+        # Sealed files are those of an orderly stop, which also notes the checkpoint's values.
+        self._sealed_checksum = None
         is_sealed = verdict is FileVerdict.SEALED
-        if is_sealed and found is not None and found.details != self._details(known):
-            return "config/timercheck is not that of the last orderly stop", False
-        self._sealed_checksum = found.checksum if is_sealed and found is not None else None
+        identity = self._identity.identity
+        if is_sealed and identity is not None:
+            if identity.details != self._details(checkpoint):
+                return "config/timercheck is not that of the last orderly stop", False
+            self._sealed_checksum = identity.checksum
         return "", is_sealed
 
     def start_rebuild(self, reason: str, *, is_exact: bool = True) -> None:
@@ -190,10 +208,10 @@ class TimerFiles:
         `is_exact` says whether the checkpoint proves what was delivered (`TimerStart`). Raises
         OSError.
         """
-        found = self._identity.identity
+        identity = self._identity.identity
         has_files = self.wheel.exists or not self.log.is_empty
         has_own_checkpoint = self.checkpoint.incarnation == self._store.incarnation.text
-        is_discarded = found is not None and found.state is FileState.DISCARDED
+        is_discarded = identity is not None and identity.state is FileState.DISCARDED
         is_new = not self.checkpoint.time_ms and not self.wheel.exists
         is_planned = is_new or is_discarded or not (has_files or has_own_checkpoint)
         log.log(
@@ -205,9 +223,11 @@ class TimerFiles:
         )
         self._log_lost_messages()
         self.discard()
-        low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
-        self.queue_offset, self.record_position = low, NO_UNIT
-        self.log_end_at_start = self.log_position_of(max(self.checkpoint.replay_offset, low))
+        first_offset, _ = self._store.queue_offsets(TIMER_TOPIC, 0)
+        self.queue_offset = first_offset
+        self.record_position = NO_UNIT
+        replay_offset = max(self.checkpoint.replay_offset, first_offset)
+        self.log_end_at_start = self.log_position_of(replay_offset)
 
     def _log_lost_messages(self) -> None:
         """Log the waiting messages whose records are no longer in the commit log as lost.
@@ -241,19 +261,26 @@ class TimerFiles:
     def _recover_units(self) -> None:
         """Add the good units behind the checkpoint to the slots, and zero the log behind them.
 
-        Moves `queue_offset` and `record_position` behind these units. Logs how many bytes were
+        A unit is an entry of the timer log, for one timed message. It is good if its message is in
+        the commit log, behind the message of the unit before. A slot is an entry of the timer
+        wheel: it locates the units that are due in one interval. The slots change in memory.
+
+        Moves `queue_offset` and `record_position` behind the good units. Logs how many bytes were
         recovered, if any. Raises OSError.
         """
-        start = self.log.end
-        found = recover_units(self.wheel, self.log, self.queue_offset, self._store.committed_record)
-        self.queue_offset = found.queue_offset
-        if found.record_position != NO_UNIT:
-            self.record_position = found.record_position
-        self.log.truncate(found.end)
-        if found.end != start:
+        checkpoint_end = self.log.end
+        recovered = recover_units(
+            self.wheel, self.log, self.queue_offset, self._store.committed_record
+        )
+        self.queue_offset = recovered.queue_offset
+        if recovered.record_position != NO_UNIT:  # at least one unit was good
+            self.record_position = recovered.record_position
+        # A later crash could make the bytes behind the good units look valid.
+        self.log.truncate(recovered.end)
+        if recovered.end != checkpoint_end:
             log.info(
                 "recovered %d bytes of the timer log that were written after the last checkpoint",
-                found.end - start,
+                recovered.end - checkpoint_end,
             )
 
     def discard(self) -> None:
@@ -356,12 +383,10 @@ class TimerFiles:
             return
         self.log.write()
         old = self.checkpoint
-        state = (read_ms, self.log.end, self.queue_offset)
-        is_same = state[1:] == old[1:3] and not self.wheel.has_unsaved_slots
-        is_young = not old.time_ms or now_ms - old.time_ms < _IDLE_SAVE_MS
-        if is_same and (is_young or state == old[:3]) and not force:
+        if not force and not self._has_changes_to_save(read_ms, now_ms):
             return
-        source, position = self._store.record_source, self.record_position
+        record_source = self._store.record_source
+        record_position = self.record_position
         new = TimerCheckpoint(
             read_ms=read_ms,
             log_end=self.log.end,
@@ -373,11 +398,13 @@ class TimerFiles:
             done_ms=done_ms,
             replay_offset=replay_offset,
             log_position=log_position,
-            record_position=position,
+            record_position=record_position,
             incarnation=self._store.incarnation.text,
         )
-        slots, start, end = self.wheel.take_changed_slots(), old.log_end, self.log.end
-        if slots or start != end:
+        # Fixed now: the event loop may add units while `write` runs in another thread.
+        changed_slots = self.wheel.take_changed_slots()
+        log_end = self.log.end
+        if changed_slots or log_end != old.log_end:
             self._sealed_checksum = None
         self._started += 1
         number = self._started
@@ -389,14 +416,13 @@ class TimerFiles:
                 if number <= self._saved:
                     return
                 try:
+                    # In this order: the wheel on disk must not refer to units that are not on disk,
+                    # and the checkpoint must not describe files that are not.
                     self._store.sync()
                     self._identity.mark_open()
-                    self.log.sync(start, end)
-                    self.wheel.write(slots)
-                    crc = source.record_crc(position) if position != NO_UNIT else 0
-                    new = new._replace(
-                        record_position=NO_UNIT if crc is None else position, record_crc=crc or 0
-                    )
+                    self.log.sync(old.log_end, log_end)
+                    self.wheel.write(changed_slots)
+                    new = _with_record_crc(new, record_source)
                     write_timer_checkpoint(self._files, self._check_path, new)
                 except OSError as error:
                     has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
@@ -418,6 +444,19 @@ class TimerFiles:
             if is_written:
                 self.checkpoint = new
 
+    def _has_changes_to_save(self, read_ms: int, now_ms: int) -> bool:
+        """Return whether the state differs from the checkpoint enough to write a new one.
+
+        If only `read_ms` has advanced, it does once the checkpoint is `_IDLE_SAVE_MS` old.
+        """
+        old = self.checkpoint
+        if self.wheel.has_unsaved_slots:
+            return True
+        if self.log.end != old.log_end or self.queue_offset != old.queue_offset:
+            return True
+        is_young = not old.time_ms or now_ms - old.time_ms < _IDLE_SAVE_MS
+        return read_ms != old.read_ms and not is_young
+
     def seal(self) -> None:
         """Seal the files after the last save of a clean shutdown.
 
@@ -425,23 +464,23 @@ class TimerFiles:
         unsaved changes, if saving has failed, or if the files are discarded. The call blocks.
         Raises OSError.
         """
-        saved, details = self.checkpoint, self._details(self.checkpoint)
+        checkpoint = self.checkpoint
         has_files = self.wheel.exists or not self.log.is_empty
-        if (
-            self._is_broken
-            or not has_files
-            or self.wheel.has_unsaved_slots
-            or saved.log_end != self.log.end
-        ):
+        if self._is_broken or not has_files:
             return
-        found = self._identity.identity
-        if found is None or found.state is FileState.DISCARDED:
+        if self.wheel.has_unsaved_slots or self.log.end != checkpoint.log_end:
+            return
+        identity = self._identity.identity
+        if identity is None or identity.state is FileState.DISCARDED:
             return
         checksum = self._sealed_checksum
         if checksum is None:
-            checksum = self._checksum(saved.log_end)
+            checksum = self._checksum(checkpoint.log_end)
         self._identity.mark_sealed(
-            self._store.record_source, saved.record_position, checksum, details
+            self._store.record_source,
+            checkpoint.record_position,
+            checksum,
+            self._details(checkpoint),
         )
 
     def _checksum(self, log_end: int) -> int:
@@ -449,6 +488,19 @@ class TimerFiles:
 
     def _details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
         return identity_details(checkpoint, self._precision_ms)
+
+
+def _with_record_crc(checkpoint: TimerCheckpoint, source: RecordSource) -> TimerCheckpoint:
+    """Return a checkpoint with the CRC of the record at its `record_position`.
+
+    If the log does not have the record, `record_position` is NO_UNIT in the result.
+    """
+    if checkpoint.record_position == NO_UNIT:
+        return checkpoint
+    crc = source.record_crc(checkpoint.record_position)
+    if crc is None:
+        return checkpoint._replace(record_position=NO_UNIT)
+    return checkpoint._replace(record_crc=crc)
 
 
 def timer_files_checksum(wheel: TimerWheel, log: TimerLog, log_end: int) -> int:
