@@ -118,10 +118,12 @@ class Journal:
                 content = file.pread(file.size(), 0)
             finally:
                 file.close()
-            lines = content.split(b"\n")
-            parsed = [_parse_line(line) for line in lines[:-1]]
+            complete_lines = content.split(b"\n")[:-1]
+            parsed = [_parse_line(line) for line in complete_lines]
             readable = [change for change in parsed if change is not None]
-            if parsed[: len(readable)] != readable:
+            # Unreadable lines at the end are normal after a power failure; before others, not.
+            has_gap = parsed[: len(readable)] != readable
+            if has_gap:
                 log.error(
                     "%s: %d lines before readable ones cannot be read. Either the power failed "
                     "before they were answered, or the disk is damaged and these changes are lost.",
@@ -139,19 +141,19 @@ class Journal:
         the older journals. It blocks, and must be called only when the document is on disk with
         that version.
         """
-        old = sorted(self._present)
+        old_numbers = sorted(self._present)
         self._start_next(version)
 
-        def remove() -> None:
+        def remove_old_journals() -> None:
             with self._io:
-                for number in old:
+                for number in old_numbers:
                     file = self._open.pop(number, None)
                     if file is not None:
                         file.close()
                     self._files.remove(self._path(number))
                     self._present.discard(number)
 
-        return remove
+        return remove_old_journals
 
     def _start_next(self, version: DataVersion) -> None:
         """Let the next change begin a new journal after `version` of the table."""
@@ -176,10 +178,12 @@ class Journal:
             self._present.add(number)
         data = b"".join(map(_encode_line, changes))
         if not self._end:
+            # The first line of a journal says after which version of the table it begins.
             data = _encode_line(Change(self._base, "", None)) + data
         try:
             file.pwrite(data, self._end)
         except OSError:
+            # Remove what was written of the changes, so that the journal is as before.
             with contextlib.suppress(OSError):
                 file.truncate(self._end)
             raise
@@ -262,7 +266,7 @@ class DocumentIdentity:
         """Create the identity of the document at `path`, whose offsets are those of `store`."""
         self._file = IdentityFile(files, path, "")
         self._files, self._path, self._store = files, path, store
-        self._last = 0
+        self._written_checksum = 0
         """The checksum of the text that is on disk."""
 
     def check(self, text: str | None) -> FileVerdict:
@@ -277,24 +281,32 @@ class DocumentIdentity:
 
         The checksum of the text is remembered for `mark_sealed`. Raises OSError.
         """
-        self._last = text_checksum(text)
-        found = read_identity(self._files, self._path)
-        if found is None or found.state is not FileState.SEALED:
+        self._written_checksum = text_checksum(text)
+        identity = read_identity(self._files, self._path)
+        if identity is None or identity.state is not FileState.SEALED:
             return FileVerdict.UNKNOWN
-        if not found.matches("", self._store.record_source):
+        if not identity.matches("", self._store.record_source):
             return FileVerdict.FOREIGN
-        return FileVerdict.SEALED if is_last_text(found, text) else FileVerdict.CHANGED
+        return FileVerdict.SEALED if is_last_text(identity, text) else FileVerdict.CHANGED
 
     def mark_sealed(self, text: str) -> None:
-        """Write durably that the document is about to become `text`. Blocks. Raises OSError."""
+        """Write to the identity file, durably, that the document is about to become `text`.
+
+        Call this before the document is written, and `note_written` afterwards: the identity file
+        then names the old and the new text, so that either may be on disk after a crash. Blocks.
+        Raises OSError.
+        """
         source = self._store.record_source
-        is_empty = source.start >= self._store.synced_offset
-        position, checksum = NO_RECORD if is_empty else source.start, text_checksum(text)
-        self._file.mark_sealed(source, position, checksum, {TEXT_BEFORE: self._last})
+        # The first record of the log identifies the store, if the log has a synced record.
+        has_synced_record = source.start < self._store.synced_offset
+        first_position = source.start if has_synced_record else NO_RECORD
+        self._file.mark_sealed(
+            source, first_position, text_checksum(text), {TEXT_BEFORE: self._written_checksum}
+        )
 
     def note_written(self, text: str) -> None:
         """Remember the checksum of the document's new text, for the next `mark_sealed`."""
-        self._last = text_checksum(text)
+        self._written_checksum = text_checksum(text)
 
 
 class Document:
@@ -361,20 +373,21 @@ class Document:
 
         Raises StoreDamagedError if no edition can be parsed, StoreError if one cannot be read.
         """
-        read: list[str] = []
+        parsed_text: str | None = None
 
         def parse_and_note(text: str) -> T:
+            nonlocal parsed_text
             try:
                 value = parse(text)
             except ProtocolError as error:
                 raise ValueError(str(error)) from error
-            read.append(text)
+            parsed_text = text
             return value
 
         try:
             value = load_text(self._files, self.path, parse_and_note)
             if self._identity is not None:
-                self.verdict = self._identity.check(read[-1] if read else None)
+                self.verdict = self._identity.check(parsed_text)
         except OSError as error:
             raise self._unreadable(error) from error
         return value
@@ -392,11 +405,15 @@ class Document:
             changes = self._journal.read()
         except OSError as error:
             raise self._unreadable(error) from error
-        self.changed |= bool(changes)
-        version = self._version()
-        self._journal.rotate(version)
-        for index in range(len(changes) - 1, -1, -1):
-            if changes[index].version == version:
+        if changes:
+            self.changed = True
+        file_version = self._version()
+        self._journal.rotate(file_version)
+
+        # Skip all changes up to the last one that the file contains. A change without a name only
+        # records a version.
+        for index in reversed(range(len(changes))):
+            if changes[index].version == file_version:
                 return [change for change in changes[index + 1 :] if change.name]
         return [change for change in changes if change.name and change.name not in names]
 
@@ -418,12 +435,14 @@ class Document:
         contains them.
         """
         self.changed = True
+        changes = [Change(version, name, value) for name, value in values.items()]
         try:
-            self._journal.append(*(Change(version, *item) for item in values.items()))
+            self._journal.append(*changes)
         except OSError as error:
             names = ", ".join(values)
-            failure = StoreFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            refusal = failure(
+            is_disk_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            error_class = StoreFullError if is_disk_full else StoreError
+            refusal = error_class(
                 f"Cannot write the change of {names[:200]} to the journal of {self.path}: "
                 f"{error.strerror or error}.",
                 fix=fix_of(error),

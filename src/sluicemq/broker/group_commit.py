@@ -336,35 +336,44 @@ class GroupCommit:
     ) -> None:
         """Send the encoded `answer` to `peer` once the messages of this loop iteration are safe.
 
-        Schedules a commit. The arguments are the fields of `Durable`. HOT.
+        Nothing is sent by this call: the answer is kept, and a commit is scheduled for the end of
+        the loop iteration. `answer` is b"" for a one-way request, which is counted only.
+
+        - With `waits_for_sync`, the answer is sent after the fsync and the gate. Otherwise it is
+          sent right after the commit.
+        - With `creates_topic`, the answer goes to `announce`, which also waits for the name
+          servers.
+
+        Called for each send: keep it cheap.
         """
         if not self._is_scheduled:
             self.schedule_commit()
-        answers = self._after_sync if waits_for_sync else self._after_commit
-        answers.count += 1
+        pending = self._after_sync if waits_for_sync else self._after_commit
+        pending.count += 1
         if creates_topic:
-            answers.announcing.append((peer, answer))
+            pending.announcing.append((peer, answer))
             return
-        frames = answers.frames.get(peer)
-        if frames is None:
-            answers.frames[peer] = [answer]
+        peer_answers = pending.frames.get(peer)
+        if peer_answers is None:
+            pending.frames[peer] = [answer]
         else:
-            frames.append(answer)
+            peer_answers.append(answer)
 
     def send_all_after_commit(self, peer: Peer, frames: list[bytes]) -> None:
         """Do what `send_after_commit(peer, frame)` does for each of several encoded answers.
 
-        The caller must not use the list `frames` afterwards. HOT.
+        The list `frames` is kept: the caller must not use it afterwards. Called for each batch of
+        sends: keep it cheap.
         """
         if not self._is_scheduled:
             self.schedule_commit()
-        answers = self._after_sync
-        answers.count += len(frames)
-        known = answers.frames.get(peer)
-        if known is None:
-            answers.frames[peer] = frames
+        pending = self._after_sync
+        pending.count += len(frames)
+        peer_answers = pending.frames.get(peer)
+        if peer_answers is None:
+            pending.frames[peer] = frames
         else:
-            known += frames
+            peer_answers += frames
 
     def commit_internal(self, undo: Callable[[], object] | None = None) -> None:
         """Schedule a commit for messages that the broker itself appended.
@@ -408,10 +417,13 @@ class GroupCommit:
         The other answers wait for an fsync, which is started here, or for the replication gate.
         `on_commit` is called, and queued frames are written. An error of the store is not raised:
         the answers become errors, and undo functions are called. Do nothing unless a commit is
-        scheduled. HOT.
+        scheduled. Called once for each loop iteration with sends: keep it cheap.
         """
         if not (self._is_scheduled or self._has_internal_messages):
             return
+
+        # Take the state of this group before the store is called. What is appended from now on
+        # belongs to the next group.
         self._is_scheduled = False
         after_commit, after_sync = self._after_commit, self._after_sync
         self._after_commit = self._after_sync = PendingAnswers()
@@ -429,6 +441,7 @@ class GroupCommit:
             self._undo_commit(after_commit, undos, error)
             return
 
+        # Without stages, both are one object: this queues all answers.
         self._release(after_commit)
         has_messages = after_sync.count or after_commit.count or has_internal_messages
         if self._run_sync is not None and has_messages:
@@ -474,22 +487,25 @@ class GroupCommit:
                 self._announce(peer, answer)
             self._note_latency(answers)
         if self._visible:
-            queues = self._visible[:]
+            # Copied and cleared, not replaced: the store's `on_visible` extends this very list. And
+            # cleared first, because a woken reader may make further messages visible.
+            visible_queues = self._visible[:]
             self._visible.clear()
-            for topic, queue_id, end in queues:
+            for topic, queue_id, end in visible_queues:
                 self.wake(topic, queue_id, end)
                 if topic in self.topic_listeners:
                     self.topic_listeners[topic](queue_id)
 
     def _note_latency(self, answers: PendingAnswers) -> None:
         """Add `answers` to the latency counts, and log them if they waited too long."""
-        seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
-        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
-        self.latency_sum_s += seconds * count
-        if seconds > self.slow_commit_s:
+        waited_s = self._clock.monotonic_s() - answers.started_s
+        bucket = bisect_left(LATENCY_BOUNDS_S, waited_s)
+        self.latency_counts[bucket] += answers.count
+        self.latency_sum_s += waited_s * answers.count
+        if waited_s > self.slow_commit_s:
             first_peer = next(iter(answers.frames), None)
-            text = f"until {count} sends were committed"
-            log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, seconds, text)
+            text = f"until {answers.count} sends were committed"
+            log_slow_request(RequestCode.SEND_MESSAGE_V2, first_peer, waited_s, text)
 
     def flush(self) -> None:
         """Write all queued frames, with one write per connection."""
@@ -620,10 +636,14 @@ class GroupCommit:
             return
         log.warning("%d sends were answered with %s: %s", answers.count, code.name, remark)
         for peer, answer in answers:
-            late = decode(answer[4:])
-            late.code, late.remark = code, remark
-            self.queue_frame(peer, encode(late))
-        answers.count, answers.frames, answers.announcing = 0, {}, []
+            command = decode(answer[4:])
+            command.code = code
+            command.remark = remark
+            self.queue_frame(peer, encode(command))
+        # Empty them, but keep the object: the fsync or the gate still ends for it.
+        answers.count = 0
+        answers.frames = {}
+        answers.announcing = []
 
     @property
     def is_idle(self) -> bool:

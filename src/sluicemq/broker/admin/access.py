@@ -15,6 +15,7 @@ No answer contains a secret key: GET_BROKER_CLUSTER_ACL_CONFIG shows `******`.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from sluicemq.acl import loading as edit
@@ -81,26 +82,25 @@ class AccessHandlers:
         """
         guard = self._require_guard()
         account = guard.accounts.get(header.access_key)
-        path = guard.path if account is None else account.origin.rpartition(":")[0]
-        lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
-        values: dict[str, Any] = {
+        path = guard.path
+        if account is not None:
+            path, _, _ = account.origin.rpartition(":")  # the origin is `path:line`
+
+        fields: dict[str, Any] = {
             "secretKey": header.secret_key or None,
             "whiteRemoteAddress": header.white_address,
             "admin": header.admin,
             "defaultTopicPerm": header.topic_default or None,
             "defaultGroupPerm": header.group_default or None,
-            **{
-                name: [entry for entry in text.split(",") if entry.strip()]
-                for name, text in lists.items()
-                if text is not None
-            },
+            "topicPerms": _split_permissions(header.topic_permissions),
+            "groupPerms": _split_permissions(header.group_permissions),
         }
-        changes = {name: value for name, value in values.items() if value is not None}
+        changes = {name: value for name, value in fields.items() if value is not None}
 
-        def change(text: str) -> str | None:
+        def set_account(text: str) -> str | None:
             return edit.with_account(text, header.access_key, changes, self.clock.now_ms())
 
-        self._apply_change(command, peer, change, UPDATE_FAILED, path)
+        self._edit_files_and_answer(command, peer, set_account, UPDATE_FAILED, path)
 
     def delete_account(self, header: DeleteAccountRequest, command: Command, peer: Peer) -> None:
         """Answer DELETE_ACL_CONFIG (51): delete an account from all files.
@@ -112,10 +112,10 @@ class AccessHandlers:
         if access_key not in self._require_guard().accounts:
             raise RequestError(DELETE_FAILED, f"account {access_key} does not exist.")
 
-        def change(text: str) -> str | None:
+        def remove_account(text: str) -> str | None:
             return edit.without_account(text, access_key, self.clock.now_ms())
 
-        self._apply_change(command, peer, change, DELETE_FAILED)
+        self._edit_files_and_answer(command, peer, remove_account, DELETE_FAILED)
 
     def update_white_addresses(
         self, header: UpdateWhiteAddressesRequest, command: Command, peer: Peer
@@ -126,51 +126,72 @@ class AccessHandlers:
         RequestError if the broker does not use that file.
         """
         guard = self._require_guard()
-        path, known = header.file or guard.path, guard.paths
-        if path not in known:
-            raise RequestError(WHITE_FAILED, f"{path} is not one of the files: {', '.join(known)}.")
+        path = header.file or guard.path
+        if path not in guard.paths:
+            raise RequestError(
+                WHITE_FAILED, f"{path} is not one of the files: {', '.join(guard.paths)}."
+            )
         addresses = [address.strip() for address in header.addresses.split(",") if address.strip()]
 
-        def change(text: str) -> str | None:
+        def set_addresses(text: str) -> str | None:
             return edit.with_white_addresses(text, addresses, self.clock.now_ms())
 
-        self._apply_change(command, peer, change, WHITE_FAILED, path)
+        self._edit_files_and_answer(command, peer, set_addresses, WHITE_FAILED, path)
 
-    def _apply_change(
+    def _edit_files_and_answer(
         self,
         command: Command,
         peer: Peer,
-        change: Change,
+        edit_text: Change,
         failure_code: int,
         path: str | None = None,
     ) -> None:
-        """Change the file `path`, or all files if it is None, and answer the request.
+        """Edit the file `path`, or all files if it is None, and answer the request afterwards.
 
-        If the changed files cannot be loaded or written, answer with `failure_code`.
+        `edit_text` returns the new text of a file. The files are edited on another thread, and the
+        rules in them come into force on the event loop, before the answer. If the edited files
+        cannot be loaded or written, answer with `failure_code`.
         """
         guard = self._require_guard()
 
-        def work() -> Any:
-            """Write the changed files and return what the guard loads from them. Blocks.
-
-            Raises ConfigurationError, with file, line and fix, and OSError.
-            """
-            new_texts, contents = {}, []
-            for name, data in guard.source.read_files().contents:
-                text = change(decode_text(name, data)) if path in (None, name) else None
-                if text is not None:
-                    new_texts[name] = text
-                contents.append((name, data if text is None else text.encode()))
-            guard.source.load(RuleFiles(tuple(contents)))
-            for name, text in new_texts.items():
-                overwrite_text(self.files, name, text)
-            return guard.check_files()
-
-        def make_answer(checked: Any) -> Announced:
-            guard.apply_checked_files(checked)
+        def apply_and_answer(checked_files: Any) -> Announced:
+            guard.apply_checked_files(checked_files)
             return Announced(Command(ResponseCode.SUCCESS))
 
-        self._run_in_order(command, peer, work, make_answer, failure_code)
+        self._run_in_order(
+            command,
+            peer,
+            partial(self._edit_files, guard, edit_text, path),
+            apply_and_answer,
+            failure_code,
+        )
+
+    def _edit_files(self, guard: Guard, edit_text: Change, path: str | None) -> Any:
+        """Edit the file `path`, or all files if it is None. Return what `guard` loads from them.
+
+        Blocks; runs on another thread. Raises ConfigurationError, with file, line and fix, if an
+        edited file cannot be loaded; nothing is written then. Raises OSError if a file cannot be
+        read or written.
+        """
+        # Edit the texts in memory.
+        text_by_edited_path = {}
+        contents = []
+        for file_path, data in guard.source.read_files().contents:
+            new_text = None
+            if path is None or path == file_path:
+                new_text = edit_text(decode_text(file_path, data))
+            if new_text is None:
+                contents.append((file_path, data))
+            else:
+                text_by_edited_path[file_path] = new_text
+                contents.append((file_path, new_text.encode()))
+
+        # Load them for a check before anything is written: this raises ConfigurationError.
+        guard.source.load(RuleFiles(tuple(contents)))
+
+        for file_path, new_text in text_by_edited_path.items():
+            overwrite_text(self.files, file_path, new_text)
+        return guard.check_files()
 
     def _run_in_order(
         self,
@@ -211,40 +232,42 @@ class AccessHandlers:
         Return None: the answer is sent when the files were parsed on another thread.
         """
         guard = self._require_guard()
-        texts = guard.files.contents if guard.files is not None else ()
+        contents = guard.files.contents if guard.files is not None else ()
 
-        def work() -> dict[str, Any]:
-            objects = {}
-            for path, data in texts:
+        def parse_versions() -> dict[str, Any]:
+            version_by_path = {}
+            for path, data in contents:
                 counter, time_ms = edit.version_of(decode_text(path, data))
                 version = DataVersion(counter, time_ms or guard.loaded_ms)
-                objects[path] = data_version_object(version)
-            return objects
+                version_by_path[path] = data_version_object(version)
+            return version_by_path
 
-        def make_answer(objects: Any) -> Command:
+        def make_answer(version_by_path: Any) -> Command:
             config = self.settings.broker
             header = AccessVersionResponse(
-                version=_json(objects.get(guard.path)),
-                all_versions=_json(objects),
+                version=_json(version_by_path.get(guard.path)),
+                all_versions=_json(version_by_path),
                 broker=config.broker_name,
                 address=str(peer.local),
                 cluster=config.cluster_name,
             )
             return Command(ResponseCode.SUCCESS, encode_header(header))
 
-        self._run_in_order(command, peer, work, make_answer, ResponseCode.SYSTEM_ERROR)
+        self._run_in_order(command, peer, parse_versions, make_answer, ResponseCode.SYSTEM_ERROR)
 
     def list_rules(self, command: Command, peer: Peer) -> Command:
         """Answer GET_BROKER_CLUSTER_ACL_CONFIG (54) with all rules, but without secret keys."""
         guard = self._require_guard()
-        rules, accounts = guard.rules, []
+        account_objects = []
         for account in guard.accounts.values():
-            permissions: dict[bool, list[str]] = {True: [], False: []}
+            topic_permissions: list[str] = []
+            group_permissions: list[str] = []
             for name, permission in account.permissions.items():
                 entry = f"{name.removeprefix(GROUP_PREFIX)}={PERMISSION_WORDS[permission]}"
-                permissions[name.startswith(GROUP_PREFIX)].append(entry)
+                is_group = name.startswith(GROUP_PREFIX)
+                (group_permissions if is_group else topic_permissions).append(entry)
             white_address = "" if account.white_addresses is None else account.white_addresses.text
-            accounts.append(
+            account_objects.append(
                 {
                     "accessKey": account.access_key,
                     "secretKey": MASK,
@@ -252,12 +275,12 @@ class AccessHandlers:
                     "admin": account.is_admin,
                     "defaultTopicPerm": PERMISSION_WORDS[account.topic_default],
                     "defaultGroupPerm": PERMISSION_WORDS[account.group_default],
-                    "topicPerms": permissions[False],
-                    "groupPerms": permissions[True],
+                    "topicPerms": topic_permissions,
+                    "groupPerms": group_permissions,
                 }
             )
-        white = [pattern.text for pattern in rules.white_addresses]
-        body = {"globalWhiteAddrs": white, "plainAccessConfigs": accounts}
+        global_addresses = [pattern.text for pattern in guard.rules.white_addresses]
+        body = {"globalWhiteAddrs": global_addresses, "plainAccessConfigs": account_objects}
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 
     def get_status(self, command: Command, peer: Peer) -> Command:
@@ -271,6 +294,16 @@ class AccessHandlers:
                 ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
             )
         return self.guard
+
+
+def _split_permissions(text: str | None) -> list[str] | None:
+    """Return the entries of a comma-separated list of permissions; None if there is no list.
+
+    Empty entries are left out, but white space around an entry stays.
+    """
+    if text is None:
+        return None
+    return [entry for entry in text.split(",") if entry.strip()]
 
 
 def _json(value: Any) -> str:

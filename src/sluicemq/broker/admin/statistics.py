@@ -65,6 +65,11 @@ class StatisticsHandlers(BrokerComponent):
         runtime: RuntimeInfo,
         status: StatusHandlers,
     ) -> None:
+        """Create the handlers.
+
+        `consumers` and `producers` have the online clients by group, `runtime` samples the
+        counters, and `status` collects the progress of a group in a topic.
+        """
         super().__init__(context)
         self.consumers = consumers
         self.producers = producers
@@ -84,20 +89,25 @@ class StatisticsHandlers(BrokerComponent):
 
         Raises RequestError for an unknown counter. The remark says what to use instead, if known.
         """
-        key = "" if header.key == self.settings.broker.cluster_name else header.key
+        is_whole_broker = header.key == self.settings.broker.cluster_name
+        counted_key = "" if is_whole_broker else header.key
+        count_by_period = self.runtime.period_counters.count_by_period
         if header.name == "QUEUE_PUT_NUMS":
             growth_by_period = self._count_messages_of_queue(header.key)
         else:
-            growth_by_period = self.runtime.period_counters.count_by_period(f"{header.name} {key}")
+            growth_by_period = count_by_period(f"{header.name} {counted_key}")
         if growth_by_period is None:
             remark = f"The stats <{header.name}> <{header.key}> not exist"
             if header.name in UNMEASURED_REASONS:
                 remark += f": {UNMEASURED_REASONS[header.name]}"
             raise RequestError(ResponseCode.SYSTEM_ERROR, remark)
+
+        # A counter of bytes has a counter of the same messages, for the bytes per message.
         messages_by_period = growth_by_period
         if header.name.endswith("_SIZE"):
-            name = header.name.replace("_SIZE", "_NUMS")
-            messages_by_period = self.runtime.period_counters.count_by_period(f"{name} {key}") or {}
+            message_counter = header.name.replace("_SIZE", "_NUMS")
+            messages_by_period = count_by_period(f"{message_counter} {counted_key}") or {}
+
         body = {}
         for period, (growth, rate) in growth_by_period.items():
             message_count = messages_by_period.get(period, (0, 0.0))[0]
@@ -109,24 +119,34 @@ class StatisticsHandlers(BrokerComponent):
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
     def _count_messages_of_queue(self, key: str) -> dict[str, tuple[int, float]] | None:
-        """Return (messages stored in a queue, messages per second) for each period.
+        """Return (messages stored in a queue, messages per second) for each period, by its name.
 
-        `key` is `topic@queueId`. Return None if there is no such queue. The offsets at the
-        beginning of the periods are searched by time. So no counter is needed, and the numbers are
-        also right when the broker has just been restarted.
+        `key` is `topic@queueId`. Return None if there is no such queue. The count of a period is
+        the end of the queue minus the offset at which the period began, which is searched by time.
+        So no counter is needed, and the numbers are also right when the broker has just been
+        restarted.
         """
-        name, _, queue_text = key.rpartition("@")
-        topic, queue_id = self.topics.get(name), natural(queue_text)
+        topic_name, _, queue_text = key.rpartition("@")
+        topic = self.topics.get(topic_name)
+        queue_id = natural(queue_text)
         if topic is None or queue_id is None or queue_id >= topic.queues:
             return None
-        store, now_ms = self.status.store, self.status.clock.now_ms()
-        end, count_by_period = store.queue_offsets(name, queue_id)[1], {}
-        for period, seconds in _PERIOD_SECONDS.items():
-            since_ms = now_ms - 1000 * seconds
-            first = store.reader.offset_by_time(name, int(queue_id), since_ms) if end else 0
-            count = max(end - first, 0)
-            count_by_period[period] = (count, count / seconds)
-        return count_by_period
+
+        store = self.status.store
+        now_ms = self.status.clock.now_ms()
+        _, queue_end = store.queue_offsets(topic_name, queue_id)
+        growth_by_period = {}
+        for period, period_s in _PERIOD_SECONDS.items():
+            period_start_offset = 0
+            if queue_end > 0:
+                period_start_ms = now_ms - 1000 * period_s
+                period_start_offset = store.reader.offset_by_time(
+                    topic_name, queue_id, period_start_ms
+                )
+            # The offset found by time may be beyond the end that was read above.
+            message_count = max(queue_end - period_start_offset, 0)
+            growth_by_period[period] = (message_count, message_count / period_s)
+        return growth_by_period
 
     def find_topics_by_group(self, *, ordered: bool) -> dict[str, list[str]]:
         """Return for each existing group the topics of which it has committed offsets.
@@ -136,14 +156,15 @@ class StatisticsHandlers(BrokerComponent):
         topics of a group are sorted.
         """
         topics_by_group: dict[str, list[str]] = {}
-        for name, groups in sorted(self.offsets.groups_by_topic().items()):
-            topic = self.topics.get(name)
+        for topic_name, groups in sorted(self.offsets.groups_by_topic().items()):
+            topic = self.topics.get(topic_name)
             if topic is None or (ordered and not topic.config.order):
                 continue
             for group in groups:
-                online = self.consumers.groups.get(group)
-                if group in self.groups and (online is None or name in online.subscriptions):
-                    topics_by_group.setdefault(group, []).append(name)
+                online_group = self.consumers.groups.get(group)
+                may_consume = online_group is None or topic_name in online_group.subscriptions
+                if group in self.groups and may_consume:
+                    topics_by_group.setdefault(group, []).append(topic_name)
         return topics_by_group
 
     def get_consume_stats_of_broker(
@@ -157,13 +178,19 @@ class StatisticsHandlers(BrokerComponent):
         """
 
         def steps() -> WorkItem[Command]:
-            stats_by_group, lag_count, in_flight_count = [], 0, 0
-            for group, names in sorted(self.find_topics_by_group(ordered=header.ordered).items()):
-                group_stats = [self.status.collect_consume_stats(group, [name]) for name in names]
-                for queue in (queue for stats in group_stats for queue in stats.queues.values()):
-                    lag_count += queue.broker_offset - queue.consumer_offset
-                    in_flight_count += queue.pull_offset - queue.consumer_offset
-                stats_by_group.append({group: group_stats})
+            topics_by_group = self.find_topics_by_group(ordered=header.ordered)
+            stats_by_group = []
+            lag_count = 0
+            in_flight_count = 0
+            for group, topics in sorted(topics_by_group.items()):
+                stats_of_topics = [
+                    self.status.collect_consume_stats(group, [topic]) for topic in topics
+                ]
+                for topic_stats in stats_of_topics:
+                    for queue in topic_stats.queues.values():
+                        lag_count += queue.broker_offset - queue.consumer_offset
+                        in_flight_count += queue.pull_offset - queue.consumer_offset
+                stats_by_group.append({group: stats_of_topics})
                 yield None
             answer = bodies.ConsumeStatsOfBroker(
                 self._address, stats_by_group, lag_count, in_flight_count
@@ -180,14 +207,14 @@ class StatisticsHandlers(BrokerComponent):
         "remoteIP": …, "version": …}]}}`. The time stamp is that of the last heartbeat, in ms.
         """
         clock = self.status.clock
-        # Heartbeats are noted by the monotonic clock. This is the wall-clock time of its zero.
-        started_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
+        # Heartbeats are noted by the monotonic clock: add the wall-clock time of its zero.
+        monotonic_zero_ms = clock.now_ms() - round(clock.monotonic_s() * 1000)
         producers_by_group = {
             group: [
                 {
                     "clientId": member.client_id,
                     "language": member.language,
-                    "lastUpdateTimestamp": started_ms + round(member.heartbeat_s * 1000),
+                    "lastUpdateTimestamp": monotonic_zero_ms + round(member.heartbeat_s * 1000),
                     "remoteIP": f"/{member.peer.remote}",
                     "version": member.version,
                 }
@@ -228,29 +255,32 @@ class StatisticsHandlers(BrokerComponent):
         request that allows reading is accepted for any names, so that a rule about a deleted topic
         or group can be removed.
         """
-        group, topic, readable = header.group, header.topic, header.is_readable
-        if readable is False:
+        group, topic = header.group, header.topic
+        requested = header.is_readable
+        if requested is False:
             self.topics.require(topic)
             if self.groups.get_or_create(group) is None:
                 self.groups.check_exists(group)
-        may_read = self.groups.can_read(group, topic) if readable is None else readable
+
+        may_read = self.groups.can_read(group, topic) if requested is None else requested
         body = fastjson.dumps({"group": group, "readable": may_read, "topic": topic})
         answer = Command(ResponseCode.SUCCESS, remark="", body=body)
-        if readable is None:
+        if requested is None:
             return answer
-        self.groups.set_forbidden(group, topic, is_forbidden=not readable)
+
+        self.groups.set_forbidden(group, topic, is_forbidden=not requested)
         log.info(
             "%s: group %s %s read topic %s",
             peer.remote,
             group,
-            "may" if readable else "may not",
+            "may" if requested else "may not",
             topic,
         )
-        write = self.groups.document.prepare_write()
-        assert write is not None, "the document has just changed"
+        write_groups = self.groups.document.prepare_write()
+        assert write_groups is not None, "the document has just changed"
 
         def steps() -> WorkItem[Announced]:
-            yield write
+            yield write_groups
             return Announced(answer)
 
         return Postponed(steps())

@@ -25,14 +25,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivery import DeliveryState
 from sluicemq.broker.consume.filters import ConsumerFilters, estimate_filter_bytes
-from sluicemq.broker.consume.matching import RECORDS_PER_STEP, MatchCounter, MatchCriteria, Tally
+from sluicemq.broker.consume.matching import (
+    RECORDS_PER_STEP,
+    MatchCounter,
+    MatchCriteria,
+    QueueLag,
+    Tally,
+    combined_eta_s,
+    sum_tallies,
+)
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.lanes.cache import ByteCache
 from sluicemq.broker.lanes.filters import RuleFilter
@@ -59,7 +67,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sluicemq.filter.lab import Trial
+    from sluicemq.filter.lab import Report, Trial
 
 SURVEY_PERIOD_S: Final = 10.0
 """The time in seconds between two surveys of all filters."""
@@ -134,7 +142,8 @@ class FilterFailures:
                 self.samples.append(bodies.FilterFailure(queue_id, offset, str(error)))
 
         # The last reason gets what is left, so that the shares add up to all failures.
-        failures_left, repeated_left = len(failed_rows), sum(reasons.values())
+        failures_left = len(failed_rows)
+        repeated_left = sum(reasons.values())
         for reason, repeated_count in reasons.items():
             share = failures_left * repeated_count // repeated_left
             failures_left -= share
@@ -149,28 +158,6 @@ class FilterFailures:
         if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
             reason = OTHER_REASONS
         self.reasons[reason] = self.reasons.get(reason, 0) + count
-
-
-class QueueLag(NamedTuple):
-    """The lag of a group in one queue.
-
-    - `committed` is the offset from which on the lag is counted.
-    - `offset_min` and `offset_max` are the first offset of the queue, and the end of the count.
-    - `tally` counts the matching messages; None if the filter of the group is unknown.
-    - `lanes` has each lane with its tally, from the lane's own offset on.
-    - `in_flight` is the number of popped messages that are not acknowledged.
-    - `extra` is the number of unfinished messages before `committed`, negative if messages behind
-      it are done (`UnfinishedMessages`).
-    """
-
-    queue_id: int
-    committed: int
-    offset_min: int
-    offset_max: int
-    tally: Tally | None
-    lanes: tuple[tuple[Lane, Tally], ...] = ()
-    in_flight: int = 0
-    extra: int = 0
 
 
 def _compile_or_none(kind: str, expression: str) -> MatchCriteria | None:
@@ -236,15 +223,19 @@ class FilterHandlers(BrokerComponent):
         topic. Raises RequestError if the expression of pops does not compile.
         """
         # Messages of a retry topic are filtered by the subscription to the original topic.
-        origin = pop_origin(topic, group)
-        for popped, kind, expression in self.consumers.contracts.popped_subscriptions(group):
-            if popped == origin:
+        original_topic = pop_origin(topic, group)
+        popped_subscriptions = self.consumers.contracts.popped_subscriptions(group)
+        for popped_topic, kind, expression in popped_subscriptions:
+            if popped_topic == original_topic:
                 return _parse_subscription(topic, expression, kind)
-        find = self.consumers.find_subscription
-        compiled = find(group, topic) or find(group, origin)
+
+        compiled = self.consumers.find_subscription(group, topic)
+        if compiled is None:
+            compiled = self.consumers.find_subscription(group, original_topic)
         if compiled is not None:
             return compiled.subscription
-        stored = self.filters.table.get(group, {}).get(origin)
+
+        stored = self.filters.table.get(group, {}).get(original_topic)
         if stored is None:
             return None
         return Subscription(topic, stored.expression, stored.kind, version=stored.version)
@@ -283,7 +274,8 @@ class FilterHandlers(BrokerComponent):
         criteria = None
         if subscription is not None:
             criteria = yield from self.compile_criteria(subscription)
-        for queue_id in range(topic_entry.config.read_queues if topic_entry is not None else 0):
+        queue_count = topic_entry.config.read_queues if topic_entry is not None else 0
+        for queue_id in range(queue_count):
             start, in_flight, extra = self.unfinished(group, topic, queue_id)
             tally = None
             if criteria is not None:
@@ -291,14 +283,16 @@ class FilterHandlers(BrokerComponent):
                 tally = yield from self.match_counter.count_lag(
                     group, topic, queue_id, criteria, start, now_s
                 )
-            first, end = self.store.queue_offsets(topic, queue_id)
-            end = end if tally is None else tally.end
+            # Messages may have arrived during the count: the lag ends where the count ended.
+            offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
+            if tally is not None:
+                offset_max = tally.end
             queues.append(
                 QueueLag(
                     queue_id=queue_id,
                     committed=start,
-                    offset_min=first,
-                    offset_max=end,
+                    offset_min=offset_min,
+                    offset_max=offset_max,
                     tally=tally,
                     in_flight=in_flight,
                     extra=extra,
@@ -320,13 +314,13 @@ class FilterHandlers(BrokerComponent):
             return (yield from self._count_lag_of_lanes(group, group_lanes, topic, queue_count))
 
         queues = yield from self.count_lag(group, topic, self.find_subscription(group, topic))
-        with_extra: list[QueueLag] = []
+        queues_with_extra: list[QueueLag] = []
         for queue in queues:
             tally = queue.tally
             if tally is not None:
                 tally = replace(tally, count=tally.count + queue.extra)
-            with_extra.append(queue._replace(tally=tally))
-        return with_extra
+            queues_with_extra.append(queue._replace(tally=tally))
+        return queues_with_extra
 
     def _count_lag_of_lanes(
         self, group: str, group_lanes: GroupLanes, topic: str, queue_count: int
@@ -341,32 +335,32 @@ class FilterHandlers(BrokerComponent):
             now_s = self.clock.monotonic_s()
             group_lanes.ensure_queue((topic, queue_id))
             live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
-            lanes: list[tuple[Lane, Tally]] = []
-            for lane in [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]:
+            # Listed before the first count, because lanes may end while the counts go on.
+            lanes = [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]
+            lane_tallies: list[tuple[Lane, Tally]] = []
+            for lane in lanes:
                 lane_queue = lane.queues.get((topic, queue_id))
                 if lane_queue is not None:
                     tally = yield from self.match_counter.count_lane_lag(
                         f"{group}@{lane.id}", topic, queue_id, lane_queue, now_s
                     )
-                    lanes.append((lane, tally))
+                    lane_tallies.append((lane, tally))
+
             offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
-            committed, total = self.offsets.committed(group, topic, queue_id), None
-            if lanes:
-                tallies = [tally for _, tally in lanes]
-                slowest = max(
-                    tallies, key=lambda tally: math.inf if tally.eta_s is None else tally.eta_s
-                )
-                committed, offset_max = min(tally.start for tally in tallies), slowest.end
-                count = sum(tally.count for tally in tallies)
-                total = replace(slowest, start=committed, count=count)
+            committed = self.offsets.committed(group, topic, queue_id)
+            group_tally = None
+            if lane_tallies:
+                group_tally = sum_tallies([tally for _, tally in lane_tallies])
+                committed = group_tally.start
+                offset_max = group_tally.end
             queues.append(
                 QueueLag(
                     queue_id=queue_id,
                     committed=committed,
                     offset_min=offset_min,
                     offset_max=offset_max,
-                    tally=total,
-                    lanes=tuple(lanes),
+                    tally=group_tally,
+                    lanes=tuple(lane_tallies),
                 )
             )
             yield None
@@ -386,29 +380,49 @@ class FilterHandlers(BrokerComponent):
         delivery = self.deliveries.get((topic, group))
         if delivery is None or not delivery.ranges_to_check:
             return
-        ranges, delivery.ranges_to_check = delivery.ranges_to_check, {}
+        # Take the ranges before the first yield: pulls add new ones while these are checked.
+        ranges_to_check = delivery.ranges_to_check
+        delivery.ranges_to_check = {}
         failures = self.failures.setdefault((topic, group), FilterFailures())
-        for (message_filter, queue_id), bounds in ranges.items():
-            range_starts, range_ends = bounds[::2], bounds[1::2]
-            read_at = partial(self.match_counter.properties.read_at, topic, queue_id)
-            for text in sorted(_sql92_expressions(message_filter)):
-                criteria = yield from self.compile_criteria(Subscription(topic, text, SQL92))
+        for (message_filter, queue_id), bounds in ranges_to_check.items():
+            # `bounds` holds the start and the end of one range after another.
+            ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
+            for expression in sorted(_sql92_expressions(message_filter)):
+                criteria = yield from self.compile_criteria(Subscription(topic, expression, SQL92))
                 if criteria is None:
                     continue
-                for start, end in zip(range_starts, range_ends, strict=True):
-                    offset_min, _ = self.store.queue_offsets(topic, queue_id)
-                    steps = self.match_counter.iter_verdicts(
-                        topic, queue_id, criteria, max(start, offset_min), end
+                for start, end in ranges:
+                    yield from self._record_failures_in_range(
+                        failures, topic, queue_id, criteria, start, end
                     )
-                    for step in steps:
-                        if callable(step):  # a job for another thread
-                            yield step
-                            continue
-                        if step is not None:
-                            failures.record_failures(
-                                queue_id, criteria, step.first_offset, step.verdicts, read_at
-                            )
-                        yield None
+
+    def _record_failures_in_range(
+        self,
+        failures: FilterFailures,
+        topic: str,
+        queue_id: int,
+        criteria: MatchCriteria,
+        start: int,
+        end: int,
+    ) -> WorkItem[None]:
+        """Evaluate a filter on the messages [`start`, `end`), and record what fails in `failures`.
+
+        Messages that were deleted meanwhile are skipped. Work item.
+        """
+        offset_min, _ = self.store.queue_offsets(topic, queue_id)
+        read_at = partial(self.match_counter.properties.read_at, topic, queue_id)
+        steps = self.match_counter.iter_verdicts(
+            topic, queue_id, criteria, max(start, offset_min), end
+        )
+        for step in steps:
+            if callable(step):  # a job for another thread
+                yield step
+                continue
+            if step is not None:
+                failures.record_failures(
+                    queue_id, criteria, step.first_offset, step.verdicts, read_at
+                )
+            yield None
 
     # --- surveys
 
@@ -416,52 +430,62 @@ class FilterHandlers(BrokerComponent):
         """Start a survey of all filters in the background, at most every SURVEY_PERIOD_S.
 
         A survey finds failed evaluations (`failures`), and counts the lag of each group that has a
-        filter or lanes (`survey_results`). Do nothing if the last survey was started later than
-        that, or is still running. If there is nothing to survey, only clear `survey_results`.
+        filter or lanes (`survey_results`). Do nothing if the last survey was started less than
+        SURVEY_PERIOD_S ago, or is still running. If there is nothing to survey, only clear
+        `survey_results`.
         """
         now_s = self.clock.monotonic_s()
         if now_s < self._next_survey_s or self._is_surveying:
             return
         self._next_survey_s = now_s + SURVEY_PERIOD_S
-        to_check = [
+
+        unchecked = [
             topic_and_group
             for topic_and_group, delivery in self.deliveries.items()
             if delivery.ranges_to_check
         ]
-        # Without a filter and without lanes, the lag is the difference of two offsets.
-        filtering = [
-            (name, subscription)
-            for name, group in self.consumers.groups.items()
-            for topic in group.subscriptions
-            if (subscription := self.find_subscription(name, topic)) is not None
-            and (not subscription.is_everything or name in self.consumers.lanes.table)
-        ]
-        if not to_check and not filtering:
+        filtered = list(self._iter_filtered_subscriptions())
+        if not unchecked and not filtered:
             self.survey_results = {}
             return
 
-        self._is_surveying = True
-        self.background.run_in_background(self._survey(to_check, filtering))
+        self._is_surveying = True  # `_survey` sets it to False at its end
+        self.background.run_in_background(self._survey(unchecked, filtered))
+
+    def _iter_filtered_subscriptions(self) -> Iterator[tuple[str, Subscription]]:
+        """Yield (group, subscription) for each topic that a connected group filters.
+
+        A group with lanes filters all its topics. No other topic needs to be counted, because the
+        lag of a group without a filter is the difference of two offsets.
+        """
+        for group_name, group in self.consumers.groups.items():
+            has_lanes = group_name in self.consumers.lanes.table
+            for topic in group.subscriptions:
+                subscription = self.find_subscription(group_name, topic)
+                if subscription is None:
+                    continue
+                if has_lanes or not subscription.is_everything:
+                    yield group_name, subscription
 
     def _survey(
-        self, to_check: list[TopicGroup], filtering: list[tuple[str, Subscription]]
+        self, unchecked: list[TopicGroup], filtered: list[tuple[str, Subscription]]
     ) -> WorkItem[None]:
         """Find failed evaluations and count the lag of groups. Work item.
 
-        `check_fetched` is called for each (topic, group) in `to_check`. For each group and
-        subscription in `filtering`, the lag over all queues is counted. The lags replace
-        `survey_results` at the end.
+        `unchecked` lists each (topic, group) with ranges to check: `check_fetched` is called for
+        it. `filtered` lists each (group, subscription) whose lag over all queues is counted. The
+        lags replace `survey_results` at the end.
         """
         results: dict[TopicGroup, tuple[int, float | None]] = {}
         try:
-            for topic, group in to_check:
+            for topic, group in unchecked:
                 yield from self.check_fetched(group, topic)
-            for group, subscription in filtering:
+            for group, subscription in filtered:
                 queues = yield from self.count_group_lag(group, subscription.topic)
                 tallies = [queue.tally for queue in queues if queue.tally is not None]
                 if tallies:
-                    count = sum(tally.count for tally in tallies)
-                    results[subscription.topic, group] = count, combined_eta_s(tallies)
+                    lag_count = sum(tally.count for tally in tallies)
+                    results[subscription.topic, group] = (lag_count, combined_eta_s(tallies))
         finally:
             self._is_surveying = False
         self.survey_results = results
@@ -472,16 +496,16 @@ class FilterHandlers(BrokerComponent):
         For example {"sluiceFilter:TOPIC@GROUP": "matched 5 filtered 20 errors 0"}, for each topic
         and group of which messages were filtered or evaluations have failed.
         """
-        table = {}
+        entries = {}
         for (topic, group), delivery in self.deliveries.items():
             failures = self.failures.get((topic, group))
             if delivery.filtered_count or failures is not None:
-                errors = 0 if failures is None else failures.total
-                table[f"sluiceFilter:{topic}@{group}"] = (
+                error_count = 0 if failures is None else failures.total
+                entries[f"sluiceFilter:{topic}@{group}"] = (
                     f"matched {delivery.messages_out} filtered {delivery.filtered_count} "
-                    f"errors {errors}"
+                    f"errors {error_count}"
                 )
-        return table
+        return entries
 
     # --- requests of tools
 
@@ -495,184 +519,217 @@ class FilterHandlers(BrokerComponent):
         as if the group had that expression. Return None if the answer follows later. Raises
         RequestError if the group does not exist.
         """
+        self.groups.check_exists(header.group)
+        return self.background.answer(self._count_filtered_lag(header), command, peer)
+
+    def _count_filtered_lag(self, header: FilteredLagRequest) -> WorkItem[Command]:
+        """Return the answer to `report_filtered_lag`, after counting each topic. Work item.
+
+        Topics that do not exist are left out. Raises RequestError if an expression does not
+        compile.
+        """
         group, expression = header.group, header.expression
-        self.groups.check_exists(group)
-
-        def steps() -> WorkItem[Command]:
-            """Check and count one topic after the other, and return the answer."""
-            all_topics = self.topics_of_group(group) | self.offsets.topics_of(group)
-            matchings = []
-            for topic in [header.topic] if header.topic else sorted(all_topics):
-                if topic not in self.topics:
-                    continue
-                subscription = self.find_subscription(group, topic)
-                if expression is not None:
-                    yield from preparation_jobs(expression, header.kind or TAG)
-                    subscription = _parse_subscription(topic, expression, header.kind)
-                yield from self.check_fetched(group, topic)
-                if expression is None:
-                    queues = yield from self.count_group_lag(group, topic)
-                else:
-                    queues = yield from self.count_lag(group, topic, subscription)
-                delivery = self.deliveries.get((topic, group))
-                failures = self.failures.get((topic, group)) or FilterFailures()
-                matchings.append(
-                    bodies.GroupMatching(
-                        topic=topic,
-                        kind=subscription.kind if subscription is not None else "",
-                        expression=subscription.expression if subscription is not None else None,
-                        queues=tuple(map(_encode_queue_lag, queues)),
-                        matched=delivery.messages_out if delivery is not None else 0,
-                        filtered=delivery.filtered_count if delivery is not None else 0,
-                        errors=failures.reasons,
-                        failures=tuple(failures.samples),
-                        lanes=tuple(_iter_lane_lags(topic, queues)),
-                    )
+        topics = [header.topic] if header.topic else self._all_topics_of_group(group)
+        matchings = []
+        for topic in topics:
+            if topic not in self.topics:
+                continue
+            subscription = self.find_subscription(group, topic)
+            if expression is not None:
+                yield from preparation_jobs(expression, header.kind or TAG)
+                subscription = _parse_subscription(topic, expression, header.kind)
+            # Before the failures are read below, because it may record more of them.
+            yield from self.check_fetched(group, topic)
+            if expression is None:
+                queues = yield from self.count_group_lag(group, topic)
+            else:
+                queues = yield from self.count_lag(group, topic, subscription)
+            delivery = self.deliveries.get((topic, group))
+            failures = self.failures.get((topic, group)) or FilterFailures()
+            matchings.append(
+                bodies.GroupMatching(
+                    topic=topic,
+                    kind=subscription.kind if subscription is not None else "",
+                    expression=subscription.expression if subscription is not None else None,
+                    queues=tuple(map(_encode_queue_lag, queues)),
+                    matched=delivery.messages_out if delivery is not None else 0,
+                    filtered=delivery.filtered_count if delivery is not None else 0,
+                    errors=failures.reasons,
+                    failures=tuple(failures.samples),
+                    lanes=tuple(_iter_lane_lags(topic, queues)),
                 )
-            return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(matchings))
+            )
+        return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(matchings))
 
-        return self.background.answer(steps(), command, peer)
+    def _all_topics_of_group(self, group: str) -> list[str]:
+        """Return the topics to which a group subscribes or has committed offsets, sorted."""
+        return sorted(self.topics_of_group(group) | self.offsets.topics_of(group))
 
     def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
         """Answer SLUICE_TRY_FILTER (900132): evaluate an expression on stored messages.
 
-        Nothing is consumed. Return None if the answer follows later. With a group, its subscription
-        is compared with the expression. Raises RequestError if the topic does not exist or the
-        subscription of the group is unknown.
+        Nothing is consumed. The messages are those of all queues of the topic, stored between the
+        times in the request if it has any. With a group in the request, its subscription is
+        compared with the expression. Return None if the answer follows later.
+
+        Raises RequestError if the topic does not exist or the subscription of the group is unknown.
         """
-        name, topic = header.topic, self.topics.require(header.topic)
-        compared = None
+        topic_name = header.topic
+        topic = self.topics.require(topic_name)
+        group_subscription = None
         if header.group is not None:
-            compared = self.find_subscription(header.group, name)
-            if compared is None:
+            group_subscription = self.find_subscription(header.group, topic_name)
+            if group_subscription is None:
                 raise RequestError(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                    f"The subscription of group {header.group} to topic {name} is unknown: no "
-                    "member is online, and no SQL92 expression is stored.",
+                    f"The subscription of group {header.group} to topic {topic_name} is unknown: "
+                    "no member is online, and no SQL92 expression is stored.",
                 )
+
         ranges = []
         for queue_id in range(topic.config.read_queues):
-            low, high = self.store.queue_offsets(name, queue_id)
+            start, end = self.store.queue_offsets(topic_name, queue_id)
             if header.begin_ms:
-                low = self.store.reader.offset_by_time(name, queue_id, header.begin_ms)
+                start = self.store.reader.offset_by_time(topic_name, queue_id, header.begin_ms)
             if header.end_ms is not None:
-                high = self.store.reader.offset_by_time(name, queue_id, header.end_ms + 1)
-            if low < high:
-                ranges.append((queue_id, low, high))
-        return self.background.answer(self._run_trial(header, compared, ranges), command, peer)
+                end = self.store.reader.offset_by_time(topic_name, queue_id, header.end_ms + 1)
+            if start < end:
+                ranges.append((queue_id, start, end))
+        trial_steps = self._run_trial(header, group_subscription, ranges)
+        return self.background.answer(trial_steps, command, peer)
 
     def _run_trial(
         self,
         header: TryFilterRequest,
-        compared: Subscription | None,
+        group_subscription: Subscription | None,
         ranges: list[tuple[int, int, int]],
     ) -> WorkItem[Command]:
         """Run a trial over `ranges` of (queue id, first offset, end), and return the answer.
 
         If the ranges have more messages than the request allows, the newest part of each is taken.
-        `compared` is the subscription with which the expression is compared, if any. The body of
+        `group_subscription` is the one with which the expression is compared, if any. The body of
         the answer is JSON with the keys `report`, `stored` (the number of messages in the ranges)
         and `messages` (queue, offset and properties of each sample in the report). Work item.
 
         Raises RequestError if the expression does not compile.
         """
-        topic, rows_max = header.topic, header.count_max or ROWS_MAX
+        topic = header.topic
         yield from preparation_jobs(header.expression, header.kind or TAG)
         subscription = _parse_subscription(topic, header.expression, header.kind)
-        stored = sum(end - start for _, start, end in ranges)
         if not self.store.columns.is_loaded:
             yield self.store.columns.warm_up
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy is loaded only for trials
 
-        trial = yield partial(Trial, subscription, compared)
+        trial = yield partial(Trial, subscription, group_subscription)
         weight = len(subscription.expression)
-        if compared is not None:
-            weight += len(compared.expression)
+        if group_subscription is not None:
+            weight += len(group_subscription.expression)
+
+        rows_max = header.count_max or ROWS_MAX
+        stored_count = sum(end - start for _, start, end in ranges)
         for queue_id, start, end in ranges:
             trial_start = start
-            if stored > rows_max:
-                trial_start = end - max((end - start) * rows_max // stored, 1)
+            if stored_count > rows_max:
+                # Each queue gets its share of the allowed messages, but at least one.
+                trial_start = end - max((end - start) * rows_max // stored_count, 1)
             yield from self._add_queue_to_trial(trial, weight, topic, queue_id, trial_start, end)
 
         report = yield trial.report
-        read_at = self.match_counter.properties.read_at
+        body = {
+            "report": report,
+            "stored": stored_count,
+            "messages": self._describe_samples(topic, report),
+        }
+        body_json = yield partial(orjson.dumps, body, default=str)
+        return Command(ResponseCode.SUCCESS, {}, body_json)
+
+    def _describe_samples(self, topic: str, report: "Report") -> list[dict[str, object]]:
+        """Return queue, offset and properties of each sample in the report of a trial."""
         samples = [*report.samples, *(cause.sample for cause in report.causes)]
         if report.difference is not None:
             samples += [*report.difference.samples_here, *report.difference.samples_there]
-        messages = sorted({(str(sample.source), sample.offset) for sample in samples})
-        body = {
-            "report": report,
-            "stored": stored,
-            "messages": [
-                {
-                    "queueId": int(source),
-                    "queueOffset": offset,
-                    "properties": read_at(topic, int(source), offset) or {},
-                }
-                for source, offset in messages
-            ],
-        }
-        data = yield partial(orjson.dumps, body, default=str)
-        return Command(ResponseCode.SUCCESS, {}, data)
+        # A message may be a sample more than once: list it once.
+        sampled_offsets = sorted({(str(sample.source), sample.offset) for sample in samples})
+        read_at = self.match_counter.properties.read_at
+        return [
+            {
+                "queueId": int(source),
+                "queueOffset": offset,
+                "properties": read_at(topic, int(source), offset) or {},
+            }
+            for source, offset in sampled_offsets
+        ]
 
     def _add_queue_to_trial(
         self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
         """Add the messages [`start`, `end`) of a queue to a trial, in steps.
 
-        `weight` is the number of characters of its expressions. Short expressions are evaluated on
-        blocks of columns, here. Without columns, or with a long expression, records are read in
-        steps, and each ROWS_PER_JOB of them are evaluated by a job on another thread. Yield these
-        jobs, and None where other work may run.
+        `weight` is the number of characters of the trial's expressions. Short expressions are
+        evaluated here, on blocks of columns. Without columns, or with long expressions, records
+        are read instead, and jobs evaluate them: a trial counts each condition separately, which
+        would take too long on the event loop. Yield jobs for another thread, and None where other
+        work may run.
         """
-        records = self.match_counter.properties
         blocks = self.store.columns.iter_blocks(topic, queue_id, start, end)
-        # A trial counts each condition separately. A long expression would take too long on the
-        # event loop, so jobs evaluate its records on another thread.
         if blocks is None or weight > INLINE_WEIGHT_MAX:
-            for first in range(start, end, ROWS_PER_JOB):
-                rows: list[dict[str, str]] = []
-                for low in range(first, min(first + ROWS_PER_JOB, end), RECORDS_PER_STEP):
-                    found = records.iter_range(
-                        topic, queue_id, low, min(low + RECORDS_PER_STEP, end)
-                    )
-                    rows += [row for _, row in found]
-                    yield None
-                yield partial(trial.add_rows, rows, first_offset=first, source=queue_id)
+            yield from self._add_records_to_trial(trial, topic, queue_id, start, end)
             return
+
+        read_at = partial(self.match_counter.properties.read_at, topic, queue_id)
         for block in blocks:
-            for low in range(block.first_offset, block.end, ROWS_PER_STEP):
-                part = block.slice_offsets(low, min(low + ROWS_PER_STEP, block.end))
+            for part_start in range(block.first_offset, block.end, ROWS_PER_STEP):
+                part_end = min(part_start + ROWS_PER_STEP, block.end)
 
-                def properties_of(row: int, first: int = low) -> Mapping[str, str]:
-                    return records.read_at(topic, queue_id, first + row) or {}
+                def read_properties(row: int, first_offset: int = part_start) -> Mapping[str, str]:
+                    return read_at(first_offset + row) or {}
 
-                trial.add_block(part, queue_id, properties_of)
+                part = block.slice_offsets(part_start, part_end)
+                trial.add_block(part, queue_id, read_properties)
                 yield None
+
+    def _add_records_to_trial(
+        self, trial: "Trial", topic: str, queue_id: int, start: int, end: int
+    ) -> Iterator[Job | None]:
+        """Add the messages [`start`, `end`) of a queue to a trial, without columns.
+
+        Read RECORDS_PER_STEP records at a time and yield None after each. For each ROWS_PER_JOB
+        messages, yield a job that evaluates the records that were read.
+        """
+        stored_properties = self.match_counter.properties
+        for job_start in range(start, end, ROWS_PER_JOB):
+            job_end = min(job_start + ROWS_PER_JOB, end)
+            rows: list[dict[str, str]] = []
+            for step_start in range(job_start, job_end, RECORDS_PER_STEP):
+                step_end = min(step_start + RECORDS_PER_STEP, job_end)
+                records = stored_properties.iter_range(topic, queue_id, step_start, step_end)
+                rows += [properties for _, properties in records]
+                yield None
+            yield partial(trial.add_rows, rows, first_offset=job_start, source=queue_id)
 
     def report_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """Answer SLUICE_GROUP_LANES (900133): the contract and lanes of a group.
 
         The answer also has the clients that the group refused, and its pops.
         """
-        name = header.group
-        self.groups.check_exists(name)
+        group = header.group
+        self.groups.check_exists(group)
         contracts = self.consumers.contracts
-        lanes = self.consumers.lanes.table.get(name)
-        answer = {
-            "conflicts": contracts.conflict_counts.get(name, 0),
-            "contract": contracts.contract_of(name),
+        lanes = self.consumers.lanes.table.get(group)
+        body = {
+            "conflicts": contracts.conflict_counts.get(group, 0),
+            "contract": contracts.contract_of(group),
             "forgotten": list(lanes.forgotten_subscriptions) if lanes is not None else [],
             "lanes": describe_lanes(lanes) if lanes is not None else [],
-            "pops": contracts.popped_subscriptions(name),
+            "pops": contracts.popped_subscriptions(group),
             "refused": {
                 client_id: refusal.reason
-                for (group, client_id), refusal in contracts.refusals.items()
-                if group == name
+                for (refusing_group, client_id), refusal in contracts.refusals.items()
+                if refusing_group == group
             },
             "unmatched": lanes.unmatched_count if lanes is not None else 0,
         }
-        return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(body))
 
 
 def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
@@ -737,15 +794,3 @@ def _encode_queue_lag(queue: QueueLag) -> bodies.QueueMatching:
         in_flight=queue.in_flight,
         extra=queue.extra,
     )
-
-
-def combined_eta_s(tallies: list[Tally]) -> float | None:
-    """Return the time in seconds until the slowest queue has no lag.
-
-    Return None if the time of a queue is unknown, and 0.0 if there are no tallies.
-    """
-    times_s = [tally.eta_s for tally in tallies]
-    known_s = [time_s for time_s in times_s if time_s is not None]
-    if len(known_s) < len(times_s):
-        return None
-    return max(known_s, default=0.0)

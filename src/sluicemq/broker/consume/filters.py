@@ -26,7 +26,7 @@ numbers, whose sums give the indices.
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from sluicemq.broker.documents import Document
@@ -91,10 +91,12 @@ class RequestFilters:
         takes long to compile: the caller runs its work elsewhere, and then calls this again.
         """
         kind = kind or TAG
-        expression = expression or (ALL if is_tag_kind(kind) else "")
+        if not expression:
+            expression = ALL if is_tag_kind(kind) else ""
         if expression == ALL and kind == TAG:
             return None
-        for job in preparation_jobs(expression, kind):  # there is none if it compiles quickly
+        # There is at most one job, and none if the expression compiles quickly.
+        for job in preparation_jobs(expression, kind):
             raise PostponedError(PostponedWork(job, lambda _: None))
         try:
             return self._cache(kind, expression)
@@ -126,10 +128,10 @@ class CompiledSubscription:
         try:
             if self.is_tag_type and not subscription.codes:
                 # Some clients do not send the tag codes; the broker computes them.
-                parsed = parse_subscription(
+                subscription = parse_subscription(
                     subscription.topic, subscription.expression, version=subscription.version
                 )
-                self.subscription = subscription = parsed
+                self.subscription = subscription
             self.filter = make_filter(subscription)
         except FilterError as error:
             self.is_broken = True
@@ -178,14 +180,17 @@ class ConsumerFilters:
         self.size_bytes = 0
         """The estimated bytes of the table. They are limited to TABLE_BYTES_MAX."""
         self._is_full = False
-        """Whether the last new expression had no room, which was logged then."""
+        """Whether the last new expression had no room; a warning was logged for the first one."""
         self.document = Document(
             files,
             f"{settings.store.root}/config/consumerFilter.json",
-            lambda: encode_consumer_filters_file(
-                item for topics in self.table.values() for item in topics.values()
-            ),
+            lambda: encode_consumer_filters_file(self._iter_expressions()),
         )
+
+    def _iter_expressions(self) -> Iterator[ConsumerFilter]:
+        """Yield the expressions of all groups and topics."""
+        for expression_by_topic in self.table.values():
+            yield from expression_by_topic.values()
 
     # ------------------------------------------------------------------------------- the file
 
@@ -199,8 +204,8 @@ class ConsumerFilters:
         the file becomes dead as of DEAD_BEFORE_START_MS ago, or as of its creation if that is
         later, and the file is saved again. Dead expressions keep their time.
         """
-        found = self.document.load(decode_consumer_filters_file) or []
-        for item in found:
+        loaded = self.document.load(decode_consumer_filters_file) or []
+        for item in loaded:
             if (item.bit_count, len(item.bits)) != self._bloom_shape:
                 log.warning(
                     "the filters in %s were made with another expectConsumerNumUseFilter or "
@@ -209,26 +214,39 @@ class ConsumerFilters:
                     self.document.path,
                 )
                 return
+
         assumed_dead_ms = self._clock.now_ms() - DEAD_BEFORE_START_MS
-        for item in found:
-            was_alive = not item.dead_ms
-            dead_ms = max(item.born_ms, assumed_dead_ms) if was_alive else item.dead_ms
-            self._put(dataclasses.replace(item, dead_ms=dead_ms))
-        self.document.changed = any(not item.dead_ms for item in found)
+        for item in loaded:
+            dead_ms = item.dead_ms
+            was_alive = not dead_ms
+            if was_alive:
+                dead_ms = max(item.born_ms, assumed_dead_ms)
+            self._save_expression(dataclasses.replace(item, dead_ms=dead_ms))
+        # `_save_expression` has marked the document as changed. In fact it has changed only if an
+        # expression became dead here.
+        self.document.changed = any(not item.dead_ms for item in loaded)
 
     def remove_expired(self) -> None:
         """Remove the expressions that have been dead for longer than filterDataCleanTimeSpan."""
-        limit = self._clock.now_ms() - self._retention_ms
-        for group, topics in list(self.table.items()):
-            for item in list(topics.values()):
-                if item.is_dead and item.dead_ms <= limit:
-                    self._remove(group, item.topic)
+        latest_expired_ms = self._clock.now_ms() - self._retention_ms
+        expired = [
+            item
+            for item in self._iter_expressions()
+            if item.is_dead and item.dead_ms <= latest_expired_ms
+        ]
+        for item in expired:
+            self._drop_expression(item.group, item.topic)
 
-    def _remove(self, group: str, topic: str) -> None:
-        """Remove an expression, which must be in the table."""
-        topics = self.table[group]
-        self.size_bytes -= _size_of(topics.pop(topic))
-        if not topics:
+    def _drop_expression(self, group: str, topic: str) -> None:
+        """Remove an expression from the table, and its group if it was the last one.
+
+        Also subtract its bytes from `size_bytes`, and mark the document as changed. The expression
+        must be in the table.
+        """
+        expression_by_topic = self.table[group]
+        dropped = expression_by_topic.pop(topic)
+        self.size_bytes -= _estimate_entry_bytes(dropped)
+        if not expression_by_topic:
             del self.table[group]
         self.document.changed = True
 
@@ -245,40 +263,55 @@ class ConsumerFilters:
           does not compile. With an older or equal version it is ignored.
         - Expressions for topics that are not in `subscriptions` become dead.
         """
-        named = set()
+        subscribed_topics = set()
         for subscription in subscriptions:
-            named.add(subscription.topic)
-            if is_tag_kind(subscription.kind) or not subscription.expression:
-                continue
-            old = self.table.get(group, {}).get(subscription.topic)
-            if old is None:
-                self._compile_and_put(group, subscription)
-            elif subscription.version <= old.version:
-                if subscription.version == old.version and old.is_dead:
-                    self._put(dataclasses.replace(old, dead_ms=0))
-            elif (old.expression, old.kind) == (subscription.expression, subscription.kind):
-                self._put(dataclasses.replace(old, version=subscription.version, dead_ms=0))
-            elif not self._compile_and_put(group, subscription):
-                self._remove(group, subscription.topic)
+            subscribed_topics.add(subscription.topic)
+            if not is_tag_kind(subscription.kind) and subscription.expression:
+                self._update_expression(group, subscription)
+
         for item in list(self.table.get(group, {}).values()):
-            if item.topic not in named and not item.is_dead:
-                self._put(dataclasses.replace(item, dead_ms=self._clock.now_ms()))
+            if item.topic not in subscribed_topics and not item.is_dead:
+                self._save_expression(dataclasses.replace(item, dead_ms=self._clock.now_ms()))
 
-    def _compile_and_put(self, group: str, subscription: Subscription) -> bool:
-        """Put an expression into the table if it compiles and there is room.
+    def _update_expression(self, group: str, subscription: Subscription) -> None:
+        """Update the stored expression of a group by one of its SQL92 subscriptions."""
+        stored = self.table.get(group, {}).get(subscription.topic)
+        if stored is None:
+            self._save_if_valid(group, subscription)
+            return
 
-        Return whether it compiles.
+        if subscription.version <= stored.version:
+            if subscription.version == stored.version and stored.is_dead:
+                self._save_expression(dataclasses.replace(stored, dead_ms=0))
+            return
+
+        is_same = (stored.expression, stored.kind) == (subscription.expression, subscription.kind)
+        if is_same:
+            self._save_expression(
+                dataclasses.replace(stored, version=subscription.version, dead_ms=0)
+            )
+            return
+
+        compiles = self._save_if_valid(group, subscription)
+        if not compiles:
+            self._drop_expression(group, subscription.topic)
+
+    def _save_if_valid(self, group: str, subscription: Subscription) -> bool:
+        """Add or replace an expression in the table if it compiles and there is room.
+
+        Return whether it compiles, so True also if there is no room.
         """
         try:
             make_filter(subscription)
         except FilterError:
             return False  # `CompiledSubscription` logs the error
         topic = subscription.topic
-        if not self._make_room(subscription):
+        has_room = self._reserve_room(subscription)
+        if not has_room:
             # The members are served nevertheless. Another broker that opens the store learns the
             # expression from their heartbeats.
             return True
-        self._put(
+        self._save_expression(
             ConsumerFilter(
                 topic=topic,
                 group=group,
@@ -293,24 +326,23 @@ class ConsumerFilters:
         )
         return True
 
-    def _make_room(self, subscription: Subscription) -> bool:
-        """Return whether the table has room for an expression; remove dead ones to make room.
+    def _reserve_room(self, subscription: Subscription) -> bool:
+        """Remove dead expressions if the table has no room for a new one. Return whether it has.
 
-        Dead expressions are removed only if there is no room, those that have been dead for longest
-        first, until at most three quarters of the limit are used. If that does not help, log a
-        warning once.
+        Those that have been dead for longest are removed first, until the table with the new
+        expression takes at most three quarters of its limit. If there is no room even then, log a
+        warning, unless the last call has found no room either.
         """
-        size = ENTRY_BYTES + len(subscription.expression)
-        if self.size_bytes + size > TABLE_BYTES_MAX:
-            dead = [
-                item for topics in self.table.values() for item in topics.values() if item.is_dead
-            ]
+        entry_bytes = ENTRY_BYTES + len(subscription.expression)
+        if self.size_bytes + entry_bytes > TABLE_BYTES_MAX:
+            dead = [item for item in self._iter_expressions() if item.is_dead]
             dead.sort(key=lambda item: item.dead_ms)
             for item in dead:
-                if self.size_bytes + size <= TABLE_BYTES_MAX * 3 // 4:
+                if self.size_bytes + entry_bytes <= TABLE_BYTES_MAX * 3 // 4:
                     break
-                self._remove(item.group, item.topic)
-        has_room = self.size_bytes + size <= TABLE_BYTES_MAX
+                self._drop_expression(item.group, item.topic)
+
+        has_room = self.size_bytes + entry_bytes <= TABLE_BYTES_MAX
         if not has_room and not self._is_full:
             log.warning(
                 "the SQL92 expressions of groups take %d bytes, the limit is %d: further ones are "
@@ -322,19 +354,24 @@ class ConsumerFilters:
         self._is_full = not has_room
         return has_room
 
-    def _put(self, item: ConsumerFilter) -> None:
-        """Add or replace an expression. Call `on_sql92_topic` if it is alive."""
-        topics = self.table.setdefault(item.group, {})
-        if item.topic in topics:
-            self.size_bytes -= _size_of(topics[item.topic])
-        self.size_bytes += _size_of(item)
-        topics[item.topic] = item
+    def _save_expression(self, item: ConsumerFilter) -> None:
+        """Add an expression to the table, or replace the one of the same group and topic.
+
+        Also update `size_bytes`, mark the document as changed, and call `on_sql92_topic` if the
+        expression is alive.
+        """
+        expression_by_topic = self.table.setdefault(item.group, {})
+        replaced = expression_by_topic.get(item.topic)
+        if replaced is not None:
+            self.size_bytes -= _estimate_entry_bytes(replaced)
+        self.size_bytes += _estimate_entry_bytes(item)
+        expression_by_topic[item.topic] = item
         if not item.is_dead:
             self._on_sql92_topic(item.topic)
         self.document.changed = True
 
 
-def _size_of(item: ConsumerFilter) -> int:
+def _estimate_entry_bytes(item: ConsumerFilter) -> int:
     """Return the estimated bytes of an entry of the table."""
     return ENTRY_BYTES + len(item.expression)
 
@@ -373,9 +410,11 @@ def bloom_shape(groups: int, error_percent: int) -> BloomShape:
     `error_percent` is the rate of false positives in percent. The arguments are the settings
     expectConsumerNumUseFilter and maxErrorRateOfBloomFilter.
     """
-    rate = error_percent / 100
-    bits = math.ceil(groups * math.log2(1 / rate) * math.log2(math.e))
-    return BloomShape(-(-bits // 8) * 8, math.ceil(math.log(rate) / math.log(0.5)))
+    error_rate = error_percent / 100
+    bits_needed = math.ceil(groups * math.log2(1 / error_rate) * math.log2(math.e))
+    whole_bytes = math.ceil(bits_needed / 8)
+    bits_per_group = math.ceil(math.log(error_rate) / math.log(0.5))
+    return BloomShape(whole_bytes * 8, bits_per_group)
 
 
 def murmur3_64(data: bytes) -> int:

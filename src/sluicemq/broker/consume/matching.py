@@ -13,6 +13,7 @@ because stored messages do not change. The speed of both gives the estimate of t
 range is empty.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.lanes.filters import RuleColumnFilter, RuleFilter
+from sluicemq.broker.lanes.lane import Lane
 from sluicemq.broker.lanes.lane_queue import LaneQueue
 from sluicemq.broker.lanes.rules import MATCH_ALL, LaneRule, create_rule
 from sluicemq.filter.evaluate import ConditionFunction
@@ -211,6 +213,51 @@ class Tally:
         arrived = self.arrived_count - first_arrived
         drained = passed - arrived
         return self.count * (last_s - first_s) / drained if drained > 0 else None
+
+
+class QueueLag(NamedTuple):
+    """The lag of a group in one queue.
+
+    - `committed` is the offset from which on the lag is counted.
+    - `offset_min` and `offset_max` are the first offset of the queue, and the end of the count.
+    - `tally` counts the matching messages; None if the filter of the group is unknown.
+    - `lanes` has each lane with its tally, from the lane's own offset on.
+    - `in_flight` is the number of popped messages that are not acknowledged.
+    - `extra` is the number of unfinished messages before `committed`, negative if messages behind
+      it are done (`UnfinishedMessages`).
+    """
+
+    queue_id: int
+    committed: int
+    offset_min: int
+    offset_max: int
+    tally: Tally | None
+    lanes: tuple[tuple[Lane, Tally], ...] = ()
+    in_flight: int = 0
+    extra: int = 0
+
+
+def sum_tallies(tallies: list[Tally]) -> Tally:
+    """Return the tally of a queue for all lanes together, from the tallies of the lanes.
+
+    It begins at the first start of a lane, and its count is the sum of their counts. Its end and
+    its time estimate are those of the slowest lane. `tallies` must not be empty.
+    """
+    slowest = max(tallies, key=lambda tally: math.inf if tally.eta_s is None else tally.eta_s)
+    first_start = min(tally.start for tally in tallies)
+    return replace(slowest, start=first_start, count=sum(tally.count for tally in tallies))
+
+
+def combined_eta_s(tallies: list[Tally]) -> float | None:
+    """Return the time in seconds until the slowest queue has no lag.
+
+    Return None if the time of a queue is unknown, and 0.0 if there are no tallies.
+    """
+    times_s = [tally.eta_s for tally in tallies]
+    known_s = [time_s for time_s in times_s if time_s is not None]
+    if len(known_s) < len(times_s):
+        return None
+    return max(known_s, default=0.0)
 
 
 class MatchCounter:
