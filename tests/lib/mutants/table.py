@@ -470,8 +470,8 @@ POP: Final = (
         "the message that came again is done before it was handled",
         "sluicemq.broker.pop.checkpoints",
         "PopCheckpoints.change_invisible_time",
-        "pop_ms = max(self._clock.now_ms(), old.pop_ms + 1)",
-        "pop_ms = old.pop_ms",
+        "pop_ms = max(self._clock.now_ms(), old_checkpoint.pop_ms + 1)",
+        "pop_ms = old_checkpoint.pop_ms",
         "tests/unit/broker/test_pop_acks.py",
     ),
     _pop(

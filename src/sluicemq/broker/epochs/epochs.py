@@ -207,15 +207,20 @@ class Epochs:
         If a topic was created or changed, the answer is sent when the topics are saved and
         registered (`Announced`).
         """
-        version_before, queue_count = self._topics.version, staging.STAGING_QUEUES
+        version_before = self._topics.version
+        queue_count = staging.STAGING_QUEUES
         self._topics.ensure(EPOCH_TOPIC, 1)
-        topic = self._topics.ensure(STAGING_TOPIC, queue_count)
-        if topic.queues < queue_count:
+        staging_topic = self._topics.ensure(STAGING_TOPIC, queue_count)
+        if staging_topic.queues < queue_count:
             # A topic that was found only by its directories in the store may have fewer queues.
-            config = replace(topic.config, read_queues=queue_count, write_queues=queue_count)
+            config = replace(
+                staging_topic.config, read_queues=queue_count, write_queues=queue_count
+            )
             self._topics.put(config)
+
         answer = self._answer(account, header, ranges)
-        return answer if self._topics.version == version_before else Announced(answer)
+        have_topics_changed = self._topics.version != version_before
+        return Announced(answer) if have_topics_changed else answer
 
     def _answer(self, account: str, header: CommitEpochRequest, ranges: Ranges) -> Command:
         """Return the answer to a request, and schedule the work that it starts.
@@ -229,10 +234,13 @@ class Epochs:
         Raises RequestError if the step, the query name or the ranges are invalid, or if the check
         of these ranges has failed, which is logged.
         """
+        # A committed epoch: report its state.
         topics = frozenset(header.topics.split(","))
-        known = self.table.find(account, header.query, topics)
-        if known is not None and header.epoch <= known.epoch:
-            return self._answer_committed(known, header.epoch)
+        committed = self.table.find(account, header.query, topics)
+        if committed is not None and header.epoch <= committed.epoch:
+            return self._answer_committed(committed, header.epoch)
+
+        # Otherwise find its check, or start it.
         if header.step not in (PREPARE, COMMIT):
             raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
@@ -247,50 +255,59 @@ class Epochs:
         except RequestError as error:
             log.warning("epoch %d of query %s: %s", header.epoch, header.query, error.remark)
             raise
+
+        # Note the commit, or report a finished check when everything that it read is durable.
         if header.step == COMMIT:
             check.is_commit_requested = True
         elif check.log_end is not None:
-            if check.log_end <= min(self._store.synced_offset, self._store.reader.visible_end):
+            durable_end = min(self._store.synced_offset, self._store.reader.visible_end)
+            if check.log_end <= durable_end:
                 return self._encode_state(CHECKED)
             self._sync()
         if check.has_work:
             self._worker.schedule()
         return self._encode_state(CHECKING)
 
-    def _answer_committed(self, known: Epoch, epoch: int) -> Command:
-        """Return the answer about `epoch`, where the later or same epoch `known` is committed.
+    def _answer_committed(self, committed: Epoch, epoch: int) -> Command:
+        """Return the answer about `epoch`, where `committed` is the last epoch that is committed.
 
-        An earlier epoch than `known` is published. For `known` itself, the state is CHECKING until
-        its record is durable, PUBLISHING until all its messages are durable, and PUBLISHED then. A
-        state that waits for the disk starts an fsync. The last two have the decided ranges in the
-        body. When PUBLISHED is answered, the ranges are removed from memory.
+        `committed` is the same epoch or a later one. An earlier epoch than `committed` is
+        published. For `committed` itself, the state is CHECKING until its record is durable,
+        PUBLISHING until all its messages are durable, and PUBLISHED then. A state that waits for
+        the disk starts an fsync. The last two have the decided ranges in the body. When PUBLISHED
+        is answered, the ranges are removed from memory.
         """
-        if epoch < known.epoch:
+        if epoch < committed.epoch:
             return self._encode_state(PUBLISHED)
         table = self.table
-        if not table.is_record_durable(known):
+        if not table.is_record_durable(committed):
             self._sync()
-            return self._encode_state(CHECKING, known)
-        is_published = table.is_durable(known)
-        if known.is_complete and not is_published:
+            return self._encode_state(CHECKING, committed)
+
+        is_published = table.is_durable(committed)
+        if committed.is_complete and not is_published:
             self._sync()
-        answer = self._encode_state(PUBLISHED if is_published else PUBLISHING, known)
-        answer.body = staging.encode_staged_ranges(table.read_ranges(known))
+        answer = self._encode_state(PUBLISHED if is_published else PUBLISHING, committed)
+        answer.body = staging.encode_staged_ranges(table.read_ranges(committed))
         if is_published:
-            table.drop_ranges(known)
+            # Only after the ranges were encoded.
+            table.drop_ranges(committed)
         return answer
 
-    def _encode_state(self, state: str, known: Epoch | None = None) -> Command:
-        """Return an answer with a state, and with the progress of `known`.
+    def _encode_state(self, state: str, committed: Epoch | None = None) -> Command:
+        """Return an answer with a state, and with the progress of the epoch `committed`.
 
         The progress is the number of messages to publish on this broker, and of those that have
-        been published; both are 0 if `known` is None.
+        been published; both are 0 if `committed` is None.
         """
+        message_count, published_count = 0, 0
+        if committed is not None:
+            message_count, published_count = committed.message_count, committed.published_count
         fields = CommitEpochResponse(
             state=state,
             broker=self._settings.broker.broker_name,
-            messages=known.message_count if known is not None else 0,
-            published=known.published_count if known is not None else 0,
+            messages=message_count,
+            published=published_count,
             staging_topic=STAGING_TOPIC,
             staging_queues=staging.STAGING_QUEUES,
         )
@@ -313,13 +330,17 @@ class Epochs:
             if check.ranges == ranges:
                 raise check.error
             check = None
-        if check is None or (check.ranges != ranges and not check.is_commit_requested):
-            if len(self._checks) >= CHECKS_MAX:
-                # The oldest one is of a sink that has prepared an epoch and never returned.
-                del self._checks[next(iter(self._checks))]
-            steps = self._reader.iter_checked(key.owner, self.table.select_local(ranges))
-            check = self._checks[key] = EpochCheck(ranges, topics, steps)
-        return check
+        if check is not None and (check.ranges == ranges or check.is_commit_requested):
+            return check
+
+        if len(self._checks) >= CHECKS_MAX:
+            # The oldest one is of a sink that has prepared an epoch and never returned.
+            oldest_key = next(iter(self._checks))
+            del self._checks[oldest_key]
+        messages = self._reader.iter_checked(key.owner, self.table.select_local(ranges))
+        new_check = EpochCheck(ranges, topics, messages)
+        self._checks[key] = new_check
+        return new_check
 
     # ----------------------------------------------------------------------------- the work
 
@@ -333,22 +354,19 @@ class Epochs:
             return
         table = self.table
         if table.unfinished:
-            self._publish(table.unfinished[0])
+            self._publish_chunk(table.unfinished[0])
         key = next((key for key, check in self._checks.items() if check.has_work), None)
         if key is not None:
-            self._check(key, self._checks[key])
+            self._continue_check(key, self._checks[key])
         if table.unfinished or key is not None:
             self._worker.schedule()
 
-    def _check(self, key: EpochKey, check: EpochCheck) -> None:
+    def _continue_check(self, key: EpochKey, check: EpochCheck) -> None:
         """Check messages for one slice. After the last one, commit the epoch if requested.
 
-        The epoch is committed by an epoch record in the log, unless this epoch or a later one is
-        committed already. It is then added to the table to be published, an fsync is started, and
-        the check is removed.
-
-        An error of a message or of the store ends the check and is kept in `check.error`. The next
-        request for the epoch reports it.
+        When the epoch is committed (`_commit_checked`), the check is removed. An error of a message
+        or of the store ends the check and is kept in `check.error`. The next request for the epoch
+        reports it.
         """
         work = TimeSlice(self._clock, SLICE_S, SLICE_MESSAGES)
         last_stage = None
@@ -364,29 +382,36 @@ class Epochs:
             if check.log_end is None:
                 check.log_end = self._store.written_offset
                 self._sync()
-            if not check.is_commit_requested:
-                return
-            known = self.table.find(key.account, key.query, check.topics)
-            if known is None or key.epoch > known.epoch:
-                # The epoch is committed once this record is in the log.
-                ranges, topics = staged_ranges_to_json(check.ranges), sorted(check.topics)
-                offset = self._append("epoch", key, ranges=ranges, topics=topics)
-                if not self._group_commit.commit_now():
-                    check.error = RequestError(
-                        ResponseCode.SYSTEM_ERROR, "the commit of the epoch could not be stored."
-                    )
-                    return
-                now_ms = self._clock.now_ms()
-                known = self.table.add(key, check.ranges, offset, now_ms)
-                known.log_end = known.first_record_end = self._store.written_offset
-                self._sync()
-            del self._checks[key]
+            if check.is_commit_requested:
+                self._commit_checked(key, check)
+                del self._checks[key]
         except RequestError as error:
             check.error = error
         except StoreError as error:
             check.error = RequestError(ResponseCode.SYSTEM_ERROR, str(error))
 
-    def _append(self, kind: str, key: EpochKey, **values: Any) -> int:
+    def _commit_checked(self, key: EpochKey, check: EpochCheck) -> None:
+        """Commit an epoch whose messages are checked, and start an fsync.
+
+        The epoch is committed by an epoch record in the log, and then added to the table to be
+        published. Do nothing if this epoch or a later one is committed already. Raises RequestError
+        or StoreError if the record cannot be stored.
+        """
+        last_committed = self.table.find(key.account, key.query, check.topics)
+        if last_committed is not None and key.epoch <= last_committed.epoch:
+            return
+        # The epoch is committed once this record is in the log.
+        ranges, topics = staged_ranges_to_json(check.ranges), sorted(check.topics)
+        offset = self._append_record("epoch", key, ranges=ranges, topics=topics)
+        if not self._group_commit.commit_now():
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, "the commit of the epoch could not be stored."
+            )
+        committed = self.table.add(key, check.ranges, offset, self._clock.now_ms())
+        committed.log_end = committed.first_record_end = self._store.written_offset
+        self._sync()
+
+    def _append_record(self, kind: str, key: EpochKey, **values: Any) -> int:
         """Append a record to the epoch topic, and return its offset there.
 
         The record is a JSON object with `kind`, the names of the epoch and `values`. The caller
@@ -399,7 +424,7 @@ class Epochs:
         )
         return offset
 
-    def _publish(self, known: Epoch) -> None:
+    def _publish_chunk(self, committed: Epoch) -> None:
         """Append the next chunk of an epoch: its record and the messages after it.
 
         The chunk is committed before this method returns, and counted as published. If the store
@@ -407,38 +432,39 @@ class Epochs:
         later with the first message that is not stored. If the remaining staged messages are
         deleted, log them as lost and complete the epoch. After the last message, start an fsync.
         """
-        owner, first = known.key.owner, known.published_count
+        owner, first = committed.key.owner, committed.published_count
         # A chunk must be small enough for one file of the log.
         bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
         runs, messages = self._reader.read_chunk(
-            owner, known.local_ranges, first, CHUNK_MESSAGES, bytes_max
+            owner, committed.local_ranges, first, CHUNK_MESSAGES, bytes_max
         )
         if not runs and not messages:
             log.error(
                 "%d staged messages of epoch %d of query %s were deleted before they were "
                 "published and are lost",
-                known.message_count - first,
-                known.epoch,
-                known.query,
+                committed.message_count - first,
+                committed.epoch,
+                committed.query,
             )
-            self.table.mark_complete(known)
+            self.table.mark_complete(committed)
             return
 
-        def read(ordinal: int, count: int) -> list[StagedMessage]:
+        def read_messages(ordinal: int, count: int) -> list[StagedMessage]:
             """Return up to `count` messages of the epoch from `ordinal` on."""
-            return list(
-                islice(self._reader.iter_messages(owner, known.local_ranges, ordinal), count)
-            )
+            remaining = self._reader.iter_messages(owner, committed.local_ranges, ordinal)
+            return list(islice(remaining, count))
 
-        reached, record_offset = first, known.last_record_offset
+        # Append the record of the chunk, and immediately after it the messages.
+        published_end = first  # the ordinal after the last appended message
+        record_offset = committed.last_record_offset
         chunk_start = first if runs else messages[0].ordinal
         try:
-            record_offset = self._append("chunk", known.key, first=chunk_start)
-            for ordinal in chain(
-                self._publisher.publish_runs(runs, first, read),
+            record_offset = self._append_record("chunk", committed.key, first=chunk_start)
+            for ordinal_after_append in chain(
+                self._publisher.publish_runs(runs, first, read_messages),
                 self._publisher.publish_messages(messages),
             ):
-                reached = ordinal
+                published_end = ordinal_after_append
         except StoreError as error:
             self._worker.pause_after_failure(f"cannot publish an epoch, retrying: {error}")
         if not self._group_commit.commit_now():
@@ -446,15 +472,17 @@ class Epochs:
                 "cannot publish an epoch, retrying: the group commit failed"
             )
             return
-        if reached == first:
+        if published_end == first:
             return
+
+        # What was appended before a StoreError is stored, too.
         self._worker.clear_failure()
-        self.published_count += reached - first
-        known.published_count = reached
-        known.last_record_offset = record_offset
-        known.log_end = self._store.written_offset
-        if known.is_complete:
-            self.table.mark_complete(known)
+        self.published_count += published_end - first
+        committed.published_count = published_end
+        committed.last_record_offset = record_offset
+        committed.log_end = self._store.written_offset
+        if committed.is_complete:
+            self.table.mark_complete(committed)
             self._sync()
 
     # ------------------------------------------------------------------------------ the disk
@@ -466,11 +494,11 @@ class Epochs:
         because every group commit has an fsync then.
         """
 
-        def synced(result: int | BaseException) -> None:
+        def handle_synced(result: int | BaseException) -> None:
             self._is_syncing = False
             if isinstance(result, BaseException):
                 log.error("the fsync of an epoch failed: %s", result)
 
         if self._run_sync is not None and not self._is_syncing:
             self._is_syncing = True
-            self._run_sync(synced)
+            self._run_sync(handle_synced)

@@ -1,16 +1,18 @@
 """Staged messages: the rows of an exactly-once sink, from staging to their topics.
 
 A sink that writes exactly once first sends its rows to the staging topic (design/0007). Each is an
-ordinary stored message. Its first property, the *stage property*, names the owner of the message
-and the topic to which it belongs. The rest of the properties, the body, flags, times and hosts are
-those of the message that is published.
+ordinary stored message. Its first property, the *stage property*, contains the *stage* of the
+message: its owner (query, epoch, task and attempt of the sink), the topic in which it is published,
+and the queue and delay there, if any. The rest of the properties, the body, flags, times and hosts
+are those of the message that is published.
 
 - `IngestedRanges` remembers what arrived, so that a commit need not read it again.
 - `StagedReader` reads and checks the staged messages of an epoch.
 - `Publisher` appends them to their topics.
 
 The messages of one task are nearly always alike: one topic, no delay. Such messages are copied in
-runs, as columns (`columns.py`). All other messages are read one by one.
+*runs* (consecutive messages of one stage), as columns (`columns.py`). All other messages are read
+one by one. A *unit* is the 20-byte entry of a queue that locates the record of one message.
 """
 
 import logging
@@ -59,8 +61,11 @@ INGESTED_MAX: Final = 10_000
 
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _STAGE: Final = f"{STAGE_PROPERTY}\x01".encode()
+"""How the stage property begins: with its name and the separator before its value."""
 _STAGED_ID: Final = f"{STAGED_ID}\x01".encode()
+"""How the property with the message id begins while the message is staged."""
 _ID: Final = f"{UNIQ_KEY}\x01".encode()
+"""How the property with the message id begins in the published message."""
 
 
 def _parse_stage_property(properties: bytes) -> tuple[Stage, bytes] | None:
@@ -108,7 +113,7 @@ class IngestedRanges:
     def __init__(self) -> None:
         self._runs: OrderedDict[tuple[int, int], IngestedRun] = OrderedDict()
         """Runs by queue and first offset. The last one of each queue may still grow."""
-        self._last: dict[int, tuple[int, IngestedRun, bytes]] = {}
+        self._last_runs: dict[int, tuple[int, IngestedRun, bytes]] = {}
         """By queue: the offset after its last run, the run, and the run's stage property."""
 
     # Hot path: called for each batch that is staged.
@@ -128,42 +133,54 @@ class IngestedRanges:
 
         `properties` and `bodies` have an element for each message of the batch, and at least one.
         """
-        end, run, start = self._last.get(queue_id, (-1, None, b""))
-        if run is None or end != offset or not properties[0].startswith(start):
+        # Find the run of the batch: the last run of its queue, or a new one.
+        run_end, run, stage_property = self._last_runs.get(queue_id, (-1, None, b""))
+        if run is None or run_end != offset or not properties[0].startswith(stage_property):
             parsed = _parse_stage_property(properties[0])
             if parsed is None or parsed[0].delay is not None:
-                self._last.pop(queue_id, None)
+                self._last_runs.pop(queue_id, None)
                 return
-            stage, start = parsed
+            stage, stage_property = parsed
             run = IngestedRun(stage)
             self._runs[queue_id, offset] = run
             self._runs.move_to_end((queue_id, offset))
             if len(self._runs) > INGESTED_MAX:
                 self._runs.popitem(last=False)
+
+        # Check that all messages of the batch have the stage of the run.
         if isinstance(properties, Sequence):
-            is_alike = all(map(methodcaller("startswith", start), properties))
+            have_same_stage = all(map(methodcaller("startswith", stage_property), properties))
         else:
-            is_alike = properties.all_begin_with(start)
-        if not is_alike:
-            self._last.pop(queue_id, None)
+            have_same_stage = properties.all_begin_with(stage_property)
+        if not have_same_stage:
+            self._last_runs.pop(queue_id, None)
             run.count = -1  # No sink describes such a range.
             return
-        joined = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.join()
-        run.checksum = zlib.crc32(joined, run.checksum)
-        run.count += len(bodies)
-        self._last[queue_id] = offset + len(bodies), run, start
 
-    def find_stage(self, owner: tuple[str, int], one: StagedRange) -> Stage | None:
+        # Add the batch to the run.
+        joined_bodies = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.join()
+        run.checksum = zlib.crc32(joined_bodies, run.checksum)
+        run.count += len(bodies)
+        self._last_runs[queue_id] = offset + len(bodies), run, stage_property
+
+    def find_stage(self, owner: tuple[str, int], staged_range: StagedRange) -> Stage | None:
         """Return the stage of all messages of a range, or None if the range must be read.
 
-        `owner` is (query, epoch), and `one` is the sink's description of the range. The range must
-        be read if no run begins at its offset, or if the run has another owner, another number of
-        messages or another checksum.
+        `owner` is (query, epoch), and `staged_range` is the sink's description of the range. The
+        range must be read if no run begins at its offset, or if the run has another owner, another
+        number of messages or another checksum.
         """
-        run = self._runs.get((one.queue_id, one.offset))
-        if run is None or (run.count, run.checksum) != (one.count, one.checksum):
+        run = self._runs.get((staged_range.queue_id, staged_range.offset))
+        if run is None or run.stage.owner != _owner_of_range(owner, staged_range):
             return None
-        return run.stage if run.stage.owner == Owner(*owner, one.partition, one.attempt) else None
+        is_as_described = run.count == staged_range.count and run.checksum == staged_range.checksum
+        return run.stage if is_as_described else None
+
+
+def _owner_of_range(owner: tuple[str, int], staged_range: StagedRange) -> Owner:
+    """Return the owner that the messages of a range must have. `owner` is (query, epoch)."""
+    query, epoch = owner
+    return Owner(query, epoch, staged_range.partition, staged_range.attempt)
 
 
 class StagedMessage(NamedTuple):
@@ -207,21 +224,33 @@ class StagedReader:
         are skipped. The yielded properties have no stage property, and the message id has its
         ordinary name.
         """
-        ordinal = 0
-        for one in ranges:
-            skipped = min(max(first - ordinal, 0), one.count)
-            expected = Owner(*owner, one.partition, one.attempt)
-            units = iter_queue(self._store, STAGING_TOPIC, one.queue_id, one.offset + skipped)
-            for entry in islice(units, one.count - skipped):
-                parsed = entry.record and _parse_stage_property(entry.record.properties)
-                if entry.record is not None and parsed and parsed[0].owner == expected:
-                    stage, stage_property = parsed
-                    rest = entry.record.properties[len(stage_property) :]
-                    if rest.startswith(_STAGED_ID):
-                        rest = _ID + rest[len(_STAGED_ID) :]
-                    own_ordinal = ordinal + entry.offset - one.offset
-                    yield StagedMessage(own_ordinal, entry.record, stage, rest)
-            ordinal += one.count
+        range_ordinal = 0  # the ordinal of the first message of the range
+        for staged_range in ranges:
+            expected_owner = _owner_of_range(owner, staged_range)
+            # The messages of this range before ordinal `first` are skipped, which may be all.
+            skipped = min(max(first - range_ordinal, 0), staged_range.count)
+            entries = iter_queue(
+                self._store,
+                STAGING_TOPIC,
+                staged_range.queue_id,
+                staged_range.offset + skipped,
+            )
+            for entry in islice(entries, staged_range.count - skipped):
+                record = entry.record
+                if record is None:
+                    continue
+                parsed = _parse_stage_property(record.properties)
+                if parsed is None or parsed[0].owner != expected_owner:
+                    continue
+
+                # Restore the properties to publish.
+                stage, stage_property = parsed
+                properties = record.properties[len(stage_property) :]
+                if properties.startswith(_STAGED_ID):
+                    properties = _ID + properties[len(_STAGED_ID) :]
+                ordinal = range_ordinal + entry.offset - staged_range.offset
+                yield StagedMessage(ordinal, record, stage, properties)
+            range_ordinal += staged_range.count
 
     def iter_checked(
         self, owner: tuple[str, int], ranges: Sequence[StagedRange]
@@ -234,29 +263,41 @@ class StagedReader:
 
         Raises RequestError after the messages of a range that do not have its count and checksum.
         """
-        for one in ranges:
-            stage, last = self.ingested.find_stage(owner, one), one.offset + one.count - 1
-            # If the last unit is missing, retention has deleted the range. Reading it then reports
-            # what is missing.
-            if stage and self._store.reader.units(STAGING_TOPIC, one.queue_id, last, 1):
-                first = next(self.iter_messages(owner, (replace(one, count=1),)), None)
-                if first is not None and first.stage == stage:
-                    yield first
-                    continue
+        for staged_range in ranges:
+            first_message = self._find_first_of_ingested(owner, staged_range)
+            if first_message is not None:
+                yield first_message
+                continue
+
             count, checksum = 0, 0
-            for staged in self.iter_messages(owner, (one,)):
+            for staged in self.iter_messages(owner, (staged_range,)):
                 count += 1
                 checksum = zlib.crc32(staged.record.body, checksum)
                 yield staged
-            if (count, checksum) != (one.count, one.checksum):
-                raise RequestError(
-                    ResponseCode.ILLEGAL_OPERATION,
-                    f"staged messages are missing: of {one.count} messages from offset "
-                    f"{one.offset} of {STAGING_TOPIC}, queue {one.queue_id}, {count} were found"
-                    f"{', with other bodies' if count == one.count else ''}. They have expired, or "
-                    "were lost in a power failure (ASYNC_FLUSH). Nothing of the epoch was "
-                    "published on this broker. Run the epoch again.",
-                )
+            if count != staged_range.count or checksum != staged_range.checksum:
+                raise _make_missing_error(staged_range, count)
+
+    def _find_first_of_ingested(
+        self, owner: tuple[str, int], staged_range: StagedRange
+    ) -> StagedMessage | None:
+        """Return the first message of a range that need not be read, because it is ingested.
+
+        Return None if the range must be read: its checksum is not known from its arrival, or its
+        first or last message no longer exists.
+        """
+        stage = self.ingested.find_stage(owner, staged_range)
+        if stage is None:
+            return None
+        # If the last unit is missing, retention has deleted the range. Reading it then reports
+        # what is missing.
+        last_offset = staged_range.offset + staged_range.count - 1
+        if not self._store.reader.units(STAGING_TOPIC, staged_range.queue_id, last_offset, 1):
+            return None
+        range_of_first = replace(staged_range, count=1)
+        first_message = next(self.iter_messages(owner, (range_of_first,)), None)
+        if first_message is None or first_message.stage != stage:
+            return None
+        return first_message
 
     def read_chunk(
         self,
@@ -275,26 +316,34 @@ class StagedReader:
         Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
         one message is returned if there is any, even if it is larger.
         """
+        next_ordinal, count_left, bytes_left = first, count_max, bytes_max
+
+        # First runs, as long as the next messages are alike.
         runs: list[ColumnRun] = []
-        ordinal = 0
-        for one in ranges:
-            expected = Owner(*owner, one.partition, one.attempt)
-            while ordinal <= first < ordinal + one.count:
-                count = min(ordinal + one.count - first, COLUMNS_MAX, count_max)
-                offset = one.offset + first - ordinal
-                units = self._store.reader.units(STAGING_TOPIC, one.queue_id, offset, count)
-                run, size_bytes = self._read_run(units, expected, bytes_max)
+        range_ordinal = 0  # the ordinal of the first message of the range
+        for staged_range in ranges:
+            expected_owner = _owner_of_range(owner, staged_range)
+            range_end_ordinal = range_ordinal + staged_range.count
+            while range_ordinal <= next_ordinal < range_end_ordinal:
+                count = min(range_end_ordinal - next_ordinal, COLUMNS_MAX, count_left)
+                offset = staged_range.offset + next_ordinal - range_ordinal
+                units = self._store.reader.units(
+                    STAGING_TOPIC, staged_range.queue_id, offset, count
+                )
+                run, size_bytes = self._read_run(units, expected_owner, bytes_left)
                 if run is None:
                     break
                 runs.append(run)
-                first += len(run)
-                count_max -= len(run)
-                bytes_max -= size_bytes
-            ordinal += one.count
+                next_ordinal += len(run)
+                count_left -= len(run)
+                bytes_left -= size_bytes
+            range_ordinal = range_end_ordinal
+
+        # Then the messages that follow, one by one.
         messages: list[StagedMessage] = []
-        for staged in islice(self.iter_messages(owner, ranges, first), count_max):
-            bytes_max -= staged.record.size_bytes
-            if bytes_max < 0 and (runs or messages):
+        for staged in islice(self.iter_messages(owner, ranges, next_ordinal), count_left):
+            bytes_left -= staged.record.size_bytes
+            if bytes_left < 0 and (runs or messages):
                 break
             messages.append(staged)
         return runs, messages
@@ -305,49 +354,60 @@ class StagedReader:
     ) -> tuple[ColumnRun | None, int]:
         """Return (run, size of its records in bytes) for the first messages of `units`.
 
-        The messages of the run belong to `owner` and have the same stage, without a delay. They are
-        in one file of the log, and have up to `bytes_max` bytes together. The run ends before the
-        first message that differs. Return (None, 0) if fewer than COLUMNS_MIN messages meet this.
+        `units` are encoded units of a staging queue. The messages of the run belong to `owner` and
+        have the same stage, without a delay. They are in one file of the log, and have up to
+        `bytes_max` bytes together. The run ends before the first message that differs. Return
+        (None, 0) if fewer than COLUMNS_MIN messages meet this: then they are read one by one.
         """
         if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.can_append_columns:
             return None, 0
         # NumPy is imported only if a sink is used.
         from sluicemq.broker.epochs import columns  # noqa: PLC0415 - see above
 
-        fitting, ends = columns.select_fitting_units(units, bytes_max)
-        base = int(fitting["position"][0]) if len(fitting) else 0
-        view = self._store.reader.view_at(base) or memoryview(b"")
-        # The view ends with its file; the ends of the records rise.
-        count = int(ends.searchsorted(base + len(view), "right"))
-        if count < COLUMNS_MIN:
+        # Select the records that have `bytes_max` bytes together.
+        fitting_units, record_ends = columns.select_fitting_units(units, bytes_max)
+        if len(fitting_units) < COLUMNS_MIN:
             return None, 0
 
-        staged = columns.StagedColumns(fitting[:count], view, base)
-        properties, head = staged.first_properties(), staged.heads[0]
-        parsed = _parse_stage_property(properties)
+        # Of these, select the records that are in the same file of the log as the first one.
+        first_position = int(fitting_units["position"][0])
+        rest_of_file = self._store.reader.view_at(first_position)
+        if rest_of_file is None:  # the visible part of the log does not contain it
+            return None, 0
+        file_end = first_position + len(rest_of_file)
+        count_in_file = int(record_ends.searchsorted(file_end, "right"))
+        if count_in_file < COLUMNS_MIN:
+            return None, 0
+
+        # Check the first record: it decides whether there is a run, and of which stage.
+        staged = columns.StagedColumns(fitting_units[:count_in_file], rest_of_file, first_position)
+        first_properties, first_head = staged.first_properties(), staged.heads[0]
+        parsed = _parse_stage_property(first_properties)
         if parsed is None:
             return None, 0
         stage, stage_property = parsed
         if (
             stage.owner != owner
             or stage.delay is not None
-            or not properties.startswith(_STAGED_ID, len(stage_property))
-            or int(head["magic"]) != MAGIC_V1
-            or int(head["sys_flag"]) & _IPV6
+            or not first_properties.startswith(_STAGED_ID, len(stage_property))
+            or int(first_head["magic"]) != MAGIC_V1
+            or int(first_head["sys_flag"]) & _IPV6
         ):
             return None, 0
 
-        start = stage_property + _STAGED_ID
-        count = staged.count_alike(start)
-        if count < COLUMNS_MIN:
+        # The run ends before the first record that differs.
+        common_start = stage_property + _STAGED_ID
+        run_count = staged.count_alike(common_start)
+        if run_count < COLUMNS_MIN:
             return None, 0
-        run = ColumnRun(stage, staged.to_columns(count, len(start), _ID))
-        return run, int(ends[count - 1]) - base
+        # In the published messages, the name of the message id replaces the common start.
+        run = ColumnRun(stage, staged.to_columns(run_count, len(common_start), _ID))
+        return run, int(record_ends[run_count - 1]) - first_position
 
     def find_published_end(
         self, position: int, expected: Iterable[StagedMessage], file_bytes: int
     ) -> int | None:
-        """Return how far a publication came that a crash interrupted.
+        """Return the ordinal at which a publication continues that a crash interrupted.
 
         The log from `position` on is compared with the messages `expected`, in order, by their
         message ids. The comparison ends at the first record that is missing or different. Return
@@ -356,24 +416,45 @@ class StagedReader:
         `file_bytes` is the size of the files of the log. A record is never split between two files:
         if it does not fit, the rest of the file is blank.
         """
-        reached = None
+        published_end = None
         for staged in expected:
             view = self._store.reader.view_at(position)
-            if view is not None and (
-                len(view) < RECORD_HEAD.size
-                or int.from_bytes(view[4:8], "big", signed=True) == MAGIC_BLANK
-            ):
-                # The rest of the file is blank: the next record is in the next file.
+            if view is not None and _is_blank(view):
+                # The next record is at the start of the next file.
                 position += file_bytes - position % file_bytes
                 view = self._store.reader.view_at(position)
+
             record = read_record(view)
-            if record is None or record.get_text(UNIQ_KEY).encode() != text.find_property(
-                staged.properties, UNIQ_KEY.encode()
-            ):
+            if record is None:
+                break
+            expected_id = text.find_property(staged.properties, UNIQ_KEY.encode())
+            if record.get_text(UNIQ_KEY).encode() != expected_id:
                 break
             position += record.size_bytes
-            reached = staged.ordinal + 1
-        return reached
+            published_end = staged.ordinal + 1
+        return published_end
+
+
+def _is_blank(rest_of_file: memoryview) -> bool:
+    """Return whether no record begins at the start of `rest_of_file`, because the rest is blank."""
+    if len(rest_of_file) < RECORD_HEAD.size:
+        return True
+    return int.from_bytes(rest_of_file[4:8], "big", signed=True) == MAGIC_BLANK
+
+
+def _make_missing_error(staged_range: StagedRange, found_count: int) -> RequestError:
+    """Return the error for a range of which other messages were found than the sink has staged.
+
+    `found_count` is the number of messages that were found.
+    """
+    difference = ", with other bodies" if found_count == staged_range.count else ""
+    return RequestError(
+        ResponseCode.ILLEGAL_OPERATION,
+        f"staged messages are missing: of {staged_range.count} messages from offset "
+        f"{staged_range.offset} of {STAGING_TOPIC}, queue {staged_range.queue_id}, {found_count} "
+        f"were found{difference}. They have expired, or were lost in a power failure "
+        "(ASYNC_FLUSH). Nothing of the epoch was published on this broker. Run the epoch again.",
+    )
 
 
 class Publisher:
@@ -387,7 +468,7 @@ class Publisher:
         self._append_batch = store.writer.append_batch
         self._append_columns = store.writer.append_columns
         self._intake = intake
-        self._next_queue = 0
+        self._queue_counter = 0
         """A counter that distributes messages without a queue over the queues of their topic."""
 
     def check_message(self, staged: StagedMessage, topics: Collection[str]) -> None:
@@ -407,13 +488,12 @@ class Publisher:
             raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
-        queues = self._settings.broker.default_topic_queues
-        if name not in self._topics and not self._topics.create_for_send(
-            name, DEFAULT_TOPIC, queues
-        ):
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!"
-            )
+        if name not in self._topics:
+            queue_count = self._settings.broker.default_topic_queues
+            if not self._topics.create_for_send(name, DEFAULT_TOPIC, queue_count):
+                raise RequestError(
+                    ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!"
+                )
         if staged.stage.delay is not None:
             # The rewrites raise RequestError if the delay is invalid. The message is not appended.
             message = _to_message(staged, 0)
@@ -423,27 +503,30 @@ class Publisher:
     def publish_runs(
         self,
         runs: Iterable[ColumnRun],
-        ordinal: int,
-        read: Callable[[int, int], Sequence[StagedMessage]],
+        first: int,
+        read_messages: Callable[[int, int], Sequence[StagedMessage]],
     ) -> Iterator[int]:
         """Append runs of messages to their topics, in order, and count them for the topics.
 
-        `ordinal` is that of the first message. After each append, yield the ordinal after the last
-        appended message. If a run cannot be appended as a whole, `read(ordinal, count)` is called;
-        it must return the messages of the run, which are then appended one by one.
+        `first` is the ordinal of the first message. After each append, yield the ordinal after the
+        last appended message. If a run cannot be appended as a whole, `read_messages(ordinal,
+        count)` is called; it must return the messages of the run, which are then appended one by
+        one.
 
         Raises StoreError. Then the messages before the last yielded ordinal are appended.
         """
+        ordinal = first
         for run in runs:
-            topic = self._topic(run.stage.topic)
+            topic = self._get_or_create_topic(run.stage.topic)
+            queue_id = self._select_queue_id(topic, run.stage)
             columns = run.columns
             try:
-                self._append_columns(topic.name, self._queue_id(topic, run.stage), columns)
+                self._append_columns(topic.name, queue_id, columns)
             except MessageIllegalError:
-                yield from self.publish_messages(read(ordinal, len(run)))
+                yield from self.publish_messages(read_messages(ordinal, len(run)))
             else:
                 size_bytes = columns.heads["body_length"].sum() + columns.property_sizes.sum()
-                _count(topic, len(run), int(size_bytes))
+                _count_published(topic, len(run), int(size_bytes))
                 yield ordinal + len(run)
             ordinal += len(run)
 
@@ -461,6 +544,7 @@ class Publisher:
         def batch_key(numbered: tuple[int, StagedMessage]) -> tuple[object, ...]:
             """Return equal keys for messages of one batch, which have no gap between them."""
             number, (ordinal, record, stage, _) = numbered
+            # Without a gap between two messages, their numbers differ as much as their ordinals.
             return (
                 stage,
                 record.sys_flag,
@@ -472,27 +556,32 @@ class Publisher:
 
         for _, group in groupby(enumerate(messages), key=batch_key):
             batch = [staged for _, staged in group]
-            topic = self._topic(batch[0].stage.topic)
-            queue_id = self._queue_id(topic, batch[0].stage)
-            if batch[0].stage.delay is None and self._append_together(topic, queue_id, batch):
+            stage = batch[0].stage
+            topic = self._get_or_create_topic(stage.topic)
+            queue_id = self._select_queue_id(topic, stage)
+            if stage.delay is None and self._append_together(topic, queue_id, batch):
                 yield batch[-1].ordinal + 1
                 continue
             for staged in batch:
-                try:
-                    try:
-                        self._intake.rewrite_and_append(_to_message(staged, queue_id))
-                    except RequestError as error:
-                        log.error(
-                            "publishing a message of an epoch without its delay: %s", error.remark
-                        )
-                        self._intake.append(_to_message(staged, queue_id, is_delayed=False))
-                except (MessageIllegalError, RequestError) as error:
-                    log.error(
-                        "cannot store a message of an epoch in topic %s: %s", topic.name, error
-                    )
-                else:
-                    _count(topic, 1, len(staged.record.body) + len(staged.properties))
+                self._append_alone(topic, queue_id, staged)
                 yield staged.ordinal + 1
+
+    def _append_alone(self, topic: Topic, queue_id: int, staged: StagedMessage) -> None:
+        """Append one message, with its delay if that is valid, and count it for the topic.
+
+        An invalid delay is logged, and a message that cannot be stored is logged and skipped.
+        Raises StoreError.
+        """
+        try:
+            try:
+                self._intake.rewrite_and_append(_to_message(staged, queue_id))
+            except RequestError as error:
+                log.error("publishing a message of an epoch without its delay: %s", error.remark)
+                self._intake.append(_to_message(staged, queue_id, is_delayed=False))
+        except (MessageIllegalError, RequestError) as error:
+            log.error("cannot store a message of an epoch in topic %s: %s", topic.name, error)
+        else:
+            _count_published(topic, 1, len(staged.record.body) + len(staged.properties))
 
     def _append_together(self, topic: Topic, queue_id: int, batch: list[StagedMessage]) -> bool:
         """Append messages of one stage with one call, and count them for the topic.
@@ -502,13 +591,14 @@ class Publisher:
         """
         parts = [
             (
-                one.record.flag,
-                one.record.body,
-                one.properties,
-                text.tag_code_of_properties(one.properties),
+                staged.record.flag,
+                staged.record.body,
+                staged.properties,
+                text.tag_code_of_properties(staged.properties),
             )
-            for one in batch
+            for staged in batch
         ]
+        # All messages of the batch have the same flags, times and hosts (`batch_key`).
         first = batch[0].record
         try:
             self._append_batch(
@@ -523,10 +613,10 @@ class Publisher:
         except MessageIllegalError:
             return False
         size_bytes = sum([len(body) + len(properties) for _, body, properties, _ in parts])
-        _count(topic, len(parts), size_bytes)
+        _count_published(topic, len(parts), size_bytes)
         return True
 
-    def _topic(self, name: str) -> Topic:
+    def _get_or_create_topic(self, name: str) -> Topic:
         """Return a topic. If it was deleted since its messages were checked, create and log it."""
         topic = self._topics.get(name)
         if topic is None:
@@ -536,7 +626,7 @@ class Publisher:
             topic = self._topics.ensure(name, self._settings.broker.default_topic_queues)
         return topic
 
-    def _queue_id(self, topic: Topic, stage: Stage) -> int:
+    def _select_queue_id(self, topic: Topic, stage: Stage) -> int:
         """Return the id of the queue to which messages of a stage are published.
 
         That is the queue that the stage names, modulo the number of queues of the topic. If it
@@ -544,8 +634,8 @@ class Publisher:
         """
         if stage.queue_id is not None:
             return stage.queue_id % max(topic.queues, 1)
-        self._next_queue += 1
-        return self._next_queue % max(topic.config.write_queues, 1)
+        self._queue_counter += 1
+        return self._queue_counter % max(topic.config.write_queues, 1)
 
 
 def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True) -> MessageToStore:
@@ -561,7 +651,7 @@ def _to_message(staged: StagedMessage, queue_id: int, *, is_delayed: bool = True
     return message
 
 
-def _count(topic: Topic, count: int, size_bytes: int) -> None:
+def _count_published(topic: Topic, count: int, size_bytes: int) -> None:
     """Add `count` messages to the counters of a topic.
 
     `size_bytes` is the size of their bodies and properties; the fixed size of their records is

@@ -1,17 +1,22 @@
 """Filters that evaluate the rules of lanes in the store.
 
-A rule is evaluated by tag codes if these decide, otherwise by property columns if the block has
-them, otherwise by the properties of each record.
+A lane is the members of one group that have the same subscription. The rule of a lane says which
+messages of a queue it gets (`rules.py`): an atom is one expression, a clause has atoms that must
+match and chains of atoms that must not match, and a rule matches if one of its clauses does.
+
+A rule is evaluated by tag codes (the hash codes of tags) if these decide, otherwise by property
+columns if the block has them, otherwise by the properties of each record. A block of columns has a
+row for each message of some offsets of a queue, and a column for each property.
 
 On a block of columns, the result is exactly that of the records. Each atom is an expression on
 properties: tags are `TAGS IN ('a', 'b')`, the id of a lane is `SLUICE_LANE = '…'`, and a
 subscription on a retry topic is the topic of origin together with its expression. The column engine
 evaluates each atom separately, because an error in one of them only means that this atom does not
-match. Then the clauses are combined row by row. A row that only its record can decide has the third
-value NEEDS_RECORD.
+match. Then the clauses are combined row by row. The result is a verdict for each row: TRUE, FALSE,
+or NEEDS_RECORD if only the record of the message can decide.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -51,13 +56,15 @@ FEW_ROWS_MAX: Final = 32
 """At most this many undecided rows are left to their records, which is faster than the columns."""
 
 
-def format_in_expression(name: str, texts: list[str]) -> str:
-    """Return a SQL92 expression that matches if the value of property `name` is one of `texts`.
+def format_in_expression(name: str, values: list[str]) -> str:
+    """Return a SQL92 expression that matches if the value of property `name` is one of `values`.
 
-    It matches nothing if `texts` is empty.
+    It matches nothing if `values` is empty.
     """
-    quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
-    return f"{name} IN ({quoted})" if texts else "FALSE"
+    if not values:
+        return "FALSE"
+    quoted_values = ["'{}'".format(value.replace("'", "''")) for value in values]
+    return f"{name} IN ({', '.join(quoted_values)})"
 
 
 class DecidedRows(NamedTuple):
@@ -89,19 +96,29 @@ def _translate_to_sql92(atom: Atom) -> list[list[str]]:
     if atom.kind == SQL92:
         return [[atom.text]]
     if atom.kind == TAG:
-        return [[format_in_expression(TAGS, sorted(get_matched_tags(atom) or ()))]]
+        matched_tags = sorted(get_matched_tags(atom) or ())
+        return [[format_in_expression(TAGS, matched_tags)]]
     if atom.kind == LANE_KIND:
         return [[format_in_expression(LANE_PROPERTY, [atom.text])]]
+    if atom.kind != SUBSCRIPTION_KIND:
+        return []
+
+    # A whole subscription: for each topic, the topic of origin together with its expression.
     expression_lists: list[list[str]] = []
-    atoms_by_topic = parse_key(atom.text) if atom.kind == SUBSCRIPTION_KIND else {}
-    for topic, topic_atom in atoms_by_topic.items():
-        origin = format_in_expression(RETRY_TOPIC, [topic])
-        matches_all = topic_atom.kind == TAG and get_matched_tags(topic_atom) is None
-        if matches_all:
-            expression_lists.append([origin])
+    for topic, topic_atom in parse_key(atom.text).items():
+        is_from_topic = format_in_expression(RETRY_TOPIC, [topic])
+        if _matches_all(topic_atom):
+            expression_lists.append([is_from_topic])
         else:
-            expression_lists += [[origin, *rest] for rest in _translate_to_sql92(topic_atom)]
+            expression_lists += [
+                [is_from_topic, *expressions] for expressions in _translate_to_sql92(topic_atom)
+            ]
     return expression_lists
+
+
+def _matches_all(atom: Atom) -> bool:
+    """Return whether an atom is a tag expression that matches all messages."""
+    return atom.kind == TAG and get_matched_tags(atom) is None
 
 
 class AtomColumnFilter:
@@ -110,25 +127,33 @@ class AtomColumnFilter:
     __slots__ = ("_expression_lists", "_matches_all", "names")
 
     def __init__(self, atom: Atom) -> None:
-        self._matches_all = atom.kind == TAG and get_matched_tags(atom) is None
+        """Compile the expressions of `atom`. One that cannot be compiled matches nothing."""
+        self._matches_all = _matches_all(atom)
         self._expression_lists: list[list[Vectorised]] = []
-        for texts in () if self._matches_all else _translate_to_sql92(atom):
-            with suppress(FilterError):  # an invalid expression matches nothing
-                compiled = [compile_sql92(text).vectorised for text in texts]
-                self._expression_lists.append(compiled)
-        names = (one.names for expressions in self._expression_lists for one in expressions)
-        self.names = frozenset[str]().union(*names)
+        """The atom matches if, for one of the lists, all expressions of the list match."""
+        if not self._matches_all:
+            for texts in _translate_to_sql92(atom):
+                with suppress(FilterError):  # an invalid expression matches nothing
+                    compiled = [compile_sql92(text).vectorised for text in texts]
+                    self._expression_lists.append(compiled)
+
+        names: set[str] = set()
+        for expressions in self._expression_lists:
+            for expression in expressions:
+                names |= expression.names
+        self.names = frozenset(names)
         """The properties that the atom reads."""
 
     def evaluate(self, block: ColumnBlock) -> DecidedRows:
         """Return which rows of a block match, which do not, and implicitly which are undecided."""
         if self._matches_all:
             return _decide_all(block)
-        rejected, matching = _decide_all(block)  # exchanged: all rows are rejected at first
+        # Exchanged: all rows are rejected at first, and each list may let some of them match.
+        rejected, matching = _decide_all(block)
         for expressions in self._expression_lists:
             all_match, any_rejects = _decide_all(block)
-            for one in expressions:
-                verdicts = one.verdicts(block)
+            for expression in expressions:
+                verdicts = expression.verdicts(block)
                 matches = verdicts == TRUE
                 all_match &= matches
                 any_rejects |= ~matches & (verdicts != NEEDS_RECORD)
@@ -138,8 +163,10 @@ class AtomColumnFilter:
 
     def can_match(self, stats: BlockStats) -> bool:
         """Return False if no row of a block with these statistics matches."""
-        return self._matches_all or any(
-            all(one.can_match(stats) for one in expressions)
+        if self._matches_all:
+            return True
+        return any(
+            all(expression.can_match(stats) for expression in expressions)
             for expressions in self._expression_lists
         )
 
@@ -160,74 +187,88 @@ class RuleColumnFilter:
     __slots__ = ("_clauses",)
 
     def __init__(self, rule: LaneRule) -> None:
-        self._clauses: list[tuple[list[AtomColumnFilter], ExcludedChains]] = [
-            (
-                [_get_atom_filter(atom) for atom in required],
-                [
-                    (chain, [_get_atom_filter(atom) for atom in chain.iter_general_atoms()])
-                    for chain in excluded
-                ],
-            )
-            for required, excluded in rule
-        ]
+        """Create the filters of all atoms of `rule`. Filters of equal atoms are shared."""
+        self._clauses: list[tuple[list[AtomColumnFilter], ExcludedChains]] = []
+        """For each clause: the filters of its required atoms, and its excluded chains."""
+        for required, excluded in rule:
+            required_filters = [_get_atom_filter(atom) for atom in required]
+            excluded_chains: ExcludedChains = []
+            for chain in excluded:
+                general_filters = [_get_atom_filter(atom) for atom in chain.iter_general_atoms()]
+                excluded_chains.append((chain, general_filters))
+            self._clauses.append((required_filters, excluded_chains))
 
     @property
     def names(self) -> frozenset[str]:
         """The properties that the rule reads."""
-        has_chains = any(excluded for _, excluded in self._clauses)
-        names = {TAGS, LANE_PROPERTY} if has_chains else set()
-        for required, excluded in self._clauses:
-            for item in (*required, *(one for _, atoms in excluded for one in atoms)):
-                names |= item.names
+        names: set[str] = set()
+        for required_filters, excluded_chains in self._clauses:
+            for atom_filter in required_filters:
+                names |= atom_filter.names
+            for _, general_filters in excluded_chains:
+                # The other atoms of a chain are looked up by the values of these properties.
+                names |= {TAGS, LANE_PROPERTY}
+                for atom_filter in general_filters:
+                    names |= atom_filter.names
         return frozenset(names)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
         """Return FALSE, TRUE or NEEDS_RECORD for each row of a block."""
         import numpy as np  # noqa: PLC0415 - imported only if a filter is used
 
-        rejected, matching = _decide_all(block)  # exchanged: all rows are rejected at first
-        for required, excluded in self._clauses:
+        # Exchanged: all rows are rejected at first, and each clause may let some of them match.
+        rejected, matching = _decide_all(block)
+        for required_filters, excluded_chains in self._clauses:
             clause_matches, clause_rejects = _decide_all(block)
-            for atom in required:
-                decided = atom.evaluate(block)
+            for atom_filter in required_filters:
+                decided = atom_filter.evaluate(block)
                 clause_matches &= decided.matching
                 clause_rejects |= decided.rejected
-            if excluded:
-                self._apply_excluded(block, excluded, clause_matches, clause_rejects)
+            if excluded_chains:
+                self._reject_excluded(block, excluded_chains, clause_matches, clause_rejects)
             matching |= clause_matches
             rejected &= clause_rejects
+
         verdicts = np.full(block.rows, NEEDS_RECORD, np.uint8)
         verdicts[matching] = TRUE
         verdicts[rejected] = FALSE
         return verdicts
 
     @staticmethod
-    def _apply_excluded(
-        block: ColumnBlock, excluded: ExcludedChains, matching: "RowMask", rejected: "RowMask"
+    def _reject_excluded(
+        block: ColumnBlock,
+        excluded_chains: ExcludedChains,
+        matching: "RowMask",
+        rejected: "RowMask",
     ) -> None:
-        """Apply the excluded chains of a clause to its masks `matching` and `rejected`, in place.
+        """Change the masks of a clause in place: reject the rows that its excluded chains match.
 
         On entry, the masks say which rows the required atoms match and reject. A row that a chain
         matches becomes rejected. A row for which that is uncertain becomes undecided, that is,
         False in both masks. Each test only examines the rows that are not rejected yet: first by
         the value of a property, then atom by atom.
         """
+        # The rows to examine. Those in `block.odd` can only be decided by their records.
         rows = (~rejected).nonzero()[0]
         rows = rows[~_is_in(rows, block.odd)]
+
+        # A test is the name of a property whose value is looked up, or the filter of an atom.
         tests: list[tuple[AtomChain, str | AtomColumnFilter]] = []
-        for chain, atoms in excluded:
+        for chain, general_filters in excluded_chains:
             tests += [(chain, TAGS), (chain, LANE_PROPERTY)]
-            tests += [(chain, atom) for atom in atoms]
+            tests += [(chain, atom_filter) for atom_filter in general_filters]
+
         for chain, test in tests:
             if len(rows) <= FEW_ROWS_MAX:
-                matching[rows] = False
+                matching[rows] = False  # undecided
                 break
-            remaining = block.take_rows(rows)
+            remaining_block = block.take_rows(rows)
             if isinstance(test, AtomColumnFilter):
-                excluding = test.evaluate(remaining)
+                excluding = test.evaluate(remaining_block)
             else:
-                excluding = _evaluate_values(test, chain, remaining)
-            matching[rows[~excluding.rejected]] = False
+                excluding = _look_up_values(test, chain, remaining_block)
+            is_maybe_excluded = ~excluding.rejected
+            matching[rows[is_maybe_excluded]] = False
             rejected[rows[excluding.matching]] = True
             rows = rows[~excluding.matching]
         matching[block.odd] = False
@@ -239,10 +280,13 @@ class RuleColumnFilter:
 
     def can_match(self, stats: BlockStats) -> bool:
         """Return False if no row of a block with these statistics matches."""
-        return any(all(item.can_match(stats) for item in required) for required, _ in self._clauses)
+        return any(
+            all(atom_filter.can_match(stats) for atom_filter in required_filters)
+            for required_filters, _ in self._clauses
+        )
 
 
-def _evaluate_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedRows:
+def _look_up_values(name: str, chain: AtomChain, block: ColumnBlock) -> DecidedRows:
     """Return the rows that an atom of the chain matches by the value of property `name`.
 
     No row is decided if the block excludes the property. See `AtomChain.has_value`.
@@ -253,8 +297,11 @@ def _evaluate_values(name: str, chain: AtomChain, block: ColumnBlock) -> Decided
     column = block.columns.get(name)
     if column is None:
         return DecidedRows(no_rows, all_rows)
-    codes = [code for code, value in enumerate(column.values) if chain.has_value(name, value)]
-    matching = _is_in(column.codes, codes)
+    # A column contains for each row the index of its value in `column.values`.
+    matching_codes = [
+        code for code, value in enumerate(column.values) if chain.has_value(name, value)
+    ]
+    matching = _is_in(column.codes, matching_codes)
     return DecidedRows(matching, ~matching)
 
 
@@ -280,16 +327,16 @@ class RuleFilter:
     reads_properties = True
 
     def __init__(self, rule: LaneRule) -> None:
+        """Create the matchers of all required atoms of `rule`."""
         self.rule = rule
         self.weight = compute_rule_weight(rule)
         self._vectorised: RuleColumnFilter | None = None
         self._clauses = [
             ([get_matcher(atom) for atom in required], excluded) for required, excluded in rule
         ]
-        clause_codes = [_find_clause_codes(clause) for clause in rule]
-        self._codes = (  # None if any tag code may match
-            None if None in clause_codes else frozenset().union(*(c or () for c in clause_codes))
-        )
+        """For each clause: the matchers of its required atoms, and its excluded chains."""
+        self._codes = _unite_codes([_find_clause_codes(clause) for clause in rule])
+        """The tag codes of messages that may match; None means any code."""
 
     def by_consume_queue(self, tag_code: int) -> bool:
         """Return False if no message whose tag has this hash code matches. Called per message."""
@@ -320,41 +367,69 @@ def _find_clause_codes(clause: Clause) -> frozenset[int] | None:
 
     None means any code, and an empty set that no message matches.
     """
-    code_sets = [codes for atom in clause.required if (codes := get_tag_codes(atom)) is not None]
-    return frozenset.intersection(*code_sets) if code_sets else None
+    all_code_sets = [get_tag_codes(atom) for atom in clause.required]
+    code_sets = [codes for codes in all_code_sets if codes is not None]
+    if not code_sets:
+        return None
+    return frozenset.intersection(*code_sets)
+
+
+def _unite_codes(code_sets: Iterable[frozenset[int] | None]) -> frozenset[int] | None:
+    """Return the tag codes that are in one of the sets; None, any code, if one of them is None."""
+    united_codes: set[int] = set()
+    for codes in code_sets:
+        if codes is None:
+            return None
+        united_codes |= codes
+    return frozenset(united_codes)
 
 
 @cache_by_size(estimate_rule_bytes)
 def get_rule_filter(rule: LaneRule) -> MessageFilter | None:
     """Return the filter by which the store evaluates a rule; None if it matches all messages.
 
-    The result is the fastest filter for the rule: the filter of an ordinary subscription if the
-    rule is one SQL92 expression without exclusions (`compile_sql92`), or only consists of tag
-    expressions without exclusions (`TagFilter`), otherwise a `RuleFilter`. A `TagFilter` without
-    codes matches nothing.
+    The result is the fastest filter for the rule. That is the filter of an ordinary subscription if
+    each clause is one atom without exclusions, and the rule is one SQL92 expression
+    (`compile_sql92`) or only consists of tag expressions (`TagFilter`). Otherwise it is a
+    `RuleFilter`. A rule that matches no message has a `TagFilter` without codes.
     """
-    clauses = [
-        Clause(required - {MATCH_ALL}, excluded)
-        for required, excluded in rule
-        if _find_clause_codes(Clause(required, excluded)) != frozenset()  # it can match
-    ]
+    clauses = _simplify_clauses(rule)
     matches_all = any(not clause.required and not clause.excluded for clause in clauses)
     if matches_all:
         return None
-    sole_atoms = [
-        next(iter(clause.required))
-        for clause in clauses
-        if len(clause.required) == 1 and not clause.excluded
-    ]
-    is_each_clause_one_atom = len(sole_atoms) == len(clauses)
-    if is_each_clause_one_atom:
-        if len(sole_atoms) == 1 and sole_atoms[0].kind == SQL92:
-            try:
-                return compile_sql92(sole_atoms[0].text)
-            except FilterError:
-                return TagFilter(Subscription("", "-", TAG, codes=frozenset()))
-        code_sets = [get_tag_codes(atom) for atom in sole_atoms]
-        if None not in code_sets:
-            codes = frozenset[int]().union(*(item or () for item in code_sets))
-            return TagFilter(Subscription("", "-", TAG, codes=codes))
+
+    is_each_clause_one_atom = all(
+        len(clause.required) == 1 and not clause.excluded for clause in clauses
+    )
+    if not is_each_clause_one_atom:
+        return RuleFilter(frozenset(clauses))
+
+    # The rule is the union of these atoms, and matches nothing if there are none.
+    atoms = [atom for clause in clauses for atom in clause.required]
+    if len(atoms) == 1 and atoms[0].kind == SQL92:
+        try:
+            return compile_sql92(atoms[0].text)
+        except FilterError:  # an invalid expression matches nothing
+            return _create_tag_filter(frozenset())
+    codes = _unite_codes([get_tag_codes(atom) for atom in atoms])
+    if codes is not None:
+        return _create_tag_filter(codes)
     return RuleFilter(frozenset(clauses))
+
+
+def _simplify_clauses(rule: LaneRule) -> list[Clause]:
+    """Return the clauses of a rule that can match a message, without the atom MATCH_ALL.
+
+    A clause cannot match if its tag expressions have no tag code in common.
+    """
+    clauses = []
+    for clause in rule:
+        can_match = _find_clause_codes(clause) != frozenset()
+        if can_match:
+            clauses.append(Clause(clause.required - {MATCH_ALL}, clause.excluded))
+    return clauses
+
+
+def _create_tag_filter(codes: frozenset[int]) -> TagFilter:
+    """Return a filter that matches the messages whose tag has one of these hash codes."""
+    return TagFilter(Subscription("", "-", TAG, codes=codes))

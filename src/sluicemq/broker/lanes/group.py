@@ -29,7 +29,7 @@ The lanes of a group end when one lane is left whose rules are those of an only 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Final
 
@@ -44,7 +44,7 @@ from sluicemq.broker.lanes.lane_queue import (
 )
 from sluicemq.broker.lanes.rules import (
     MATCH_NOTHING,
-    AtomChain,
+    LaneRule,
     compute_rules,
     compute_wanted_chains,
     create_rule,
@@ -185,28 +185,30 @@ class GroupLanes(GroupLaneTable):
         # other.
         for queue in queues:
             self.ensure_queue(queue)
+
+        # By topic: the rule by which the lane gets what no other lane wants.
+        live_keys, idle_keys = self.get_live_and_idle_keys()
+        rules: dict[str, LaneRule] = {}
+        for topic, atoms in get_atoms_by_topic(key).items():
+            wanted_by_live = compute_wanted_chains(topic, live_keys)
+            wanted_by_idle = compute_wanted_chains(topic, idle_keys)
+            rules[topic] = create_rule(atoms, *wanted_by_live, *wanted_by_idle)
+
         lane = Lane(key, self.allocate_join_number())
-        live, idle = self.get_live_and_idle_keys()
-        atoms = get_atoms_by_topic(key)
-        wanted_by_others: dict[str, tuple[AtomChain | None, ...]] = {
-            topic: (*compute_wanted_chains(topic, live), *compute_wanted_chains(topic, idle))
-            for topic in atoms
-        }
         for queue in queues:
-            topic, end = queue[0], self.storage.get_end_offset(queue)
+            topic, _ = queue
+            end_offset = self.storage.get_end_offset(queue)
             if topic.startswith(RETRY_PREFIX):
-                lane.queues[queue] = LaneQueue(end, end, read_end=end)
+                lane.queues[queue] = LaneQueue(end_offset, end_offset, read_end=end_offset)
                 continue
             # -1 if the group has committed nothing. Then the lane has committed nothing, either,
             # and starts at offset 0.
-            committed = min(self.storage.get_join_offset(self.name, queue), end)
-            start = max(committed, 0)
-            topic_atoms = atoms.get(topic)
-            rule = (
-                create_rule(topic_atoms, *wanted_by_others[topic]) if topic_atoms else MATCH_NOTHING
+            committed_offset = min(self.storage.get_join_offset(self.name, queue), end_offset)
+            start_offset = max(committed_offset, 0)
+            spans = create_spans(start_offset, rules.get(topic, MATCH_NOTHING))
+            lane.queues[queue] = LaneQueue(
+                committed_offset, start_offset, spans, read_end=start_offset
             )
-            spans = create_spans(start, rule)
-            lane.queues[queue] = LaneQueue(committed, start, spans, read_end=start)
         self.lanes[key] = lane
         log.info("group %s: new lane %s with the subscription %s", self.name, lane.id, key)
         return lane
@@ -272,12 +274,18 @@ class GroupLanes(GroupLaneTable):
 
         A queue that has not been offered to other lanes counts as unread.
         """
-        return not lane.unoffered_queues and all(
-            lane_queue.current_offset >= self.storage.get_end_offset(queue)
-            if queue[0].startswith(RETRY_PREFIX)
-            else lane_queue.find_rule(lane_queue.current_offset) == (MATCH_NOTHING, None)
-            for queue, lane_queue in lane.queues.items()
-        )
+        if lane.unoffered_queues:
+            return False
+        for queue, lane_queue in lane.queues.items():
+            topic, _ = queue
+            current_offset = lane_queue.current_offset
+            if topic.startswith(RETRY_PREFIX):
+                is_done = current_offset >= self.storage.get_end_offset(queue)
+            else:
+                is_done = lane_queue.find_rule(current_offset) == (MATCH_NOTHING, None)
+            if not is_done:
+                return False
+        return True
 
     def _skip_unwanted(self, lane: Lane) -> None:
         """Commit the offset of the next message of an idle lane, in each of its queues.
@@ -288,15 +296,17 @@ class GroupLanes(GroupLaneTable):
         """
         for queue, lane_queue in lane.queues.items():
             for _ in range(SCANS_PER_TICK):
-                current, end = lane_queue.current_offset, self.storage.get_end_offset(queue)
-                if current >= end:
+                current_offset = lane_queue.current_offset
+                if current_offset >= self.storage.get_end_offset(queue):
                     break
-                rule, rule_end = lane_queue.find_rule(current)
-                scanned_offset, is_match = self.storage.find_match(queue, current, rule, rule_end)
-                if scanned_offset > current:
+                rule, rule_end = lane_queue.find_rule(current_offset)
+                scanned_offset, is_match = self.storage.find_match(
+                    queue, current_offset, rule, rule_end
+                )
+                if scanned_offset > current_offset:
                     lane_queue.commit(scanned_offset)
                     self.publish_group_offset(queue)
-                if is_match or scanned_offset <= current:
+                if is_match or scanned_offset <= current_offset:
                     break
 
     def _hand_over(self, lane: Lane, queue: QueueKey, takers: Iterable[str] | None = None) -> bool:
@@ -314,36 +324,63 @@ class GroupLanes(GroupLaneTable):
         self.ensure_queue(queue)
         if self.may_be_in_flight_at_former_member(lane, queue):
             return False
-        lane_queue = lane.queues[queue]
-        current, end = lane_queue.current_offset, self.storage.get_end_offset(queue)
-        if queue[0] not in self._topic_rules:
+
+        # Find what each lane gains.
+        topic, _ = queue
+        if topic not in self._topic_rules:
             self.reassign_rules()
-        topic_rules = self._topic_rules[queue[0]]
-        rules = topic_rules.hand_over
-        taker_keys: Iterable[str] = rules if takers is None else takers
-        gains: list[tuple[Lane, list[Span]]] = []
-        for key in taker_keys if current < end else ():
-            taker = self.lanes[key]
-            # A lane without state in the queue does not want it: another group's retry topic.
-            if queue in taker.queues and (
-                gained := lane_queue.find_shared_spans(current, end, rules.get(key, MATCH_NOTHING))
-            ):
-                gains.append((taker, gained))
-        if any(not taker.queues[queue].can_go_back_to(current) for taker, _ in gains):
+        topic_rules = self._topic_rules[topic]
+        taker_keys = topic_rules.hand_over if takers is None else takers
+        gains = self._find_gains(lane, queue, taker_keys, topic_rules.hand_over)
+
+        # All takers must be able to go back before any of them is changed.
+        lane_queue = lane.queues[queue]
+        giver_offset = lane_queue.current_offset
+        if any(not taker.queues[queue].can_go_back_to(giver_offset) for taker, _ in gains):
             self.go_back_since_ms.setdefault(queue, self.storage.clock.now_ms())
             return False
 
-        for taker, gained in gains:
-            self._give_messages(taker, queue, gained, current)
-        lane_queue.restrict_from(current, topic_rules.unwanted)
+        for taker, gained_spans in gains:
+            self._give_messages(taker, queue, gained_spans, giver_offset)
+        lane_queue.restrict_from(giver_offset, topic_rules.unwanted)
         self.go_back_since_ms.pop(queue, None)
         self.storage.wake_pulls(queue)
         return True
 
+    def _find_gains(
+        self,
+        giver: Lane,
+        queue: QueueKey,
+        taker_keys: Iterable[str],
+        rules: Mapping[str, LaneRule],
+    ) -> list[tuple[Lane, list[Span]]]:
+        """Return which live lanes want unread messages of the idle lane `giver` in a queue.
+
+        The result has each lane of `taker_keys` that wants some, with the spans of these messages.
+        `rules` are the rules of the live lanes for handed over messages, by key. Nothing is
+        changed.
+        """
+        giver_queue = giver.queues[queue]
+        giver_offset = giver_queue.current_offset
+        end_offset = self.storage.get_end_offset(queue)
+        if giver_offset >= end_offset:
+            return []
+        gains: list[tuple[Lane, list[Span]]] = []
+        for key in taker_keys:
+            taker = self.lanes[key]
+            # A lane without state in the queue does not want it: another group's retry topic.
+            if queue not in taker.queues:
+                continue
+            rule = rules.get(key, MATCH_NOTHING)
+            gained_spans = giver_queue.find_shared_spans(giver_offset, end_offset, rule)
+            if gained_spans:
+                gains.append((taker, gained_spans))
+        return gains
+
     def _give_messages(
-        self, taker: Lane, queue: QueueKey, gained: list[Span], giver_offset: int
+        self, taker: Lane, queue: QueueKey, gained_spans: list[Span], giver_offset: int
     ) -> None:
-        """Add the spans `gained` of an idle lane to those of the lane `taker`, in one queue.
+        """Add the spans `gained_spans` of an idle lane to those of the lane `taker`, in one queue.
 
         `giver_offset` is the current offset of the idle lane. If the taker has read further, it
         goes back to that offset, its reader is redirected, and the offset of the group is set. The
@@ -354,7 +391,7 @@ class GroupLanes(GroupLaneTable):
         if read_offset > giver_offset > taker_queue.current_offset:
             # All messages before it were read, and none is in flight (`can_go_back_to`).
             taker_queue.commit(giver_offset)
-        taker_queue.add_spans(gained)
+        taker_queue.add_spans(gained_spans)
         self.storage.mark_changed()
         if read_offset > giver_offset:
             taker_queue.go_back_to(giver_offset)
@@ -382,12 +419,12 @@ class GroupLanes(GroupLaneTable):
             for queue, lane_queue in lane.queues.items()
             if lane_queue.find_rule(lane_queue.current_offset) != (MATCH_NOTHING, None)
         )
-        parts = split_key(lane.key)
-        for part in parts:
+        subscription_keys = split_key(lane.key)
+        for subscription_key in subscription_keys:
             self.forgotten_subscriptions.append(
                 {
                     "messagesMax": unread_max,
-                    "subscription": part,
+                    "subscription": subscription_key,
                     "timestamp": now_ms,
                     "why": reason,
                 }
@@ -397,10 +434,10 @@ class GroupLanes(GroupLaneTable):
             " were not checked for them; those that only these subscriptions match are not"
             " delivered to the group.",
             self.name,
-            len(parts),
+            len(subscription_keys),
             reason,
-            ", ".join(parts[:SUBSCRIPTIONS_LOGGED]),
-            ", ..." if len(parts) > SUBSCRIPTIONS_LOGGED else "",
+            ", ".join(subscription_keys[:SUBSCRIPTIONS_LOGGED]),
+            ", ..." if len(subscription_keys) > SUBSCRIPTIONS_LOGGED else "",
             unread_max,
         )
         self._remove_lane_and_save(lane)
@@ -416,29 +453,40 @@ class GroupLanes(GroupLaneTable):
         If the idle lanes have more than IDLE_SUBSCRIPTIONS_MAX subscriptions afterwards, the lanes
         that became idle first are removed with their unread messages.
         """
-        idle = self.get_idle_lanes()
-        if len(idle) > IDLE_LANES_MAX:
-            queues_by_lane = self.assignments.get_queues_by_lane()
-            now_ms = self.storage.clock.now_ms()
-            idle = [
-                lane
-                for lane in idle
-                if now_ms - lane.idle_since_ms > UNCOMMITTED_WAIT_MS
-                or all(
-                    lane.queues[queue].is_fully_committed
-                    for queue in queues_by_lane.get(lane.key, ())
-                    if queue in lane.queues
-                )
-            ]
-        for _ in range(min(len(idle) - IDLE_LANES_MAX, MERGES_PER_TICK)):
-            subscription_counts = [len(split_key(lane.key)) for lane in idle]
+        idle_lanes = self.get_idle_lanes()
+        if len(idle_lanes) > IDLE_LANES_MAX:
+            idle_lanes = self._select_mergeable(idle_lanes)
+
+        for _ in range(min(len(idle_lanes) - IDLE_LANES_MAX, MERGES_PER_TICK)):
+            subscription_counts = [len(split_key(lane.key)) for lane in idle_lanes]
             pair_counts = [sum(pair) for pair in pairwise(subscription_counts)]
             index = pair_counts.index(min(pair_counts))
-            self._merge_lanes(idle[index], idle[index + 1])
-            del idle[index]
-        while sum(len(split_key(lane.key)) for lane in idle) > IDLE_SUBSCRIPTIONS_MAX:
+            # The second lane becomes the merged one, and takes the place of both.
+            self._merge_lanes(idle_lanes[index], idle_lanes[index + 1])
+            del idle_lanes[index]
+
+        while sum(len(split_key(lane.key)) for lane in idle_lanes) > IDLE_SUBSCRIPTIONS_MAX:
             reason = f"more than {IDLE_SUBSCRIPTIONS_MAX} subscriptions left the group within a day"
-            self._forget_unread_lane(idle.pop(0), reason)
+            self._forget_unread_lane(idle_lanes.pop(0), reason)
+
+    def _select_mergeable(self, idle_lanes: list[Lane]) -> list[Lane]:
+        """Return the idle lanes of which no former member may have messages in flight.
+
+        A lane that has been idle for more than UNCOMMITTED_WAIT_MS is included in any case.
+        """
+        queues_by_lane = self.assignments.get_queues_by_lane()
+        now_ms = self.storage.clock.now_ms()
+        mergeable = []
+        for lane in idle_lanes:
+            has_waited = now_ms - lane.idle_since_ms > UNCOMMITTED_WAIT_MS
+            is_fully_committed = all(
+                lane.queues[queue].is_fully_committed
+                for queue in queues_by_lane.get(lane.key, ())
+                if queue in lane.queues
+            )
+            if has_waited or is_fully_committed:
+                mergeable.append(lane)
+        return mergeable
 
     def _merge_lanes(self, first: Lane, second: Lane) -> None:
         """Replace two idle lanes by one: the object `second`, with the key and spans of both.
@@ -464,8 +512,8 @@ class GroupLanes(GroupLaneTable):
                 ]
             )
             has_commits = max(lane_queue.committed_offset, other.committed_offset) >= 0
-            committed = lower_offset if has_commits else -1
-            second.queues[queue] = LaneQueue(committed, lower_offset, spans)
+            committed_offset = lower_offset if has_commits else -1
+            second.queues[queue] = LaneQueue(committed_offset, lower_offset, spans)
         second.key = merge_keys({*split_key(first.key), *split_key(second.key)})
         second.unoffered_queues |= first.unoffered_queues
         second.abandoned_queues.clear()
@@ -485,22 +533,30 @@ class GroupLanes(GroupLaneTable):
         if merged is None:
             return None
         self._detach_lane(merged)
+
+        # Divide the spans of each queue.
         lane = Lane(key, self.allocate_join_number())
-        for queue, lane_queue in merged.queues.items():
-            atoms = get_required_atoms(queue[0], key)
-            if atoms:
-                spans = [
-                    span
-                    for span in lane_queue.slice_spans(lane_queue.current_offset)
-                    if span.clause.required & atoms
-                ]
-                lane_queue.spans = [
-                    span for span in lane_queue.spans if not span.clause.required & atoms
-                ]
-                end = self.storage.get_end_offset(queue)
-                start = min((span.first for span in spans), default=end)
-                committed = start if lane_queue.committed_offset >= 0 else -1
-                lane.queues[queue] = LaneQueue(committed, start, spans, read_end=start)
+        for queue, merged_queue in merged.queues.items():
+            topic, _ = queue
+            atoms = get_required_atoms(topic, key)
+            if not atoms:  # the subscription does not include the topic
+                continue
+            split_spans = [
+                span
+                for span in merged_queue.slice_spans(merged_queue.current_offset)
+                if span.clause.required & atoms
+            ]
+            merged_queue.spans = [
+                span for span in merged_queue.spans if not span.clause.required & atoms
+            ]
+            end_offset = self.storage.get_end_offset(queue)
+            start_offset = min((span.first for span in split_spans), default=end_offset)
+            committed_offset = start_offset if merged_queue.committed_offset >= 0 else -1
+            lane.queues[queue] = LaneQueue(
+                committed_offset, start_offset, split_spans, read_end=start_offset
+            )
+
+        # Put both lanes into the table, the merged one under the key of what is left.
         other_keys = [part for part in split_key(merged.key) if part != key]
         merged.key = merge_keys(other_keys) if len(other_keys) > 1 else other_keys[0]
         self.lanes[merged.key] = merged
@@ -520,7 +576,9 @@ class GroupLanes(GroupLaneTable):
         since_ms = self.go_back_since_ms.get(queue)
         if since_ms is None or lane_queue.is_fully_committed:
             return False
-        return (self.storage.clock.now_ms() - since_ms) // GO_BACK_WAIT_MS % 2 == 0
+        # Periods of GO_BACK_WAIT_MS: pulls wait in the first, third and so on.
+        period_number = (self.storage.clock.now_ms() - since_ms) // GO_BACK_WAIT_MS
+        return period_number % 2 == 0
 
     def start_from_offset_query(
         self, key: str, client_id: str, queue: QueueKey
@@ -575,7 +633,7 @@ class GroupLanes(GroupLaneTable):
             return redirect
 
         lane = self.lanes.get(key)
-        if (
+        if (  # the former reader has nothing in flight any more
             lane is not None
             and queue in lane.abandoned_queues
             and not self.may_be_in_flight_at_former_member(lane, queue)
@@ -621,12 +679,14 @@ class GroupLanes(GroupLaneTable):
         another lane than `key`, and that lane has uncommitted messages there. The client may have
         them only if it was the last reader of that lane in the queue, or if no reader is known.
         """
-        lane = self.lanes.get(self.assignments.lane_of(client_id, queue, key))
-        lane_queue = lane.queues.get(queue) if lane is not None and lane.key != key else None
+        read_lane = self.lanes.get(self.assignments.lane_of(client_id, queue, key))
+        if read_lane is None or read_lane.key == key:
+            return False
+        old_lane_queue = read_lane.queues.get(queue)
         return (
-            lane_queue is not None
-            and lane_queue.may_have_reader(client_id)
-            and not lane_queue.is_fully_committed
+            old_lane_queue is not None
+            and old_lane_queue.may_have_reader(client_id)
+            and not old_lane_queue.is_fully_committed
             and self.assignments.is_moving(client_id)
         )
 
@@ -667,7 +727,7 @@ class GroupLanes(GroupLaneTable):
         again.
         """
         queue = (topic, queue_id)
-        key = self.assignments.lane_of(client_id, queue, key)
+        key = self.assignments.lane_of(client_id, queue, key)  # perhaps that of its old lane
         lane_queue = self.get_lane_queue(key, queue)
         if (
             lane_queue is None
@@ -675,13 +735,15 @@ class GroupLanes(GroupLaneTable):
             or self.assignments.must_ignore_commits(client_id, queue)
         ):
             return
+        goes_back = offset < lane_queue.current_offset
         is_abandoned = queue in self.lanes[key].abandoned_queues
         may_go_back = not is_abandoned and self.assignments.has_read(client_id, queue)
-        if offset < lane_queue.current_offset and not may_go_back:
+        if goes_back and not may_go_back:
             return
+
+        # Before the commit, which changes the current offset of this lane.
         group_offset = self.storage.offsets.committed(self.name, *queue)
         is_another_lane_behind = 0 <= group_offset < lane_queue.current_offset
-        goes_back = offset < lane_queue.current_offset
         lane_queue.commit(offset)
         self.storage.mark_changed()
         # The offset of the group is the lowest of its lanes. While another lane is behind this one,

@@ -1,5 +1,8 @@
 """The lanes of one group in memory, and their rules: the base of `group.GroupLanes`.
 
+A lane is the members of a group that have the same subscription. Its rule says which messages it
+gets (`rules.py`), and the state of a lane in a queue is a `LaneQueue` (`lane_queue.py`).
+
 Everything here treats all lanes of the group alike. How lanes come and go, and what a request of a
 member does, is in `group.py`.
 """
@@ -12,6 +15,7 @@ from sluicemq.broker.lanes.lane import Lane, TopicRules
 from sluicemq.broker.lanes.lane_queue import LaneQueue, QueueKey, create_spans
 from sluicemq.broker.lanes.rules import (
     MATCH_NOTHING,
+    LaneRule,
     compute_rules,
     compute_sole_rule,
     compute_wanted_chains,
@@ -66,14 +70,15 @@ class GroupLaneTable:
         matches it, so the rules of long idle lanes do not change when another lane becomes idle.
         """
         lanes = self.lanes.values()
-        live = [lane for lane in lanes if not lane.is_idle]
-        live.sort(key=lambda lane: lane.join_number)
-        return [lane.key for lane in live], [lane.key for lane in self.get_idle_lanes()[::-1]]
+        live_lanes = [lane for lane in lanes if not lane.is_idle]
+        live_lanes.sort(key=lambda lane: lane.join_number)
+        latest_idle_first = self.get_idle_lanes()[::-1]
+        return [lane.key for lane in live_lanes], [lane.key for lane in latest_idle_first]
 
     def get_idle_lanes(self) -> list[Lane]:
         """Return the idle lanes, in the order in which they became idle."""
-        idle = [lane for lane in self.lanes.values() if lane.is_idle]
-        return sorted(idle, key=lambda lane: (lane.idle_since_ms, lane.join_number))
+        idle_lanes = [lane for lane in self.lanes.values() if lane.is_idle]
+        return sorted(idle_lanes, key=lambda lane: (lane.idle_since_ms, lane.join_number))
 
     def get_lane_queues(self, queue: QueueKey) -> list[LaneQueue]:
         """Return the states of all lanes that have one in the queue."""
@@ -115,24 +120,28 @@ class GroupLaneTable:
         """
         topic = queue[0]
         is_retry = topic == RETRY_PREFIX + self.name
-        missing = [
+        lanes_without_state = [
             lane
             for lane in self.lanes.values()
             if queue not in lane.queues and (is_retry or topic in get_atoms_by_topic(lane.key))
         ]
-        if missing:
-            rules = compute_rules(topic, *self.get_live_and_idle_keys())
-            is_read_by_others = any(queue in lane.queues for lane in self.lanes.values())
-            committed = (  # -1 if the group has committed nothing
-                self.storage.get_end_offset(queue)
-                if is_read_by_others
-                else self.storage.get_join_offset(self.name, queue)
+        if not lanes_without_state:
+            return
+
+        is_read_by_others = any(queue in lane.queues for lane in self.lanes.values())
+        if is_read_by_others:
+            committed_offset = self.storage.get_end_offset(queue)
+        else:
+            # -1 if the group has committed nothing.
+            committed_offset = self.storage.get_join_offset(self.name, queue)
+        start_offset = max(committed_offset, 0)
+        rules = compute_rules(topic, *self.get_live_and_idle_keys())
+        for lane in lanes_without_state:
+            rule = rules.get(lane.key, MATCH_NOTHING)
+            spans = create_spans(start_offset, rule)
+            lane.queues[queue] = LaneQueue(
+                committed_offset, start_offset, spans, read_end=start_offset
             )
-            start = max(committed, 0)
-            for lane in missing:
-                rule = rules.get(lane.key, MATCH_NOTHING)
-                spans = create_spans(start, rule)
-                lane.queues[queue] = LaneQueue(committed, start, spans, read_end=start)
 
     def reassign_rules(self) -> None:
         """Replace the rules of all lanes for the messages that will be stored from now on.
@@ -142,33 +151,47 @@ class GroupLaneTable:
         wants. Live lanes whose rule has not changed since the last call are left untouched, and so
         are the stored messages of all lanes. Sets `_topic_rules`.
         """
-        live, idle = self.get_live_and_idle_keys()
-        retry_topic = RETRY_PREFIX + self.name
-        topics = {topic for lane in self.lanes.values() for topic, _ in lane.queues}
-        before = self._topic_rules
-        self._topic_rules = {}
-        for topic in topics:
-            # Computed first, because it keeps the chains alive (`AtomChain`) that the rules extend.
-            unwanted = create_rule([], *compute_wanted_chains(topic, live))
-            reusable_rules = before[topic].hand_over if topic in before else None
-            hand_over = compute_rules(topic, live, (), reusable_rules)
-            is_retry = topic == retry_topic
-            future = compute_rules(topic, live, idle) if is_retry and idle else hand_over
-            self._topic_rules[topic] = TopicRules(future, hand_over, unwanted)
-        ends: dict[QueueKey, int] = {}
+        previous_rules = self._topic_rules
+        self._topic_rules = self._compute_topic_rules(previous_rules)
+        end_offsets: dict[QueueKey, int] = {}
         for lane in self.lanes.values():
             for queue, lane_queue in lane.queues.items():
-                end = ends.get(queue)
-                if end is None:
-                    end = ends[queue] = self.storage.get_end_offset(queue)
-                new, old = self._topic_rules[queue[0]], before.get(queue[0])
+                end_offset = end_offsets.get(queue)
+                if end_offset is None:
+                    end_offset = end_offsets[queue] = self.storage.get_end_offset(queue)
+                topic, _ = queue
+                new = self._topic_rules[topic]
                 if lane.is_idle:
-                    lane_queue.restrict_from(end, new.unwanted)
+                    lane_queue.restrict_from(end_offset, new.unwanted)
                     continue
                 rule = new.future.get(lane.key, MATCH_NOTHING)
-                had_rule = old is not None and lane.key in old.hand_over
-                if old is None or not had_rule or old.future[lane.key] != rule:
-                    lane_queue.set_rule_from(end, rule)
+                old = previous_rules.get(topic)
+                # In `hand_over` are only lanes that were live at the last call.
+                was_live = old is not None and lane.key in old.hand_over
+                if old is None or not was_live or old.future[lane.key] != rule:
+                    lane_queue.set_rule_from(end_offset, rule)
+
+    def _compute_topic_rules(self, previous_rules: dict[str, TopicRules]) -> dict[str, TopicRules]:
+        """Return the rules of the present lanes for each topic that they read.
+
+        `previous_rules` are the result of the last call, of which unchanged rules are reused.
+        """
+        live_keys, idle_keys = self.get_live_and_idle_keys()
+        topics = {topic for lane in self.lanes.values() for topic, _ in lane.queues}
+        topic_rules: dict[str, TopicRules] = {}
+        for topic in topics:
+            # Computed first, because it keeps the chains alive (`AtomChain`) that the rules extend.
+            unwanted = create_rule([], *compute_wanted_chains(topic, live_keys))
+            reusable_rules = None
+            if topic in previous_rules:
+                reusable_rules = previous_rules[topic].hand_over
+            hand_over = compute_rules(topic, live_keys, (), reusable_rules)
+            future = hand_over
+            is_retry = topic == RETRY_PREFIX + self.name
+            if is_retry and idle_keys:
+                future = compute_rules(topic, live_keys, idle_keys)
+            topic_rules[topic] = TopicRules(future, hand_over, unwanted)
+        return topic_rules
 
     def save_rules(self) -> None:
         """Write the rules of the group to disk, on another thread. Its pulls wait for that.
@@ -222,33 +245,46 @@ class GroupLaneTable:
         subscriptions of the present lanes. A queue that is seen for the first time is counted from
         the lowest offset of its lanes on.
         """
-        live, idle = self.get_live_and_idle_keys()
-        for topic in {topic for key in (*live, *idle) for topic in get_atoms_by_topic(key)}:
+        live_keys, idle_keys = self.get_live_and_idle_keys()
+        topics = {topic for key in (*live_keys, *idle_keys) for topic in get_atoms_by_topic(key)}
+        for topic in topics:
+            # The rule that matches what no lane wants, and how many messages it may examine.
             chains = [
                 chain
-                for keys in (live, idle)
+                for keys in (live_keys, idle_keys)
                 for chain in compute_wanted_chains(topic, keys)
                 if chain
             ]
             unwanted = create_rule([], *chains)
             atom_count = sum(1 for chain in chains for _ in chain.iter_general_atoms())
             count_max = EVALUATIONS_MAX // (1 + atom_count) + 1
+
             queues = {
                 queue for lane in self.lanes.values() for queue in lane.queues if queue[0] == topic
             }
             for queue in sorted(queues):
-                lowest_offset = min(one.current_offset for one in self.get_lane_queues(queue))
-                counted = self.counted_offsets.setdefault(queue, lowest_offset)
-                if counted < lowest_offset:
-                    if unwanted:
-                        until = min(lowest_offset, counted + count_max)
-                        counted, match_count = self.storage.count_matches(
-                            queue, counted, unwanted, until
-                        )
-                        self.unmatched_count += match_count
-                    else:
-                        counted = lowest_offset
-                    self.counted_offsets[queue] = counted
+                self._count_unmatched_in_queue(queue, unwanted, count_max)
+
+    def _count_unmatched_in_queue(
+        self, queue: QueueKey, unwanted: LaneRule, count_max: int
+    ) -> None:
+        """Count the messages of a queue that `unwanted` matches, up to the lowest of its lanes.
+
+        At most `count_max` messages are examined, from `counted_offsets` on.
+        """
+        lowest_offset = min(lane_queue.current_offset for lane_queue in self.get_lane_queues(queue))
+        counted_offset = self.counted_offsets.setdefault(queue, lowest_offset)
+        if counted_offset >= lowest_offset:
+            return
+        if unwanted:
+            until = min(lowest_offset, counted_offset + count_max)
+            counted_offset, match_count = self.storage.count_matches(
+                queue, counted_offset, unwanted, until
+            )
+            self.unmatched_count += match_count
+        else:  # the lanes want all messages
+            counted_offset = lowest_offset
+        self.counted_offsets[queue] = counted_offset
 
     @property
     def is_obsolete(self) -> bool:
@@ -260,8 +296,8 @@ class GroupLaneTable:
         if len(self.lanes) != 1 or self.resets:
             return False
         (lane,) = self.lanes.values()
-        return all(
-            lane_queue.find_rule(lane_queue.current_offset)
-            == (compute_sole_rule(topic, lane.key), None)
-            for (topic, _), lane_queue in lane.queues.items()
-        )
+        for (topic, _), lane_queue in lane.queues.items():
+            rule, rule_end = lane_queue.find_rule(lane_queue.current_offset)
+            if rule_end is not None or rule != compute_sole_rule(topic, lane.key):
+                return False
+        return True

@@ -94,7 +94,8 @@ class LaneQueue:
         offset, the rule is the one at the current offset.
         """
         offset = max(offset, self.current_offset)
-        clauses, rule_end = [], None
+        clauses: list[Clause] = []
+        rule_end: int | None = None
         for first, end, clause in self.spans:
             if first > offset:
                 rule_end = first if rule_end is None else min(first, rule_end)
@@ -120,10 +121,10 @@ class LaneQueue:
         Do nothing if a span begins at `offset` or earlier, or if all spans begin after the current
         offset: then they are for messages that the lane has not reached.
         """
-        oldest = min((span.first for span in self.spans), default=offset)
-        if offset < oldest <= self.current_offset:
+        oldest_first = min((span.first for span in self.spans), default=offset)
+        if offset < oldest_first <= self.current_offset:
             self.spans = [
-                Span(offset if first == oldest else first, end, clause)
+                Span(offset if first == oldest_first else first, end, clause)
                 for first, end, clause in self.spans
             ]
 
@@ -141,14 +142,19 @@ class LaneQueue:
 
         `end` None means all later offsets. Spans without such offsets are left out.
         """
-        sliced = []
+        sliced_spans = []
         for span_first, span_end, clause in self.spans:
-            start = max(span_first, first)
+            sliced_first = max(span_first, first)
             # The lower one of the two ends, of which None is the highest.
-            stop = span_end if end is None else end if span_end is None else min(span_end, end)
-            if stop is None or start < stop:
-                sliced.append(Span(start, stop, clause))
-        return sliced
+            if end is None:
+                sliced_end = span_end
+            elif span_end is None:
+                sliced_end = end
+            else:
+                sliced_end = min(span_end, end)
+            if sliced_end is None or sliced_first < sliced_end:
+                sliced_spans.append(Span(sliced_first, sliced_end, clause))
+        return sliced_spans
 
     def restrict_from(self, offset: int, rule: LaneRule) -> None:
         """Keep of the lane's messages from `offset` on only those that `rule` matches, too.
@@ -171,27 +177,28 @@ class LaneQueue:
         that no lane asks for. So it is intersected only with clauses of the lane that have no
         required atoms, either.
         """
-        with_atoms = frozenset(clause for clause in rule if clause.required)
-        return [
-            Span(span.first, span.end, clause)
-            for span in self.slice_spans(first, end)
-            for clause in intersect_rules(
-                frozenset([span.clause]), with_atoms if span.clause.required else rule
-            )
-        ]
+        rule_with_atoms = frozenset(clause for clause in rule if clause.required)
+        shared_spans: list[Span] = []
+        for span in self.slice_spans(first, end):
+            other_rule = rule_with_atoms if span.clause.required else rule
+            shared_rule = intersect_rules(frozenset([span.clause]), other_rule)
+            shared_spans += [Span(span.first, span.end, clause) for clause in shared_rule]
+        return shared_spans
 
-    def add_spans(self, gained: list[Span]) -> None:
-        """Add the spans `gained` to those of the lane.
+    def add_spans(self, gained_spans: list[Span]) -> None:
+        """Add the spans `gained_spans` to those of the lane.
 
         If one of them begins before the current offset, the lane goes back to the first one
         (`go_back_to`). Its other spans then begin at the former current offset, so that no message
         is delivered twice.
         """
-        if gained:
-            current, first = self.current_offset, min(span.first for span in gained)
-            self.spans = merge_spans([*self.slice_spans(current), *gained])
-            if first < current:
-                self.go_back_to(first)
+        if not gained_spans:
+            return
+        former_offset = self.current_offset
+        first_gained_offset = min(span.first for span in gained_spans)
+        self.spans = merge_spans([*self.slice_spans(former_offset), *gained_spans])
+        if first_gained_offset < former_offset:
+            self.go_back_to(first_gained_offset)
 
     def go_back_to(self, offset: int) -> None:
         """Move the lane back to `offset`, with nothing in flight.
@@ -225,12 +232,19 @@ def merge_spans(spans: Iterable[Span]) -> list[Span]:
     merged_by_clause: dict[Clause, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.first):
         merged = merged_by_clause.setdefault(span.clause, [])
-        last = merged[-1] if merged else None
-        if last is not None and (last.end is None or last.end >= span.first):
-            end = None if last.end is None or span.end is None else max(last.end, span.end)
-            merged[-1] = Span(last.first, end, span.clause)
-        else:
+        if not merged:
             merged.append(span)
+            continue
+        last = merged[-1]
+        has_gap = last.end is not None and last.end < span.first
+        if has_gap:
+            merged.append(span)
+            continue
+        # The span touches or overlaps the last one: extend that to the higher end, or to None.
+        end = None
+        if last.end is not None and span.end is not None:
+            end = max(last.end, span.end)
+        merged[-1] = Span(last.first, end, span.clause)
     return [span for merged in merged_by_clause.values() for span in merged]
 
 

@@ -1,6 +1,7 @@
 """What the lanes of all groups use of the broker: queues, committed offsets, and their file.
 
-The rules of a group, that is, who gets which messages, are on disk before a member reads by them
+A lane is the members of a group that have the same subscription. The rules of a group, that is,
+which lane gets which messages, are on disk before a member reads by them
 (`LaneStorage.has_unsaved_rules`): a reader must not be ahead of rules that a crash has undone.
 
 A new lane of a group begins at the *join offset* of each queue: the offset that the group had
@@ -35,9 +36,11 @@ class JoinOffsets:
     """The offsets at which a new lane of a group begins, by queue."""
 
     offsets: dict[QueueKey, int]
+    """The offsets at which a lane begins that is created now."""
     next_offsets: dict[QueueKey, int]
     """The committed offsets at `time_ms`. They replace `offsets` after JOIN_OFFSET_AGE_MS."""
     time_ms: int
+    """When `next_offsets` was set, in ms since 1970."""
 
 
 class LaneStorage(BrokerComponent):
@@ -111,31 +114,37 @@ class LaneStorage(BrokerComponent):
         the write succeeded. A failed write is logged.
         """
         is_due = self.clock.monotonic_s() >= self._next_write_s
-        if self._is_writing or not is_due or not (self._unsaved or self.document.changed):
+        has_changes = bool(self._unsaved) or self.document.changed
+        if self._is_writing or not is_due or not has_changes:
             return
-
-        def write() -> None:
-            # The regular save of documents may have prepared these changes, but not written them
-            # yet. They are written here again in any case, so `prepare_write` never returns None.
-            self.document.changed = True
-            work, written_change = self.document.prepare_write(), self._last_change
-
-            def handle_written(outcome: object) -> None:
-                if isinstance(outcome, Exception):
-                    log.error("cannot write %s: %s", self.document.path, outcome)
-                self._is_writing = False
-                for group, (change, on_saved) in list(self._unsaved.items()):
-                    if change <= written_change:
-                        del self._unsaved[group]
-                        on_saved()
-                if self._unsaved:
-                    self.schedule_write()
-
-            if work is not None:
-                self.offload(work, handle_written)
-
         self._is_writing = True
-        self.call_soon(write)
+        self.call_soon(self._start_write)
+
+    def _start_write(self) -> None:
+        """Write the file in another thread, and call `_handle_written` at the end."""
+        # The regular save of documents may have prepared these changes, but not written them
+        # yet. They are written here again in any case, so `prepare_write` never returns None.
+        self.document.changed = True
+        write_file = self.document.prepare_write()
+        written_change = self._last_change
+        if write_file is not None:
+            self.offload(write_file, lambda outcome: self._handle_written(written_change, outcome))
+
+    def _handle_written(self, written_change: int, outcome: object) -> None:
+        """Call `on_saved` of each group whose last change is not later than `written_change`.
+
+        `outcome` is an exception if the write failed, which is logged. If rules are still unsaved,
+        the next write is scheduled.
+        """
+        if isinstance(outcome, Exception):
+            log.error("cannot write %s: %s", self.document.path, outcome)
+        self._is_writing = False
+        for group, (change, on_saved) in list(self._unsaved.items()):
+            if change <= written_change:
+                del self._unsaved[group]
+                on_saved()
+        if self._unsaved:
+            self.schedule_write()
 
     def schedule_unsaved(self) -> None:
         """Call `schedule_write` if rules are unsaved. Called once a second.
@@ -180,8 +189,11 @@ class LaneStorage(BrokerComponent):
         matches. One call examines a limited number of messages, so the scanned offset may be before
         `until`; it is `offset` if nothing could be examined.
         """
-        if not rule:
-            return (self.get_end_offset(queue) if until is None else until), False
+        is_matching_nothing = not rule
+        if is_matching_nothing:
+            scanned_offset = self.get_end_offset(queue) if until is None else until
+            return scanned_offset, False
+
         count_max = None if until is None else until - offset
         result = self.store.reader.read(*queue, offset, 1, None, get_rule_filter(rule), count_max)
         if result.status is ReadStatus.FOUND:
@@ -216,8 +228,11 @@ class LaneStorage(BrokerComponent):
         committed nothing there.
         """
         join_offsets = self._join_offsets.get(group)
-        offset = join_offsets.offsets.get(queue, -1) if join_offsets is not None else -1
-        return offset if offset >= 0 else self.offsets.committed(group, *queue)
+        if join_offsets is not None:
+            offset = join_offsets.offsets.get(queue, -1)
+            if offset >= 0:
+                return offset
+        return self.offsets.committed(group, *queue)
 
     def start_join_offsets(self, group: str, key: str, *, from_first: bool) -> None:
         """Set the join offsets of a group that has come online, or changes its only subscription.
@@ -228,11 +243,16 @@ class LaneStorage(BrokerComponent):
         """
         offsets = {}
         for queue in self.iter_queues(group, key):
-            low, high = self.store.queue_offsets(*queue)
-            fetched = min(self.offsets.fetched(group, *queue), high)
-            group_offset = max(self.offsets.committed(group, *queue), fetched)  # -1 without one
-            initial_offset = low if from_first or low == 0 else high
-            offsets[queue] = min(group_offset, high) if group_offset >= 0 else initial_offset
+            first_offset, end_offset = self.store.queue_offsets(*queue)
+            fetched_offset = min(self.offsets.fetched(group, *queue), end_offset)
+            # -1 if the group has neither committed nor fetched.
+            group_offset = max(self.offsets.committed(group, *queue), fetched_offset)
+            if group_offset >= 0:
+                offsets[queue] = min(group_offset, end_offset)
+            elif from_first or first_offset == 0:
+                offsets[queue] = first_offset
+            else:
+                offsets[queue] = end_offset
         self._join_offsets[group] = JoinOffsets(offsets, offsets, self.clock.now_ms())
 
     def forget_join_offsets(self, group: str) -> None:
@@ -249,7 +269,8 @@ class LaneStorage(BrokerComponent):
         now_ms = self.clock.now_ms()
         for group, join_offsets in self._join_offsets.items():
             if now_ms - join_offsets.time_ms >= JOIN_OFFSET_AGE_MS:
-                join_offsets.offsets, join_offsets.time_ms = join_offsets.next_offsets, now_ms
+                join_offsets.offsets = join_offsets.next_offsets
+                join_offsets.time_ms = now_ms
                 join_offsets.next_offsets = {
                     queue: max(self.offsets.committed(group, *queue), offset)
                     for queue, offset in join_offsets.offsets.items()

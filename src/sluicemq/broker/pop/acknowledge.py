@@ -67,6 +67,11 @@ class PopAckHandlers(BrokerComponent):
         order: OrderedPops,
         delivered: DeliveryStates,
     ) -> None:
+        """Create the handlers.
+
+        `checkpoints` and `order` hold the messages in flight of unordered and of ordered pops, and
+        `delivered` counts acknowledgements by topic and group.
+        """
         super().__init__(context)
         self.group_commit = context.group_commit
         self.steady_clock = context.steady_clock
@@ -84,12 +89,12 @@ class PopAckHandlers(BrokerComponent):
         ProtocolError if the receipt handle is malformed. Raises RequestError or StoreError if the
         acknowledgement cannot be appended.
         """
-        low, high = self._find_queue_bounds(header, peer)
-        if not low <= header.offset <= high:
+        first_offset, end_offset = self._find_queue_bounds(header, peer)
+        if not first_offset <= header.offset <= end_offset:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
                 f"offset is illegal, key:{header.topic}@{header.queue_id}, "
-                f"commit:{header.offset}, store:{low}~{high}",
+                f"commit:{header.offset}, store:{first_offset}~{end_offset}",
             )
         handle = ReceiptHandle.parse(header.handle)._replace(queue_id=header.queue_id)
         self._apply_acknowledgement(PopAck(header.group, header.topic, handle, (header.offset,)))
@@ -103,13 +108,15 @@ class PopAckHandlers(BrokerComponent):
         queue or offset does not exist, its acknowledgements are skipped.
         """
 
-        def run() -> WorkItem[Any]:
-            acks = (yield from decode_body(decode_pop_acks, command.body)) if command.body else []
+        def decode_and_acknowledge() -> WorkItem[Any]:
+            acks: list[PopAck] = []
+            if command.body:
+                acks = yield from decode_body(decode_pop_acks, command.body)
             if not acks:
                 return Command(ResponseCode.NO_MESSAGE)
             return (yield from self._acknowledge_in_steps(acks, command))
 
-        return Postponed(run())
+        return Postponed(decode_and_acknowledge())
 
     def change_invisible_time(
         self, header: ChangeInvisibleTimeRequest, command: Command, peer: Peer
@@ -120,18 +127,19 @@ class PopAckHandlers(BrokerComponent):
         on disk. A RequestError becomes an error response with a header of zeros, as in RocketMQ.
         Raises StoreError if the change cannot be appended.
         """
-        code, remark, answer = ResponseCode.SUCCESS, UNSET_REMARK, ChangeInvisibleTimeResponse()
+        code = ResponseCode.SUCCESS
+        remark = UNSET_REMARK
+        answer_header = ChangeInvisibleTimeResponse()
         try:
-            low, high = self._find_queue_bounds(header, peer)
-            if low <= header.offset < high:
-                answer = self._change_invisible_time(header)
+            first_offset, end_offset = self._find_queue_bounds(header, peer)
+            if first_offset <= header.offset < end_offset:
+                answer_header = self._change_invisible_time(header)
             else:
                 code = ResponseCode.NO_MESSAGE
         except RequestError as refusal:
             code, remark = ResponseCode(refusal.code), refusal.remark
-        return Durable.for_command(
-            command, encode_response(command, code, encode_header(answer), b"", remark)
-        )
+        fields = encode_header(answer_header)
+        return Durable.for_command(command, encode_response(command, code, fields, b"", remark))
 
     def _find_queue_bounds(self, header: AckMessageRequest, peer: Peer) -> tuple[int, int]:
         """Check the queue of a request. Return its first offset, and its last offset plus 1.
@@ -179,21 +187,23 @@ class PopAckHandlers(BrokerComponent):
         commit of the last step. Raises StoreError at once if one cannot be appended.
         """
         failed_commits_before = self.group_commit.failed_commit_count
-        refusal = None
+        last_refusal = None
         for number, ack in enumerate(acks):
             if number and number % ACKS_PER_STEP == 0:
                 yield None
             queue_id = ack.handle.queue_id
             topic = pop_topic(ack.topic, ack.group, ack.handle.kind)
-            low, high = self.store.queue_offsets(topic, queue_id)
-            offsets = tuple(one for one in ack.offsets if low <= one <= high)
-            if offsets and self.store.queue_exists(topic, queue_id):
+            first_offset, end_offset = self.store.queue_offsets(topic, queue_id)
+            existing_offsets = tuple(
+                offset for offset in ack.offsets if first_offset <= offset <= end_offset
+            )
+            if existing_offsets and self.store.queue_exists(topic, queue_id):
                 try:
-                    self._apply_acknowledgement(ack._replace(topic=topic, offsets=offsets))
+                    self._apply_acknowledgement(ack._replace(topic=topic, offsets=existing_offsets))
                 except RequestError as error:
-                    refusal = error
-        if refusal is not None:
-            raise refusal
+                    last_refusal = error
+        if last_refusal is not None:
+            raise last_refusal
         if self.group_commit.failed_commit_count != failed_commits_before:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -212,19 +222,20 @@ class PopAckHandlers(BrokerComponent):
         group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
         handle = ReceiptHandle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
         if not handle.is_ordered:
-            handle = self.checkpoints.change_invisible_time(
+            new_handle = self.checkpoints.change_invisible_time(
                 group, topic, handle, header.invisible_ms, is_suspended=header.suspend
             )
-        elif offset < self.offsets.committed(group, topic, queue_id):
-            return ChangeInvisibleTimeResponse()
         else:
+            is_acknowledged = offset < self.offsets.committed(group, topic, queue_id)
+            if is_acknowledged:
+                return ChangeInvisibleTimeResponse()
             visible_ms = self.steady_clock.now_ms() + header.invisible_ms
             self.order.set_visible_time(group, topic, queue_id, offset, handle.pop_ms, visible_ms)
-            handle = handle._replace(invisible_ms=visible_ms - handle.pop_ms)
+            new_handle = handle._replace(invisible_ms=visible_ms - handle.pop_ms)
         return ChangeInvisibleTimeResponse(
-            pop_ms=handle.pop_ms,
-            invisible_ms=handle.invisible_ms,
-            revive_queue=handle.revive_queue,
+            pop_ms=new_handle.pop_ms,
+            invisible_ms=new_handle.invisible_ms,
+            revive_queue=new_handle.revive_queue,
         )
 
 
@@ -240,15 +251,23 @@ class InFlightHandlers:
 
     def count_unfinished(self, group: str, topic: str, queue_id: int) -> UnfinishedMessages:
         """Return which messages of a queue the group has not acknowledged, for its lag."""
-        start = self.checkpoints.get_next_offset(group, topic, queue_id)
-        in_flight = extra = self.checkpoints.count_in_flight(group, topic, queue_id)
-        info = self.order.table.get(f"{topic}{SEPARATOR}{group}", {}).get(queue_id)
-        if info is not None:
-            now_ms, pending = self.clock.now_ms(), find_invisible_until_ms(info)
-            in_flight += sum(until_ms > now_ms for until_ms in pending.values())
+        # Messages of unordered pops are before the next offset, and count in addition to those
+        # behind it.
+        next_offset = self.checkpoints.get_next_offset(group, topic, queue_id)
+        in_flight_count = self.checkpoints.count_in_flight(group, topic, queue_id)
+        extra_count = in_flight_count
+
+        ordered_pop = self.order.table.get(f"{topic}{SEPARATOR}{group}", {}).get(queue_id)
+        if ordered_pop is not None:
+            now_ms = self.clock.now_ms()
+            visible_ms_by_offset = find_invisible_until_ms(ordered_pop)
+            in_flight_count += sum(ms > now_ms for ms in visible_ms_by_offset.values())
             # Messages of the ordered pop that are acknowledged but behind the committed offset.
-            extra -= sum(offset >= start and offset not in pending for offset in info.offsets)
-        return UnfinishedMessages(start, in_flight, extra)
+            extra_count -= sum(
+                offset >= next_offset and offset not in visible_ms_by_offset
+                for offset in ordered_pop.offsets
+            )
+        return UnfinishedMessages(next_offset, in_flight_count, extra_count)
 
     def list_in_flight(
         self, header: InFlightRequest, command: Command, peer: Peer
@@ -262,7 +281,7 @@ class InFlightHandlers:
         """
         self.groups.check_exists(header.group)
 
-        def run() -> WorkItem[Command]:
+        def list_in_steps() -> WorkItem[Command]:
             listed: list[bodies.InFlightMessage] = []
             count_max = min(header.count_max or LISTED_MESSAGES_MAX, LISTED_MESSAGES_MAX)
             for number, message in enumerate(self._iter_in_flight(header)):
@@ -274,7 +293,7 @@ class InFlightHandlers:
                     yield None
             return Command(ResponseCode.SUCCESS, {}, bodies.encode_in_flight(listed))
 
-        return self.background.answer(run(), command, peer)
+        return self.background.answer(list_in_steps(), command, peer)
 
     def _iter_in_flight(self, header: InFlightRequest) -> Iterator[bodies.InFlightMessage | None]:
         """Yield the messages in flight that `header` asks for, unordered pops first.
@@ -282,44 +301,62 @@ class InFlightHandlers:
         Between them, yield None for checkpoints that do not match, and after each topic and group
         of ordered pops, so that the caller can limit the time of a step.
         """
-        group, now_ms = header.group, self.clock.now_ms()
+        now_ms = self.clock.now_ms()
+        yield from self._iter_of_unordered_pops(header)
+        yield from self._iter_of_ordered_pops(header, now_ms)
+
+    def _iter_of_unordered_pops(
+        self, header: InFlightRequest
+    ) -> Iterator[bodies.InFlightMessage | None]:
+        """Yield the requested messages of open checkpoints, and None for each other checkpoint."""
+        # Of copies, because the table may change between two steps of the list.
         for entry in [*self.checkpoints.open_checkpoints]:
             checkpoint = entry.checkpoint
             topic, queue_id = checkpoint.topic, checkpoint.queue_id
-            if checkpoint.group != group or not _is_requested(header, topic, queue_id):
+            if checkpoint.group != header.group or not _is_requested(header, topic, queue_id):
                 yield None
                 continue
             for offset in entry.pending_offsets:
-                if header.offset in (None, offset):
-                    record = self.checkpoints.read_message(topic, queue_id, offset)
-                    delivery_count = 1 if record is None else record.reconsume_times + 1
+                if header.offset not in (None, offset):
+                    continue
+                record = self.checkpoints.read_message(topic, queue_id, offset)
+                earlier_delivery_count = record.reconsume_times if record is not None else 0
+                yield bodies.InFlightMessage(
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=offset,
+                    popped_ms=checkpoint.pop_ms,
+                    visible_ms=checkpoint.deadline_ms,
+                    client_id=entry.popped_by,
+                    delivery_count=earlier_delivery_count + 1,
+                )
+
+    def _iter_of_ordered_pops(
+        self, header: InFlightRequest, now_ms: int
+    ) -> Iterator[bodies.InFlightMessage | None]:
+        """Yield the requested messages of ordered pops, and None after each topic and group.
+
+        Messages that are visible again at `now_ms` are left out.
+        """
+        for topic_at_group, last_pops in [*self.order.table.items()]:
+            topic, _, group = topic_at_group.partition(SEPARATOR)
+            for queue_id, last_pop in last_pops.items():
+                if group != header.group or not _is_requested(header, topic, queue_id):
+                    continue
+                popped_by = self.order.popped_by.get((topic_at_group, queue_id), "")
+                earlier_delivery_counts = last_pop.counts or {}
+                for offset, visible_ms in find_invisible_until_ms(last_pop).items():
+                    if visible_ms <= now_ms or header.offset not in (None, offset):
+                        continue
                     yield bodies.InFlightMessage(
                         topic=topic,
                         queue_id=queue_id,
                         queue_offset=offset,
-                        popped_ms=checkpoint.pop_ms,
-                        visible_ms=checkpoint.deadline_ms,
-                        client_id=entry.popped_by,
-                        delivery_count=delivery_count,
+                        popped_ms=last_pop.pop_ms,
+                        visible_ms=visible_ms,
+                        client_id=popped_by,
+                        delivery_count=earlier_delivery_counts.get(offset, 0) + 1,
                     )
-        for name, queues in [*self.order.table.items()]:
-            topic, _, its_group = name.partition(SEPARATOR)
-            for queue_id, info in queues.items():
-                if its_group != group or not _is_requested(header, topic, queue_id):
-                    continue
-                popped_by = self.order.popped_by.get((name, queue_id), "")
-                for offset, until_ms in find_invisible_until_ms(info).items():
-                    if until_ms > now_ms and header.offset in (None, offset):
-                        delivery_count = (info.counts or {}).get(offset, 0) + 1
-                        yield bodies.InFlightMessage(
-                            topic=topic,
-                            queue_id=queue_id,
-                            queue_offset=offset,
-                            popped_ms=info.pop_ms,
-                            visible_ms=until_ms,
-                            client_id=popped_by,
-                            delivery_count=delivery_count,
-                        )
             yield None
 
 

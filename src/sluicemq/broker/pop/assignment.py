@@ -87,8 +87,10 @@ def allocate_queues(
     >>> [queue.queue_id for queue in allocated or ()]
     [1]
     """
-    count = mode.share_queues
-    pops_all_queues = mode.mode == POP and not 0 < count < len(members) - 1
+    # With n shared queues, a member also pops the shares of the n members after it. That is
+    # everything if there are no more other members than that. 0 means that all pop all queues.
+    sharing_count = mode.share_queues
+    pops_all_queues = mode.mode == POP and not 0 < sharing_count < len(members) - 1
     if pops_all_queues:
         return sorted({queue._replace(queue_id=ANY_QUEUE) for queue in queues})
     if not queues:
@@ -96,14 +98,18 @@ def allocate_queues(
     if mode.mode != POP:
         return strategy(client_id, queues, members)
 
-    ids = sorted(members)
-    if client_id not in ids:
+    ordered_ids = sorted(members)
+    if client_id not in ordered_ids:
         return []
-    index = ids.index(client_id)
-    if len(ids) > len(queues):
+    index = ordered_ids.index(client_id)
+    if len(ordered_ids) > len(queues):
         return [sorted(queues)[index % len(queues)]]
-    sharing = [ids[(index + step) % len(ids)] for step in range(count + 1)]
-    return sorted({queue for one in sharing for queue in strategy(one, queues, members)})
+
+    popped_queues: set[MessageQueue] = set()
+    for step in range(sharing_count + 1):
+        sharing_id = ordered_ids[(index + step) % len(ordered_ids)]
+        popped_queues.update(strategy(sharing_id, queues, members))
+    return sorted(popped_queues)
 
 
 class Assignments:
@@ -160,42 +166,68 @@ class Assignments:
         and the group counts as popping. Called for each pop: keep it cheap.
         """
         contracts = self._consumers.contracts
-        requested = kind or TAG, expression or ALL
-        current = contracts.pop_filters.get((group, topic))
-        if current == requested and group in contracts.popping_groups:
+        requested_filter = kind or TAG, expression or ALL
+        current_filter = contracts.pop_filters.get((group, topic))
+        if current_filter == requested_filter and group in contracts.popping_groups:
             return
 
         client_id = self._consumers.client_name(group, peer)
-        reason = (
-            contracts.refusal_reason(group, peer, client_id)
-            if contracts.contract_of(group) == STRICT
-            else ""
-        )
-        lanes = self._consumers.lanes.table.get(group)
-        if lanes is not None and lanes.is_pulled(topic):
-            reason = (
-                f"Group {group} pulls {topic} in lanes, because its members have different "
-                f"subscriptions, so {client_id} cannot pop it. Use another group for it."
-            )
-        current_atom = normalize_atom(*current) if current is not None else None
-        if not reason and current_atom is not None and current_atom != normalize_atom(*requested):
-            for other, key in self._consumers.other_subscription_keys(group, client_id).items():
-                if parse_key(key).get(topic) == current_atom:
-                    reason = (
-                        f"Group {group} pops {topic} by {current_atom.kind} "
-                        f"{current_atom.text!r}, to which {other} subscribes, but {client_id} asks "
-                        f"for {requested[0]} {requested[1]!r}. Each of them would lose the "
-                        "messages that only the other one's filter rejects. Use another group, or "
-                        "the same subscription."
-                    )
-        if reason:
-            contracts.record_refusal(group, client_id, reason, peer)
-            raise RequestError(ResponseCode.NO_PERMISSION, reason)
+        refusal_reason = self._find_refusal_reason(group, topic, requested_filter, peer, client_id)
+        if refusal_reason:
+            contracts.record_refusal(group, client_id, refusal_reason, peer)
+            raise RequestError(ResponseCode.NO_PERMISSION, refusal_reason)
 
         contracts.refusals.pop((group, client_id), None)
         self._consumers.end_lanes(group)
         contracts.popping_groups.add(group)
-        contracts.pop_filters[group, topic] = requested
+        contracts.pop_filters[group, topic] = requested_filter
+
+    def _find_refusal_reason(
+        self,
+        group: str,
+        topic: str,
+        requested_filter: tuple[str, str],
+        peer: Peer,
+        client_id: str,
+    ) -> str:
+        """Return why a client may not pop a topic by a filter; "" if it may (see `admit_pop`).
+
+        `requested_filter` is the kind and the expression of the filter.
+        """
+        # The members of the group pull the topic in lanes (see `lanes/group.py`).
+        lanes = self._consumers.lanes.table.get(group)
+        if lanes is not None and lanes.is_pulled(topic):
+            return (
+                f"Group {group} pulls {topic} in lanes, because its members have different "
+                f"subscriptions, so {client_id} cannot pop it. Use another group for it."
+            )
+
+        # The group is strict and refuses the client.
+        contracts = self._consumers.contracts
+        if contracts.contract_of(group) == STRICT:
+            strict_reason = contracts.refusal_reason(group, peer, client_id)
+            if strict_reason:
+                return strict_reason
+
+        # Another member subscribes to the topic by the filter of earlier pops.
+        current_filter = contracts.pop_filters.get((group, topic))
+        if current_filter is None:
+            return ""
+        current_atom = normalize_atom(*current_filter)
+        if current_atom == normalize_atom(*requested_filter):
+            return ""
+        reason = ""
+        for other, key in self._consumers.other_subscription_keys(group, client_id).items():
+            if parse_key(key).get(topic) == current_atom:
+                # If there are several such members, the last one is named.
+                reason = (
+                    f"Group {group} pops {topic} by {current_atom.kind} "
+                    f"{current_atom.text!r}, to which {other} subscribes, but {client_id} asks "
+                    f"for {requested_filter[0]} {requested_filter[1]!r}. Each of them would lose "
+                    "the messages that only the other one's filter rejects. Use another group, or "
+                    "the same subscription."
+                )
+        return reason
 
     # -------------------------------------------------------------------------------- assignments
 
@@ -250,8 +282,10 @@ class Assignments:
             with suppress(ProtocolError):
                 queues = read_queues(topic, bodies.decode_topic_route(response.body))
                 self._routes[topic] = self._clock.monotonic_s(), queues
-        route = self._routes.get(topic)
-        queues_or_none = route[1] if route is not None else None
+
+        queues_or_none: Queues | None = None
+        if topic in self._routes:
+            _, queues_or_none = self._routes[topic]
         for answer in self._waiting.pop(topic, ()):
             answer(queues_or_none)
 
@@ -265,15 +299,19 @@ class Assignments:
         of queues, so that the client keeps its assignments, if the topic or the strategy is unknown
         or if no member of the group is connected.
         """
+        # Find the client's share.
         mode = self._find_mode(query.topic, query.group)
         assigned_queues = queues
-        if query.message_model != bodies.BROADCASTING and self._settings.broker.server_balances:
+        is_broadcasting = query.message_model == bodies.BROADCASTING
+        if not is_broadcasting and self._settings.broker.server_balances:
             members = self._consumers.client_ids_sharing_queues(query.group, peer, command.fields)
             strategy = STRATEGIES.get(query.strategy)
             if queues is None or not members or strategy is None:
                 assigned_queues = None
             else:
                 assigned_queues = allocate_queues(strategy, query.client_id, queues, members, mode)
+
+        # Encode it. Without a set, the client keeps its assignments.
         assignments = None
         if assigned_queues is not None:
             assignments = tuple(
@@ -289,9 +327,12 @@ class Assignments:
 
         The default of a retry topic is PULL, that of other topics is set for the broker.
         """
+        mode_that_was_set = self._modes.get(topic, {}).get(group)
+        if mode_that_was_set is not None:
+            return mode_that_was_set
         broker = self._settings.broker
         is_retry = topic.startswith(RETRY_PREFIX)
-        return self._modes.get(topic, {}).get(group) or RequestMode(
+        return RequestMode(
             topic=topic,
             group=group,
             mode=PULL if is_retry else broker.request_mode,
@@ -318,13 +359,13 @@ class Assignments:
         self._modes.setdefault(mode.topic, {})[mode.group] = mode
         self.document.changed = True
 
-        def run() -> WorkItem[Announced]:
-            write = self.document.prepare_write()
-            if write is not None:
-                yield write
+        def write_and_answer() -> WorkItem[Announced]:
+            write_file = self.document.prepare_write()
+            if write_file is not None:
+                yield write_file  # run on another thread
             return Announced(Command(ResponseCode.SUCCESS))
 
-        return Postponed(run())
+        return Postponed(write_and_answer())
 
     def list_modes(self, command: Command, peer: Peer) -> Command:
         """Answer GET_ALL_MESSAGE_REQUEST_MODE (402) with all modes that were set."""

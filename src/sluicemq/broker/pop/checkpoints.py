@@ -233,7 +233,7 @@ class PopCheckpoints:
 
         A pop calls this for messages that its filter rejects, and to set the group's first offset.
         The offset is committed at once, or with that of the last pop if its checkpoint is not on
-        disk yet.
+        disk yet. Called for each queue of a pop.
         """
         queue = group, topic, queue_id
         pending = self._pending_commits.get(queue)
@@ -282,7 +282,8 @@ class PopCheckpoints:
         Raises RequestError if the message is not in flight, or StoreError if the checkpoint cannot
         be appended.
         """
-        entry, offset = self._find_open_checkpoint(group, topic, handle), handle.offset
+        offset = handle.offset
+        entry = self._find_open_checkpoint(group, topic, handle)
         if entry is None or offset not in entry.pending_offsets:
             raise RequestError(
                 ResponseCode.NO_MESSAGE,
@@ -290,23 +291,25 @@ class PopCheckpoints:
                 f"receipt handle {handle.encode()!r}: it was acknowledged, or it became visible "
                 "again. Use the newest handle of the message.",
             )
-        old = entry.checkpoint
+        old_checkpoint = entry.checkpoint
         # The times must differ, or both checkpoints would have the same key.
-        pop_ms = max(self._clock.now_ms(), old.pop_ms + 1)
-        changed = old._replace(
+        pop_ms = max(self._clock.now_ms(), old_checkpoint.pop_ms + 1)
+        new_checkpoint = old_checkpoint._replace(
             start_offset=offset,
             pop_ms=pop_ms,
             invisible_ms=invisible_ms,
             offsets=(offset,),
             is_suspended=is_suspended,
         )
-        self._append_checkpoint(changed, 0, entry.popped_by)
+        # The new checkpoint first: if a crash loses the second record, the message is delivered
+        # once more, but never lost.
+        self._append_checkpoint(new_checkpoint, 0, entry.popped_by)
         self._append_acknowledgement(entry, [offset])
         return handle._replace(
             start_offset=offset,
             pop_ms=pop_ms,
             invisible_ms=invisible_ms,
-            revive_queue=old.revive_queue,
+            revive_queue=old_checkpoint.revive_queue,
         )
 
     def count_in_flight(self, group: str, topic: str, queue_id: int | None = None) -> int:
@@ -327,9 +330,10 @@ class PopCheckpoints:
         for entry in [*self.open_checkpoints]:
             if entry.checkpoint.topic == topic or entry.checkpoint.group == group:
                 self.open_checkpoints.remove_messages(entry, entry.pending_offsets)
-        queues = [one for one in self._pending_commits if one[0] == group or one[1] == topic]
-        for queue in queues:
-            del self._pending_commits[queue]
+        for queue in [*self._pending_commits]:
+            queue_group, queue_topic, _ = queue
+            if queue_group == group or queue_topic == topic:
+                del self._pending_commits[queue]
         self.document.changed = True
 
     def _find_open_checkpoint(
@@ -388,7 +392,8 @@ class PopCheckpoints:
         queue, the acknowledgement is due now, and the last one contains all messages of the
         checkpoint, so that the revive queue alone says that the checkpoint is closed.
         """
-        checkpoint, due_ms = entry.checkpoint, entry.checkpoint.deadline_ms
+        checkpoint = entry.checkpoint
+        due_ms = checkpoint.deadline_ms
         listed_offsets = tuple(offsets)
         is_in_revive_queue = entry.revive_offset != NO_OFFSET
         if is_in_revive_queue:
@@ -492,9 +497,14 @@ class PopCheckpoints:
 
     def read_message(self, topic: str, queue_id: int, offset: int) -> Record | None:
         """Return the message at an offset of a queue; None if it does not exist any more."""
+        # A unit is the 20-byte entry of a queue that locates one record.
         unit = self._store.reader.valid_units(topic, queue_id, offset, 1)
-        position, size, _ = UNIT.unpack_from(unit) if len(unit) else (0, BLANK_SIZE, 0)
-        return read_record(self._store.reader.view_at(position)) if size != BLANK_SIZE else None
+        if not len(unit):
+            return None
+        position, size, _ = UNIT.unpack_from(unit)
+        if size == BLANK_SIZE:
+            return None
+        return read_record(self._store.reader.view_at(position))
 
     def _revive(self, checkpoint: Checkpoint, offset: int) -> None:
         """Append a copy of the message at `offset` to the retry topic, to be delivered again.
@@ -519,26 +529,29 @@ class PopCheckpoints:
             )
             return
 
+        # Find the retry topic.
         retry_topic = topic
-        is_first_delivery_from_topic = pop_kind(topic) == POP_NORMAL
-        if is_first_delivery_from_topic:
+        is_in_retry_topic = pop_kind(topic) != POP_NORMAL
+        if not is_in_retry_topic:
             is_v2 = self._settings.broker.pop_retry_v2
             retry_topic = pop_retry_topic(group, topic, is_v2=is_v2)
             self._topics.ensure(retry_topic, 1)
             if self._offsets.committed(group, retry_topic, 0) < 0:
                 self._offsets.put(group, retry_topic, 0, 0)
+
+        # Append the copy.
         added_properties = b""
         if not record.reconsume_times or not record.get_text(FIRST_POP_TIME):
             added_properties = f"{FIRST_POP_TIME}\x01{checkpoint.pop_ms}\x02".encode()
-        attempts = record.reconsume_times
+        attempt_count = record.reconsume_times
         if not checkpoint.is_suspended:
-            attempts += 1
+            attempt_count += 1
         self._delayed.redelivery.append_copy(
             record,
             retry_topic,
             0,
             added_properties,
-            reconsume_times=min(attempts, RECONSUME_TIMES_MAX),
+            reconsume_times=min(attempt_count, RECONSUME_TIMES_MAX),
         )
         self.revived_counts[topic, group] += 1
 
@@ -568,10 +581,10 @@ class PopCheckpoints:
 
         The committed offset of a group does not go back.
         """
-        synced = self._store.synced_offset
+        synced_position = self._store.synced_offset
         for queue, pending in list(self._pending_commits.items()):
             next_offset = NO_OFFSET
-            while pending and pending[0].position < synced:
+            while pending and pending[0].position < synced_position:
                 next_offset = pending.popleft().next_offset
             if next_offset > self._offsets.committed(*queue):
                 self._offsets.commit(*queue, next_offset)
@@ -607,11 +620,12 @@ class PopCheckpoints:
 
         Raises StoreDamagedError if the file cannot be parsed.
         """
+        # Load the file. It must not refer to offsets behind the end of the timer queue.
         saved = self.document.load(SavedPops.parse)
-        store, broker = self._store, self._settings.broker.broker_name
-        recovery = PopRecovery(self.open_checkpoints, store, self._offsets, self.topic, broker)
-        end = store.committed_offset(TIMER_TOPIC, 0)
-        is_beyond_queue = saved is not None and max(saved.timer_start, saved.covered_end) > end
+        timer_end = self._store.committed_offset(TIMER_TOPIC, 0)
+        is_beyond_queue = (
+            saved is not None and max(saved.timer_start, saved.covered_end) > timer_end
+        )
         if is_beyond_queue or self.document.is_doubtful:
             log.warning(
                 "%s is not what this broker wrote last: it was removed, is an older copy, or"
@@ -620,17 +634,27 @@ class PopCheckpoints:
                 self.document.path,
             )
             saved = None
+
+        # Fill the table of open checkpoints.
+        recovery = PopRecovery(
+            self.open_checkpoints,
+            self._store,
+            self._offsets,
+            self.topic,
+            self._settings.broker.broker_name,
+        )
         if saved is None:
             recovery.recover_from_log(self._delayed.timers.delivered_before_ms)
-            self._saved = self._saved._replace(covered_end=end)
+            self._saved = self._saved._replace(covered_end=timer_end)
             self.document.changed = True
         else:
             recovery.recover_from_file(saved)
             self._saved = self._loaded = saved
-            self._loaded_end = end
+            self._loaded_end = timer_end
+
         for queue_id in range(self._revive_queue_count):
-            scanned = self._offsets.committed(REVIVE_GROUP, self.topic, queue_id)
-            self._revive_progress[queue_id] = Progress(scanned)
+            scanned_offset = self._offsets.committed(REVIVE_GROUP, self.topic, queue_id)
+            self._revive_progress[queue_id] = Progress(scanned_offset)
         if self.open_checkpoints:
             log.info("%d pops are in flight", len(self.open_checkpoints))
 
@@ -659,21 +683,29 @@ class PopCheckpoints:
         At most LISTED_CHECKPOINTS_MAX open checkpoints of the timer queue are listed. A start reads
         the timer queue from the first one that is not listed.
         """
-        end_of = self._store.committed_offset
-        timer_start = end_of(TIMER_TOPIC, 0)
-        listed: list[Checkpoint] = []
+        # `committed_offset` of the store is the end offset of a queue.
+        timer_start = self._store.committed_offset(TIMER_TOPIC, 0)
+        listed_checkpoints: list[Checkpoint] = []
         for entry in self.open_checkpoints:
-            if entry.timer_offset != NO_OFFSET and len(listed) >= LISTED_CHECKPOINTS_MAX:
+            is_list_full = len(listed_checkpoints) >= LISTED_CHECKPOINTS_MAX
+            if is_list_full and entry.timer_offset != NO_OFFSET:
                 timer_start = entry.timer_offset
                 break
-            listed.append(entry.checkpoint._replace(offsets=entry.pending_offsets))
-        revive: Mapping[int, int] = {
-            queue_id: end_of(self.topic, queue_id) for queue_id in range(self._revive_queue_count)
+            listed_checkpoints.append(entry.checkpoint._replace(offsets=entry.pending_offsets))
+
+        revive_starts: Mapping[int, int] = {
+            queue_id: self._store.committed_offset(self.topic, queue_id)
+            for queue_id in range(self._revive_queue_count)
         }
         if timer_start < self._loaded_end:
             # Another broker may have scanned checkpoints that a start would read again.
-            revive = self._loaded.revive_starts
-        return SavedPops(timer_start, 0, revive, listed)
+            revive_starts = self._loaded.revive_starts
+        return SavedPops(
+            timer_start=timer_start,
+            covered_end=0,
+            revive_starts=revive_starts,
+            open_checkpoints=listed_checkpoints,
+        )
 
     def _adopt_synced_snapshot(self) -> None:
         """Make the snapshot the content to be written, if there is one and the log is synced to it.
@@ -693,8 +725,8 @@ class PopCheckpoints:
         self._commit_offsets()
         self._update_covered_end()
         # A record that is not on disk may be lost, and another one take its offset.
-        covered = self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)
-        self._pending_covered_end = self._offsets.document.edition, covered
+        covered_end = self._store.first_offset_from(TIMER_TOPIC, 0, self._store.synced_offset)
+        self._pending_covered_end = self._offsets.document.edition, covered_end
 
     def _update_covered_end(self) -> None:
         """Set `covered_end` in the content to be written, if the table of offsets is on disk.
@@ -702,9 +734,9 @@ class PopCheckpoints:
         The value is the one that `_prepare_offsets_save` recorded. If that edition of the table has
         not been written, nothing changes.
         """
-        edition, covered = self._pending_covered_end
+        edition, covered_end = self._pending_covered_end
         if edition and self._offsets.document.has_written(edition):
-            self._saved = self._saved._replace(covered_end=covered)
+            self._saved = self._saved._replace(covered_end=covered_end)
 
 
 def _ignore_offset(offset: int) -> None:

@@ -36,7 +36,10 @@ def without_handles(
     property for the receipt handle; a store of an earlier release may contain one that a producer
     wrote.
     """
-    if all(_HANDLE_START not in bytes(one[properties_slice(one)]) for _, one in records):
+    has_no_handles = all(
+        _HANDLE_START not in bytes(record[properties_slice(record)]) for _, record in records
+    )
+    if has_no_handles:
         return data
     return [_encode_copy(record) for _, record in records]
 

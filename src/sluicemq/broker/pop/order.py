@@ -1,9 +1,10 @@
 """Ordered pops: which messages of a queue are in flight and block the rest of it.
 
 Ordered pops have no checkpoints, as their messages become visible again in their own queue
-(design/0020). For each topic, group and queue, `OrderedPops` knows the last pop: its offsets,
-which of them are acknowledged, and until when the others are invisible (spec/delivery.md §7). A
-queue is *free* when all messages of its last pop are acknowledged or visible again.
+(design/0020). For each topic, group and queue, `OrderedPops` knows the last pop (`OrderInfo`): its
+offsets, which of them are acknowledged, and until when the others are invisible
+(spec/delivery.md §7). A queue is *free* when all messages of its last pop are acknowledged or
+visible again.
 
 A receipt handle is valid while its pop time is that of the last pop. Acknowledging with an older
 handle has no effect and causes no error, because the message was delivered to another consumer. If
@@ -114,14 +115,16 @@ class OrderedPops:
         for name in list(self.table):
             topic, _, group = name.partition(SEPARATOR)
             config = self._topics.config_of(topic)
-            queue_count = config.read_queues if config is not None and group in self._groups else 0
-            remaining = {
+            queue_count = 0
+            if config is not None and group in self._groups:
+                queue_count = config.read_queues
+            remaining_pops = {
                 queue_id: info
                 for queue_id, info in self.table[name].items()
                 if queue_id < queue_count and info.taken_ms >= since_ms
             }
-            self.table[name] = remaining
-            if not remaining:
+            self.table[name] = remaining_pops
+            if not remaining_pops:
                 del self.table[name]
         for name, queue_id in [*self.popped_by]:
             if queue_id not in self.table.get(name, ()):
@@ -165,27 +168,33 @@ class OrderedPops:
         message that the last pop took, too, has its count in that pop plus 1. If both pops have the
         same `attempt_id`, the counts of the last pop are returned.
         """
-        last = self._get_last_pop(group, topic, queue_id)
+        # Count earlier deliveries by means of the last pop.
+        last_pop = self._get_last_pop(group, topic, queue_id)
         counts: Mapping[int, int] | None = None
-        if last is not None:
-            last_counts = last.counts or {}
-            if attempt_id and attempt_id == last.attempt_id:
+        if last_pop is not None:
+            last_counts = last_pop.counts or {}
+            if attempt_id and attempt_id == last_pop.attempt_id:
                 counts = last_counts
             else:
-                last_offsets = {*last.offsets}
+                last_offsets = {*last_pop.offsets}
                 counts = {
                     offset: last_counts.get(offset, 0) + 1
                     for offset in offsets
                     if offset in last_offsets
                 }
+
+        # Replace the last pop by this one.
         info = OrderInfo(
             tuple(offsets), pop_ms, invisible_ms, self._clock.now_ms(), attempt_id, counts=counts
         )
         self._set_last_pop(group, topic, queue_id, info)
         self.popped_by[f"{topic}@{group}", queue_id] = popped_by
         self._offsets.resets.discard(group, topic, queue_id)
+
         # A message that was not delivered before has no count. Then the minimum is 0.
-        minimum = min(counts.values()) if counts and len(counts) == len(offsets) else 0
+        minimum = 0
+        if counts and len(counts) == len(offsets):
+            minimum = min(counts.values())
         return RedeliveryCounts(sort_integer_map_as_java(counts or {}, DEFAULT_BUCKETS), minimum)
 
     def acknowledge(self, group: str, topic: str, queue_id: int, offset: int, pop_ms: int) -> None:
@@ -216,10 +225,13 @@ class OrderedPops:
                 f"commit:{offset}, next:-1",
             )
 
-        info = replace(info, done=info.done | 1 << info.offsets.index(offset))
+        # `done` has a bit for each message of the pop: 1 if it is acknowledged.
+        acknowledged_bit = 1 << info.offsets.index(offset)
+        info = replace(info, done=info.done | acknowledged_bit)
         self._set_last_pop(group, topic, queue_id, info)
-        first_pending = next(iter(find_invisible_until_ms(info)), info.offsets[-1] + 1)
-        self._offsets.commit(group, topic, queue_id, first_pending)
+        offset_after_pop = info.offsets[-1] + 1
+        first_pending_offset = next(iter(find_invisible_until_ms(info)), offset_after_pop)
+        self._offsets.commit(group, topic, queue_id, first_pending_offset)
         if find_free_ms(info) <= self._clock.now_ms():
             self._wake(topic, queue_id)
 
@@ -272,8 +284,8 @@ class OrderedPops:
         queue is not free then. Do nothing if `time_ms` is 0: the queue is free now, and
         `acknowledge` wakes it.
         """
-        known_ms = self._wakeup_of.get(key)
-        if not time_ms or (known_ms is not None and known_ms <= time_ms):
+        scheduled_ms = self._wakeup_of.get(key)
+        if not time_ms or (scheduled_ms is not None and scheduled_ms <= time_ms):
             return
         self._wakeup_of[key] = time_ms
         heapq.heappush(self._wakeups, (time_ms, key))
@@ -292,12 +304,13 @@ class OrderedPops:
                 return
             self._timer[1].cancel()
 
-        def run() -> None:
+        def handle_timeout() -> None:
+            # Before the call, which may set the next timer.
             self._timer = None
             self.wake_free_queues()
 
         delay_s = max(time_ms - self._clock.now_ms(), 0) / 1000
-        self._timer = time_ms, self._call_later(delay_s, run)
+        self._timer = time_ms, self._call_later(delay_s, handle_timeout)
 
     def wake_free_queues(self) -> None:
         """Wake each queue whose wake-up is due and that is free by now.
@@ -308,16 +321,20 @@ class OrderedPops:
         now_ms = self._clock.now_ms()
         while self._wakeups and self._wakeups[0][0] <= now_ms:
             time_ms, key = heapq.heappop(self._wakeups)
-            if self._wakeup_of.get(key) != time_ms:
+            is_replaced_by_earlier = self._wakeup_of.get(key) != time_ms
+            if is_replaced_by_earlier:
                 continue
             del self._wakeup_of[key]
             name, queue_id = key
             info = self.table.get(name, {}).get(queue_id)
-            free_ms = find_free_ms(info) if info is not None else 0
+            if info is None:
+                continue
+            free_ms = find_free_ms(info)
             if free_ms > now_ms:
                 self._schedule_wakeup(key, free_ms)
-            elif free_ms:
-                self._wake(name.partition(SEPARATOR)[0], queue_id)
+            elif free_ms:  # 0 if all messages are acknowledged: `acknowledge` has woken the queue
+                topic = name.partition(SEPARATOR)[0]
+                self._wake(topic, queue_id)
         self._set_timer()
 
     def stop(self) -> None:
@@ -333,11 +350,11 @@ def find_invisible_until_ms(info: OrderInfo) -> dict[int, int]:
 
     The offsets are ascending. The times are in ms since 1970, and may be over.
     """
-    until_ms = info.pop_ms + info.invisible_ms
+    default_until_ms = info.pop_ms + info.invisible_ms
     return {
-        offset: info.visible_ms.get(offset, until_ms)
+        offset: info.visible_ms.get(offset, default_until_ms)
         for index, offset in enumerate(info.offsets)
-        if not info.done >> index & 1
+        if not info.done >> index & 1  # the bit of a message is 1 if it is acknowledged
     }
 
 

@@ -36,6 +36,7 @@ from sluicemq.broker.consume.filters import RequestFilters
 from sluicemq.broker.consume.longpoll import ANY_QUEUE, LongPolls
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Durable, Parked, Postponed
+from sluicemq.broker.pop.answers import encode_notification, encode_pop_answer, encode_refusal
 from sluicemq.broker.pop.checkpoints import PopCheckpoints
 from sluicemq.broker.pop.messages import with_handle, without_handles
 from sluicemq.broker.pop.order import OrderedPops
@@ -67,7 +68,6 @@ from sluicemq.wire.popping import (
     PopMessageRequest,
     PopMessageResponse,
     ReceiptHandle,
-    encode_queue_info,
 )
 
 log = logging.getLogger(__name__)
@@ -116,10 +116,14 @@ class PopHandlers(BrokerComponent):
     ) -> None:
         """Create the handlers.
 
+        `checkpoints` and `order` hold the messages in flight of unordered and of ordered pops. Pops
+        that find nothing are parked in `polls`. `delivered` receives the statistics of each topic
+        and group. `filters` compiles and caches filter expressions. `consumers` names the client
+        that a message in flight belongs to.
+
         `random` decides whether a pop reads retry topics first, and from which queue of a topic it
         starts. `admit` is called before each step of a pop, and raises RequestError if the group
-        may not pop by its filter. `delivered` receives the statistics. Pops that find nothing are
-        parked in `polls`.
+        may not pop by its filter.
         """
         super().__init__(context)
         self.steady_clock = context.steady_clock
@@ -140,30 +144,39 @@ class PopHandlers(BrokerComponent):
     ) -> bytes | Durable | Parked | Postponed | Command:
         """Take messages for a group: answer POP_MESSAGE (200050). Keep it cheap.
 
-        Return the encoded response, `Durable` if it contains messages. Return `Parked` if none were
-        found and the pop may wait. Return `Postponed` if the pop continues in steps, because a
-        filter must be compiled or evaluated in another thread, or rejected many messages. A
-        RequestError of a check becomes an error response.
+        The type of the result says what the connection does with it:
 
-        Raises StoreError or RequestError if a checkpoint cannot be stored.
+        - `Durable`: an encoded response with messages. It is sent when their checkpoints are on
+          disk.
+        - bytes: an encoded response that is sent at once, because it has no messages, or those of
+          an ordered pop.
+        - `Parked`: no messages were found, and the pop may wait. It is answered when some arrive.
+        - `Postponed`: the pop continues in steps, because a filter must be compiled or evaluated in
+          another thread, or has rejected many messages.
+        - `Command`: an error response, because a check before the first read has failed.
+
+        A RequestError of these checks is therefore returned, not raised: RocketMQ's response to it
+        has the fields of a pop. RequestError or StoreError is raised only if a checkpoint cannot be
+        stored after messages were read.
         """
         now_ms = self.steady_clock.now_ms()
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
+        late_ms = now_ms - deadline_ms
         try:
-            self._check_pop(header, peer, now_ms - deadline_ms)
+            self._check_pop(header, peer, late_ms)
             message_filter = self._get_filter(header.expression_kind, header.expression)
             self._admit(header, peer)
         except PostponedError as postponed:
             retry = partial(self.pop, header, command, peer)
             return Postponed(retry_after(postponed.work, retry))
         except RequestError as refusal:
-            return _encode_refusal(refusal, PopMessageResponse())
+            return encode_refusal(refusal, PopMessageResponse())
 
-        popping = PendingPop(header, command, peer, deadline_ms, message_filter)
-        result = self._take_messages(popping)
+        pop = PendingPop(header, command, peer, deadline_ms, message_filter)
+        result = self._take_messages(pop)
         if result.is_unfinished:
-            return Postponed(self._continue_unfinished(popping, result))
-        return self._answer_or_park(popping, result)
+            return Postponed(self._continue_unfinished(pop, result))
+        return self._answer_or_park(pop, result)
 
     def peek(self, header: PeekMessageRequest, command: Command, peer: Peer) -> Command:
         """Answer PEEK_MESSAGE (200052) with the messages that a pop would take.
@@ -173,7 +186,7 @@ class PopHandlers(BrokerComponent):
         try:
             self._check_target(header, peer)
         except RequestError as refusal:
-            return _encode_refusal(refusal, PopMessageResponse())
+            return encode_refusal(refusal, PopMessageResponse())
         pop_header = PopMessageRequest(
             group=header.group,
             topic=header.topic,
@@ -183,14 +196,16 @@ class PopHandlers(BrokerComponent):
             poll_ms=0,
             init_mode=INIT_MODE_MIN,
         )
-        popping = PendingPop(pop_header, command, peer, 0, is_read_only=True)
-        result = self._take_messages(popping)
-        return Command(
-            ResponseCode.SUCCESS if result.count else ResponseCode.PULL_NOT_FOUND,
-            encode_header(PopMessageResponse(rest_count=result.rest_count + result.count)),
-            b"".join(result.data),
-            remark="FOUND" if result.count else "NO_MESSAGE_IN_QUEUE",
-        )
+        pop = PendingPop(pop_header, command, peer, deadline_ms=0, is_read_only=True)
+        result = self._take_messages(pop)
+
+        code, remark = ResponseCode.SUCCESS, "FOUND"
+        if not result.count:
+            code, remark = ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE"
+        # The messages of the response also remain in the queue.
+        remaining_count = result.rest_count + result.count
+        fields = encode_header(PopMessageResponse(rest_count=remaining_count))
+        return Command(code, fields, b"".join(result.data), remark=remark)
 
     def notify(
         self, header: NotificationRequest, command: Command, peer: Peer
@@ -209,7 +224,7 @@ class PopHandlers(BrokerComponent):
             retry = partial(self.notify, header, command, peer)
             return Postponed(retry_after(postponed.work, retry))
         except RequestError as refusal:
-            return _encode_refusal(refusal, NotificationResponse())
+            return encode_refusal(refusal, NotificationResponse())
 
         pop_header = PopMessageRequest(
             group=header.group,
@@ -224,16 +239,14 @@ class PopHandlers(BrokerComponent):
             expression=header.expression,
         )
         deadline_ms = self._find_deadline_ms(header.born_time_ms, header.poll_ms, now_ms)
-        popping = PendingPop(
-            pop_header, command, peer, deadline_ms, message_filter, is_read_only=True
-        )
-        if self._has_messages(popping):
-            return _encode_notification(popping, NotificationResponse(has_messages=True))
-        code = self._find_reason_not_to_park(popping)
-        if code is None:
-            return self._create_parked(popping, self._retry_notification)
-        is_full = code == ResponseCode.POLLING_FULL
-        return _encode_notification(popping, NotificationResponse(is_full=is_full))
+        pop = PendingPop(pop_header, command, peer, deadline_ms, message_filter, is_read_only=True)
+        if self._has_messages(pop):
+            return encode_notification(pop, NotificationResponse(has_messages=True))
+        refusal_code = self._find_reason_not_to_park(pop)
+        if refusal_code is None:
+            return self._create_parked(pop, self._retry_notification)
+        is_full = refusal_code == ResponseCode.POLLING_FULL
+        return encode_notification(pop, NotificationResponse(is_full=is_full))
 
     def count_parked(self, header: PollingInfoRequest, command: Command, peer: Peer) -> Command:
         """Answer POLLING_INFO (200055): how many pops of the group are parked for a queue.
@@ -243,15 +256,13 @@ class PopHandlers(BrokerComponent):
         try:
             self._check_target(header, peer)
         except RequestError as refusal:
-            return _encode_refusal(refusal, PollingInfoResponse())
+            return encode_refusal(refusal, PollingInfoResponse())
         queue_id = max(header.queue_id, ANY_QUEUE)
-        count = sum(
-            self.polls.count_waiting_pops(
-                header.topic, queue_id, competition_key(header.group, is_ordered=is_ordered)
-            )
-            for is_ordered in (False, True)
-        )
-        fields = encode_header(PollingInfoResponse(count=count))
+        parked_count = 0
+        for is_ordered in (False, True):
+            key = competition_key(header.group, is_ordered=is_ordered)
+            parked_count += self.polls.count_waiting_pops(header.topic, queue_id, key)
+        fields = encode_header(PollingInfoResponse(count=parked_count))
         return Command(ResponseCode.SUCCESS, fields, remark=UNSET_REMARK)
 
     # --------------------------------------------------------------------------------- checks
@@ -262,12 +273,12 @@ class PopHandlers(BrokerComponent):
         `late_ms` is the time since the end of the pop's waiting time, negative before it.
         """
         if late_ms > LATENESS_MAX_MS:
-            what = f"the broker[{self._address}] pop message is timeout too much"
-            raise RequestError(ResponseCode.POLLING_TIMEOUT, what)
+            remark = f"the broker[{self._address}] pop message is timeout too much"
+            raise RequestError(ResponseCode.POLLING_TIMEOUT, remark)
         self._check_broker_readable("pop")
         if header.count_max > COUNT_MAX:
-            what = f"the broker[{self._address}] pop message's num is greater than {COUNT_MAX}"
-            raise RequestError(ResponseCode.INVALID_PARAMETER, what)
+            remark = f"the broker[{self._address}] pop message's num is greater than {COUNT_MAX}"
+            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
         if not self.settings.store.timer_enable:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
@@ -284,8 +295,8 @@ class PopHandlers(BrokerComponent):
     def _check_broker_readable(self, verb: str) -> None:
         """Raise RequestError (NO_PERMISSION) if the broker delivers no messages."""
         if not self.settings.broker.broker_permission & PERM_READ:
-            what = f"the broker[{self._address}] {verb} message is forbidden"
-            raise RequestError(ResponseCode.NO_PERMISSION, what)
+            remark = f"the broker[{self._address}] {verb} message is forbidden"
+            raise RequestError(ResponseCode.NO_PERMISSION, remark)
 
     def _check_target(self, header: PollingInfoRequest, peer: Peer) -> None:
         """Raise RequestError if the group may not read the topic or queue.
@@ -297,18 +308,18 @@ class PopHandlers(BrokerComponent):
         if topic is None:
             raise make_no_topic_error(header.topic)
         if not topic.is_readable:
-            what = f"the topic[{header.topic}] peeking message is forbidden"
-            raise RequestError(ResponseCode.NO_PERMISSION, what)
+            remark = f"the topic[{header.topic}] peeking message is forbidden"
+            raise RequestError(ResponseCode.NO_PERMISSION, remark)
         if header.queue_id >= topic.config.read_queues:
             code = ResponseCode.INVALID_PARAMETER
             raise make_no_queue_error(topic, header.queue_id, peer.remote, code)
         group = self.groups.table.get(header.group) or self.groups.get_or_create(header.group)
         if group is None:
-            what = f"subscription group [{header.group}] does not exist, \n{FAQ}"
-            raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+            remark = f"subscription group [{header.group}] does not exist, \n{FAQ}"
+            raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
         if not group.consume_enable:
-            what = f"subscription group no permission, {header.group}"
-            raise RequestError(ResponseCode.NO_PERMISSION, what)
+            remark = f"subscription group no permission, {header.group}"
+            raise RequestError(ResponseCode.NO_PERMISSION, remark)
 
     def _get_filter(self, kind: str | None, expression: str | None) -> MessageFilter | None:
         """Return the filter of a request, None if it has no expression.
@@ -324,7 +335,7 @@ class PopHandlers(BrokerComponent):
 
     # -------------------------------------------------------------------------------- reading
 
-    def _take_messages(self, popping: PendingPop) -> PopResult:
+    def _take_messages(self, pop: PendingPop) -> PopResult:
         """Do one step of a pop: read its queues, and take the messages that match.
 
         A read-only pop takes none, but the result contains them. The result `is_unfinished` only if
@@ -335,14 +346,14 @@ class PopHandlers(BrokerComponent):
         result = PopResult(
             self.steady_clock.now_ms(), self.steady_clock.monotonic_s() + READ_TIME_MAX_S
         )
-        if popping.header.order:
+        if pop.header.order:
             result.revive_queue = ORDERED
-        for source in self._sources.iter_queues(popping.header):
-            self._take_from_queue(popping, result, source)
+        for source in self._sources.iter_queues(pop.header):
+            self._take_from_queue(pop, result, source)
         result.is_unfinished &= not result.count
         return result
 
-    def _take_from_queue(self, popping: PendingPop, result: PopResult, source: Source) -> None:
+    def _take_from_queue(self, pop: PendingPop, result: PopResult, source: Source) -> None:
         """Read one queue, take the messages that match, and add them to `result`.
 
         Messages that the filter rejects are skipped: the offset of the group moves past them. If
@@ -355,9 +366,12 @@ class PopHandlers(BrokerComponent):
 
         Called for each queue: keep it cheap.
         """
-        header, (topic, queue_id, _) = popping.header, source
+        header = pop.header
         group = header.group
-        offset = self._find_start_offset(popping, topic, queue_id)
+        topic, queue_id, _ = source
+
+        # This may set the first offset of the group, so it comes before all early returns.
+        offset = self._find_start_offset(pop, topic, queue_id)
         end = self.store.queue_offsets(topic, queue_id)[1]
         if header.order and not self.order.can_pop(
             group, topic, queue_id, header.attempt_id, result.pop_ms
@@ -367,7 +381,7 @@ class PopHandlers(BrokerComponent):
             return
 
         config = self.settings.broker
-        if (
+        if (  # the step has enough messages, or the group too many in flight
             result.is_stopped
             or result.count >= header.count_max
             or result.size_bytes >= self.settings.store.max_transfer_bytes_memory
@@ -380,41 +394,64 @@ class PopHandlers(BrokerComponent):
             result.rest_count += max(end - offset, 0)
             return
 
-        read_result = self._read_messages(popping, result, topic, queue_id, offset)
+        read_result = self._read_messages(pop, result, topic, queue_id, offset)
         if read_result.status in _INVALID_OFFSET_STATUSES:
-            log.warning(
-                "the next offset of group %s in %s:%d was %d, where no message exists; the group"
-                " continues at %d",
-                group,
-                topic,
-                queue_id,
-                offset,
-                read_result.next_offset,
-            )
-            offset = read_result.next_offset
-            if not popping.is_read_only:
-                self.offsets.reset(group, topic, queue_id, offset)
-                self.checkpoints.resolve_next_offset(group, topic, queue_id)
-            read_result = self._read_messages(popping, result, topic, queue_id, offset)
+            valid_offset = read_result.next_offset
+            self._replace_invalid_offset(pop, topic, queue_id, offset, valid_offset)
+            offset = valid_offset
+            read_result = self._read_messages(pop, result, topic, queue_id, offset)
         if read_result.postponed is not None:
+            # The filter must be evaluated in another thread, and then the next step reads again.
             result.postponed = read_result.postponed
             result.is_stopped = True
             result.is_unfinished = True
             result.rest_count += max(end - offset, 0)
             return
 
+        # Take what matches. If nothing does, skip what the filter has rejected.
+        has_moved = read_result.next_offset > offset
         if read_result.count:
-            self._take_read_messages(popping, result, source, read_result)
-        elif read_result.next_offset > offset and not popping.is_read_only:
+            self._take_read_messages(pop, result, source, read_result)
+        elif has_moved and not pop.is_read_only:
             self.checkpoints.skip_to(group, topic, queue_id, read_result.next_offset)
+
+        # Say whether there is more to read, and whether there is time for it.
         unread_count = max(read_result.offset_max - read_result.next_offset, 0)
         result.rest_count += unread_count
         # Unfinished only if this read has moved on: otherwise the next step would do the same.
-        result.is_unfinished |= unread_count > 0 and read_result.next_offset > offset
-        if popping.filter is not None:
+        result.is_unfinished |= unread_count > 0 and has_moved
+        if pop.filter is not None:
             result.is_stopped |= self.steady_clock.monotonic_s() >= result.read_until_s
 
-    def _find_start_offset(self, popping: PendingPop, topic: str, queue_id: int) -> int:
+    def _replace_invalid_offset(
+        self,
+        pop: PendingPop,
+        topic: str,
+        queue_id: int,
+        invalid_offset: int,
+        valid_offset: int,
+    ) -> None:
+        """Set the offset of the group in a queue to `valid_offset`, and log a warning.
+
+        `invalid_offset` is the offset at which the pop wanted to begin, where no message exists. If
+        the pop is read-only, only the warning is logged.
+        """
+        group = pop.header.group
+        log.warning(
+            "the next offset of group %s in %s:%d was %d, where no message exists; the group"
+            " continues at %d",
+            group,
+            topic,
+            queue_id,
+            invalid_offset,
+            valid_offset,
+        )
+        if not pop.is_read_only:
+            self.offsets.reset(group, topic, queue_id, valid_offset)
+            # This removes the pending reset at once, because this pop itself follows it.
+            self.checkpoints.resolve_next_offset(group, topic, queue_id)
+
+    def _find_start_offset(self, pop: PendingPop, topic: str, queue_id: int) -> int:
         """Return the offset at which the pop begins in a queue.
 
         That is the offset at which the last pop of the group ended, or its committed offset. A
@@ -423,29 +460,34 @@ class PopHandlers(BrokerComponent):
         message. With initPopOffsetByCheckMsgInMem, it begins at the first one if that has offset 0
         and is in memory. Unless the pop is read-only, the result becomes the offset of the group.
         """
-        group = popping.header.group
+        group = pop.header.group
         offset = self.checkpoints.resolve_next_offset(group, topic, queue_id)
         if offset >= 0:
             return offset
 
-        low, high = self.store.queue_offsets(topic, queue_id)
-        is_retry = topic.startswith(RETRY_PREFIX)
-        if popping.is_read_only or popping.header.init_mode == INIT_MODE_MIN or is_retry:
-            offset = low
+        # The group has no offset yet.
+        first_offset, end_offset = self.store.queue_offsets(topic, queue_id)
+        begins_at_first = (
+            pop.is_read_only
+            or pop.header.init_mode == INIT_MODE_MIN
+            or topic.startswith(RETRY_PREFIX)
+        )
+        if begins_at_first:
+            offset = first_offset
         elif (
-            low == 0
+            first_offset == 0
             and self.settings.broker.pop_from_first_when_near
             and self.store.reader.is_in_memory(topic, queue_id, 0)
         ):
             offset = 0
         else:
-            offset = max(high - 1, 0)
-        if not popping.is_read_only:
+            offset = max(end_offset - 1, 0)
+        if not pop.is_read_only:
             self.checkpoints.skip_to(group, topic, queue_id, offset)
         return offset
 
     def _read_messages(
-        self, popping: PendingPop, result: PopResult, topic: str, queue_id: int, offset: int
+        self, pop: PendingPop, result: PopResult, topic: str, queue_id: int, offset: int
     ) -> ReadResult:
         """Read messages of a queue from `offset` on, at most as many as the pop still needs.
 
@@ -453,13 +495,15 @@ class PopHandlers(BrokerComponent):
         counted in the statistics of the group. If the filter must be evaluated in another thread
         first, the result has `postponed`. Called for each queue: keep it cheap.
         """
-        count, message_filter = popping.header.count_max - result.count, popping.filter
+        missing_count = pop.header.count_max - result.count
+        message_filter = pop.filter
         read_result = self.store.reader.read(
-            topic, queue_id, offset, count, None, message_filter, may_postpone=True
+            topic, queue_id, offset, missing_count, None, message_filter, may_postpone=True
         )
-        delivered = self.delivered[topic, popping.header.group]
+
+        delivered = self.delivered[topic, pop.header.group]
         delivered.filtered_count += read_result.units_scanned - read_result.count
-        if (
+        if (  # the filter may be wrong about these messages: they are checked later
             read_result.units_scanned
             and not read_result.is_filter_reliable
             and message_filter
@@ -470,7 +514,7 @@ class PopHandlers(BrokerComponent):
         return read_result
 
     def _take_read_messages(
-        self, popping: PendingPop, result: PopResult, source: Source, read_result: ReadResult
+        self, pop: PendingPop, result: PopResult, source: Source, read_result: ReadResult
     ) -> None:
         """Take the messages that were read from one queue, and add them to `result`.
 
@@ -482,15 +526,19 @@ class PopHandlers(BrokerComponent):
         If the checkpoint cannot be stored, StoreError is raised if `result` has no messages yet.
         Otherwise a warning is logged, the messages stay in the queue, and `result.is_stopped`.
         """
-        header, (topic, queue_id, kind) = popping.header, source
-        group, invisible_ms = header.group, header.invisible_ms
+        header = pop.header
+        group = header.group
+        invisible_ms = header.invisible_ms
+        topic, queue_id, kind = source
         records = list(read_result.records())
         offsets = [offset for offset, _ in records]
-        popped_by = self.consumers.client_name(group, popping.peer)
-        if popping.is_read_only:
+        popped_by = self.consumers.client_name(group, pop.peer)
+
+        # Record the messages as in flight, before anything is added to the result.
+        if pop.is_read_only:
             pass
         elif header.order:
-            counts = self.order.record_pop(
+            delivery_counts = self.order.record_pop(
                 group=group,
                 topic=topic,
                 queue_id=queue_id,
@@ -502,9 +550,9 @@ class PopHandlers(BrokerComponent):
             )
             result.order_counts += [
                 (kind, f"qo{queue_id}%{offset}", count)
-                for offset, count in counts.by_offset.items()
+                for offset, count in delivery_counts.by_offset.items()
             ]
-            result.order_counts.append((kind, queue_id, counts.minimum))
+            result.order_counts.append((kind, queue_id, delivery_counts.minimum))
         else:
             try:
                 result.revive_queue = self.checkpoints.record_pop(
@@ -527,11 +575,12 @@ class PopHandlers(BrokerComponent):
                 result.rest_count += read_result.count
                 return
 
+        # Add their offsets, sizes and bodies to the result.
         result.first_offsets.append((kind, queue_id, offsets[0]))
         result.taken_offsets.append((kind, queue_id, ",".join(map(str, offsets))))
         result.count += read_result.count
         result.size_bytes += read_result.size_bytes
-        is_as_stored = popping.is_read_only or self.settings.broker.pop_actual_retry_topic
+        is_as_stored = pop.is_read_only or self.settings.broker.pop_actual_retry_topic
         if topic == header.topic or is_as_stored:
             result.data += without_handles(records, read_result.data)
         else:
@@ -548,21 +597,22 @@ class PopHandlers(BrokerComponent):
                 with_handle(record, header.topic, handle._replace(offset=offset))
                 for offset, record in records
             ]
+
         delivered = self.delivered[topic, group]
         delivered.messages_out += read_result.count
         delivered.bytes_out += read_result.size_bytes
 
-    def _has_messages(self, popping: PendingPop) -> bool:
+    def _has_messages(self, pop: PendingPop) -> bool:
         """Return whether a pop may find messages, for a notification.
 
         The queues are those of the pop, without those that an ordered pop blocks. If more than
         NOTIFICATION_SCAN_MAX messages of a queue are unread, or if evaluating the filter for all of
         them takes too long, True is returned although the filter may reject them.
         """
-        header, message_filter = popping.header, popping.filter
+        header, message_filter = pop.header, pop.filter
         now_ms = self.steady_clock.now_ms()
         for topic, queue_id, _ in self._sources.iter_queues(header):
-            offset = self._find_start_offset(popping, topic, queue_id)
+            offset = self._find_start_offset(pop, topic, queue_id)
             end = self.store.queue_offsets(topic, queue_id)[1]
             if offset >= end:
                 continue
@@ -582,15 +632,18 @@ class PopHandlers(BrokerComponent):
     def _find_deadline_ms(self, born_time_ms: int | None, poll_ms: int, now_ms: int) -> int:
         """Return the end of a request's waiting time in ms since 1970.
 
-        That is `poll_ms` after the client sent the request, by the client's clock, which is
-        compared with this machine's wall clock. It is never more than `poll_ms` from now.
+        That is `poll_ms` after `born_time_ms`, at which the client sent the request. This time is
+        of the client's clock, which is compared with this machine's wall clock; 0 or None means
+        now. The result is never more than `poll_ms` from `now_ms`.
         """
         if not born_time_ms:
             return now_ms + poll_ms
-        return min(born_time_ms + self.steady_clock.lead_ms, now_ms) + poll_ms
+        # `lead_ms` converts a time of the wall clock to the steady clock.
+        sent_ms = born_time_ms + self.steady_clock.lead_ms
+        return min(sent_ms, now_ms) + poll_ms
 
     def _continue_unfinished(
-        self, popping: PendingPop, result: PopResult
+        self, pop: PendingPop, result: PopResult
     ) -> WorkItem[bytes | Durable | Parked]:
         """Take messages in further steps until some are found or the deadline has passed.
 
@@ -607,73 +660,75 @@ class PopHandlers(BrokerComponent):
                 filter_work.store_result((yield filter_work.run))
             else:
                 yield None
-                if self.steady_clock.now_ms() >= popping.deadline_ms:
+                if self.steady_clock.now_ms() >= pop.deadline_ms:
                     break
-            self._admit(popping.header, popping.peer)
-            result = self._take_messages(popping)
-        return self._answer_or_park(popping, result)
+            self._admit(pop.header, pop.peer)
+            result = self._take_messages(pop)
+        return self._answer_or_park(pop, result)
 
-    def _answer_or_park(self, popping: PendingPop, result: PopResult) -> bytes | Durable | Parked:
+    def _answer_or_park(self, pop: PendingPop, result: PopResult) -> bytes | Durable | Parked:
         """Return the encoded response of a pop whose steps have ended with `result`.
 
         If `result` has no messages, return `Parked` if the pop may wait for some, otherwise a
         response without messages.
         """
         if result.count:
-            return self._encode_answer(popping, result)
-        code = self._find_reason_not_to_park(popping)
-        if code is not None:
-            return self._encode_answer(popping, result, code)
-        return self._create_parked(popping, self._retry_pop)
+            return encode_pop_answer(pop, result)
+        refusal_code = self._find_reason_not_to_park(pop)
+        if refusal_code is not None:
+            return encode_pop_answer(pop, result, refusal_code)
+        return self._create_parked(pop, self._retry_pop)
 
-    def _find_reason_not_to_park(self, popping: PendingPop) -> ResponseCode | None:
+    def _find_reason_not_to_park(self, pop: PendingPop) -> ResponseCode | None:
         """Return None if the request may be parked, otherwise the code of its response.
 
         POLLING_TIMEOUT means that the request does not wait, or that its waiting time is over.
         POLLING_FULL means that too many requests are parked, in all or for its queue and group.
         """
-        header, config = popping.header, self.settings.broker
+        header = pop.header
+        config = self.settings.broker
         if header.poll_ms <= 0:
             return ResponseCode.POLLING_TIMEOUT
         if self.polls.parked_pops >= config.pop_polling_total_max:
             return ResponseCode.POLLING_FULL
-        if self.steady_clock.now_ms() > popping.deadline_ms - ANSWER_EARLY_MS:
+        if self.steady_clock.now_ms() > pop.deadline_ms - ANSWER_EARLY_MS:
             return ResponseCode.POLLING_TIMEOUT
-        competing_count = self.polls.count_waiting_pops(
-            header.topic, max(header.queue_id, ANY_QUEUE), popping.competition_key
-        )
-        return ResponseCode.POLLING_FULL if competing_count > config.pop_polling_max else None
+
+        queue_id = max(header.queue_id, ANY_QUEUE)
+        competing_count = self.polls.count_waiting_pops(header.topic, queue_id, pop.competition_key)
+        if competing_count > config.pop_polling_max:
+            return ResponseCode.POLLING_FULL
+        return None
 
     def _create_parked(
         self,
-        popping: PendingPop,
+        pop: PendingPop,
         try_answer: Callable[[PendingPop, Parked, bool], bytes | Durable | None],
     ) -> Parked:
         """Return the `Parked` of a request. It waits for its queue, and for the retry topics.
 
-        `try_answer(popping, parked, is_last)` is called when messages arrive there, and with
+        `try_answer(pop, parked, is_last)` is called when messages arrive there, and with
         `is_last` True ANSWER_EARLY_MS before the deadline. It returns the encoded response, or None
         if the request remains parked.
         """
-        header = popping.header
-        wait_ms = min(
-            popping.deadline_ms - ANSWER_EARLY_MS - self.steady_clock.now_ms(), WAIT_MS_MAX
-        )
-        kinds = () if header.order else self._sources.retry_kinds
+        header = pop.header
+        answer_ms = pop.deadline_ms - ANSWER_EARLY_MS
+        wait_ms = min(answer_ms - self.steady_clock.now_ms(), WAIT_MS_MAX)
+
         queues = [(header.topic, max(header.queue_id, ANY_QUEUE))]
-        queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in kinds]
+        # An ordered pop does not read retry topics.
+        retry_kinds = () if header.order else self._sources.retry_kinds
+        queues += [(pop_topic(header.topic, header.group, kind), ANY_QUEUE) for kind in retry_kinds]
         return Parked(
-            command=popping.command,
+            command=pop.command,
             queues=tuple(queues),
             scan_offset=-1,
             deadline_s=self.steady_clock.monotonic_s() + wait_ms / 1000,
-            try_answer=partial(try_answer, popping),
-            competition_key=popping.competition_key,
+            try_answer=partial(try_answer, pop),
+            competition_key=pop.competition_key,
         )
 
-    def _retry_pop(
-        self, popping: PendingPop, parked: Parked, is_last: bool
-    ) -> bytes | Durable | None:
+    def _retry_pop(self, pop: PendingPop, parked: Parked, is_last: bool) -> bytes | Durable | None:
         """Try to answer a parked pop. Return the encoded response, or None if it remains parked.
 
         Called when messages are offered to the pop, and a last time at its deadline (`is_last`),
@@ -683,31 +738,27 @@ class PopHandlers(BrokerComponent):
         """
         try:
             if is_last:
-                self._check_target(popping.header, popping.peer)
+                self._check_target(pop.header, pop.peer)
                 if self._is_not_parked(parked):  # the queues have just been read
-                    return self._encode_answer(
-                        popping, PopResult(0, 0.0), ResponseCode.POLLING_FULL
-                    )
-            self._admit(popping.header, popping.peer)
+                    return encode_pop_answer(pop, PopResult(0, 0.0), ResponseCode.POLLING_FULL)
+            self._admit(pop.header, pop.peer)
         except RequestError as refusal:
             fields = encode_header(PopMessageResponse())
-            return encode_response(popping.command, refusal.code, fields, remark=refusal.remark)
+            return encode_response(pop.command, refusal.code, fields, remark=refusal.remark)
 
-        result = self._take_messages(popping)
+        result = self._take_messages(pop)
         if result.count:
             parked.has_left_messages = result.rest_count > 0
-            return self._encode_answer(popping, result)
+            return encode_pop_answer(pop, result)
         if is_last:
-            return self._encode_answer(popping, result, ResponseCode.POLLING_TIMEOUT)
+            return encode_pop_answer(pop, result, ResponseCode.POLLING_TIMEOUT)
         if result.is_unfinished:
             parked.is_attempt_pending = True
-            steps = self.polls.retry_after(parked, popping.peer, result.postponed)
-            self.background.run_in_background(steps, popping.peer)
+            next_attempt = self.polls.retry_after(parked, pop.peer, result.postponed)
+            self.background.run_in_background(next_attempt, pop.peer)
         return None
 
-    def _retry_notification(
-        self, popping: PendingPop, parked: Parked, is_last: bool
-    ) -> bytes | None:
+    def _retry_notification(self, pop: PendingPop, parked: Parked, is_last: bool) -> bytes | None:
         """Try to answer a parked notification.
 
         Called when messages are offered, and a last time at its deadline (`is_last`): the message
@@ -717,15 +768,15 @@ class PopHandlers(BrokerComponent):
         """
         if is_last:
             try:
-                self._check_target(popping.header, popping.peer)
+                self._check_target(pop.header, pop.peer)
             except RequestError as refusal:
                 fields = encode_header(NotificationResponse())
-                return encode_response(popping.command, refusal.code, fields, remark=refusal.remark)
+                return encode_response(pop.command, refusal.code, fields, remark=refusal.remark)
             if self._is_not_parked(parked):  # the queues have just been read
-                return _encode_notification(popping, NotificationResponse(is_full=True))
-        if self._has_messages(popping):
-            return _encode_notification(popping, NotificationResponse(has_messages=True))
-        return _encode_notification(popping, NotificationResponse()) if is_last else None
+                return encode_notification(pop, NotificationResponse(is_full=True))
+        if self._has_messages(pop):
+            return encode_notification(pop, NotificationResponse(has_messages=True))
+        return encode_notification(pop, NotificationResponse()) if is_last else None
 
     def _is_not_parked(self, parked: Parked) -> bool:
         """Return whether the last attempt is made before the deadline of the request.
@@ -733,40 +784,3 @@ class PopHandlers(BrokerComponent):
         That means that the request could not be parked, because too many are parked.
         """
         return self.steady_clock.monotonic_s() < parked.deadline_s
-
-    def _encode_answer(
-        self, popping: PendingPop, result: PopResult, code: ResponseCode = ResponseCode.SUCCESS
-    ) -> bytes | Durable:
-        """Return the encoded response of a pop with `code`. Called for each pop: keep it cheap.
-
-        It is `Durable` if it contains messages of an unordered pop, because their checkpoints must
-        be on disk before it is sent.
-        """
-        header, command = popping.header, popping.command
-        is_ordered = header.order
-        fields = encode_header(
-            PopMessageResponse(
-                pop_ms=result.pop_ms,
-                invisible_ms=header.invisible_ms,
-                revive_queue=ORDERED if is_ordered else result.revive_queue,
-                rest_count=result.rest_count,
-                start_offset_info=encode_queue_info(result.first_offsets),
-                message_offset_info=encode_queue_info(result.taken_offsets),
-                order_count_info=encode_queue_info(result.order_counts) if is_ordered else None,
-            )
-        )
-        remark = "FOUND" if result.count else "NO_MESSAGE_IN_QUEUE"
-        answer = encode_response(command, code, fields, b"".join(result.data), remark)
-        if is_ordered or not result.count:
-            return answer
-        return Durable.for_command(command, answer)
-
-
-def _encode_refusal(refusal: RequestError, header: object) -> Command:
-    """Return the error response for `refusal`. The fields of `header` are zeros, as in RocketMQ."""
-    return Command(refusal.code, encode_header(header), remark=refusal.remark)
-
-
-def _encode_notification(popping: PendingPop, header: NotificationResponse) -> bytes:
-    """Return the encoded response of the notification `popping` with the fields of `header`."""
-    return encode_response(popping.command, fields=encode_header(header), remark=UNSET_REMARK)

@@ -74,7 +74,9 @@ SWEEP_MIN: Final = 1000
 _ROLLED: Final = b"TIMER_ROLL_TIMES\x01"
 """What the properties of a record contain that the timer has stored again on its way."""
 _CHUNK_UNITS: Final = 256
+"""The number of units of a queue that are read at once."""
 _TAG_CODES: Final = frozenset(map(tag_code, (CHECKPOINT, ACKNOWLEDGEMENT, ACKNOWLEDGEMENTS)))
+"""The hash codes of the tags that checkpoints and acknowledgements have."""
 
 GroupQueue = tuple[str, str, int]
 """Group, topic and queue id: the key of a committed offset."""
@@ -155,13 +157,14 @@ class OpenCheckpoints:
         Offsets that are not in flight are ignored. If no message is left, the checkpoint is closed:
         it is removed from the table. It stays in the heap of deadlines.
         """
-        pending = tuple([offset for offset in entry.pending_offsets if offset not in offsets])
+        remaining = tuple([offset for offset in entry.pending_offsets if offset not in offsets])
         queue = entry.queue
-        self.in_flight_counts[queue] -= len(entry.pending_offsets) - len(pending)
+        self.in_flight_counts[queue] -= len(entry.pending_offsets) - len(remaining)
         if self.in_flight_counts[queue] <= 0:
             del self.in_flight_counts[queue]
-        entry.pending_offsets = pending
-        if not pending:
+        entry.pending_offsets = remaining
+        if not remaining:
+            # Closed. In the heap it stays until it comes first, or until the heap is cleaned.
             checkpoint = entry.checkpoint
             self.by_key.pop(checkpoint.key, None)
             self._in_revive_queue.get(checkpoint.revive_queue, {}).pop(checkpoint.key, None)
@@ -200,8 +203,11 @@ class OpenCheckpoints:
 
         `end` is the end offset of the queue.
         """
-        first = next(iter(self._in_revive_queue.get(queue_id, {}).values()), None)
-        return end if first is None else min(first.revive_offset, end)
+        delivered = self._in_revive_queue.get(queue_id, {})
+        first_entry = next(iter(delivered.values()), None)
+        if first_entry is None:
+            return end
+        return min(first_entry.revive_offset, end)
 
     # --- deadlines
 
@@ -269,13 +275,18 @@ class SavedPops(NamedTuple):
         `open` is a list of checkpoints as RocketMQ writes them (`Checkpoint.to_json`), each with
         its revive queue as "rq". `revive` is an object: offset by queue id, as text.
         """
-        opened = [one.to_json() | {"rq": one.revive_queue} for one in self.open_checkpoints]
-        revive = {str(queue_id): offset for queue_id, offset in sorted(self.revive_starts.items())}
+        open_values = [
+            checkpoint.to_json() | {"rq": checkpoint.revive_queue}
+            for checkpoint in self.open_checkpoints
+        ]
+        revive_values = {
+            str(queue_id): offset for queue_id, offset in sorted(self.revive_starts.items())
+        }
         return fastjson.dumps_file(
             {
                 "covered": self.covered_end,
-                "open": opened,
-                "revive": revive,
+                "open": open_values,
+                "revive": revive_values,
                 "timer": self.timer_start,
             }
         )
@@ -288,15 +299,18 @@ class SavedPops(NamedTuple):
         Raises ValueError if a queue id in `revive` is not a number.
         """
         values = load_object(text, "sluicePop.json")
-        opened = [as_object(one, "A checkpoint") for one in take_list(values, "open")]
-        revive = take_object(values, "revive")
+        open_values = [as_object(value, "A checkpoint") for value in take_list(values, "open")]
+        revive_values = take_object(values, "revive")
         return cls(
             timer_start=integer(values, "timer"),
             covered_end=integer(values, "covered"),
             revive_starts={
-                int(queue_id): as_integer(offset, "revive") for queue_id, offset in revive.items()
+                int(queue_id): as_integer(offset, "revive")
+                for queue_id, offset in revive_values.items()
             },
-            open_checkpoints=[Checkpoint.from_json(one, integer(one, "rq"), "") for one in opened],
+            open_checkpoints=[
+                Checkpoint.from_json(value, integer(value, "rq"), "") for value in open_values
+            ],
         )
 
 
@@ -415,11 +429,11 @@ class PopRecovery:
         that its timer has delivered (they have the property TIMER_OUT) are not added, because they
         are listed in the file or found in the timer queue.
         """
-        scanned = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
+        scanned_offset = self._offsets.committed(REVIVE_GROUP, self._topic, queue_id)
         for stored in self._iter_pop_records(self._topic, queue_id, start):
             if isinstance(stored.content, Acknowledgement):
                 self._revive_acknowledgements.append(stored.content)
-            elif stored.offset <= scanned:
+            elif stored.offset <= scanned_offset:
                 self._scanned_keys.add(stored.content.key)
             else:
                 self._revive_offsets.setdefault(stored.content.key, stored.offset)
@@ -439,10 +453,12 @@ class PopRecovery:
         for acknowledgement in self._revive_acknowledgements:
             self._apply_acknowledgement(acknowledgement)
         for key in self._scanned_keys & table.by_key.keys():
-            table.remove_messages(table.by_key[key], table.by_key[key].pending_offsets)
-        for key, offset in self._revive_offsets.items():  # in the order of their queue
+            scanned_entry = table.by_key[key]
+            table.remove_messages(scanned_entry, scanned_entry.pending_offsets)
+        # After both, so that only open checkpoints get an offset. In the order of their queue.
+        for key, revive_offset in self._revive_offsets.items():
             if key in table.by_key:
-                table.note_revive_offset(table.by_key[key], offset)
+                table.note_revive_offset(table.by_key[key], revive_offset)
         for queue, next_offset in self._next_offsets.items():
             if next_offset > self._offsets.committed(*queue):
                 self._offsets.commit(*queue, next_offset)
@@ -476,12 +492,16 @@ class PopRecovery:
         decoded are logged and skipped. Records that a new master hides until its slaves have them
         are included, because the previous master has answered the requests that wrote them.
         """
-        store = self._store
-        offset = max(offset, store.queue_offsets(topic, queue_id)[0])
-        while len(units := store.committed_units(topic, queue_id, offset, _CHUNK_UNITS)):
-            for position, size, code in UNIT.iter_unpack(units):
-                if code in _TAG_CODES and size != BLANK_SIZE:
-                    record = read_record(store.committed_record(position, size))
+        first_offset = self._store.queue_offsets(topic, queue_id)[0]
+        offset = max(offset, first_offset)
+        while True:
+            # A unit is the 20-byte entry of a queue: position and size of a record, and tag code.
+            units = self._store.committed_units(topic, queue_id, offset, _CHUNK_UNITS)
+            if not len(units):
+                return
+            for position, size, tag_code_of_record in UNIT.iter_unpack(units):
+                if tag_code_of_record in _TAG_CODES and size != BLANK_SIZE:
+                    record = read_record(self._store.committed_record(position, size))
                     if record is not None and self._is_pop_record(topic, record):
                         try:
                             content = decode_record(record, queue_id, self._broker)

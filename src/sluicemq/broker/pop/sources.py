@@ -16,7 +16,11 @@ class PopSources:
     """Selects the queues that pops read."""
 
     def __init__(self, settings: Settings, topics: Topics, random: Random) -> None:
-        """Select with `random` whether retry topics are first, and the first queue of a topic."""
+        """Create the selector. It reads the numbers of queues in `topics` for each pop.
+
+        `random` decides whether the retry topics are first, and from which queue of a topic a pop
+        starts.
+        """
         self._settings = settings
         self._topics = topics
         self._random = random
@@ -65,8 +69,8 @@ class PopSources:
         The queue with the highest id is followed by queue 0.
         """
         topic = self._topics.get(name)
-        count = topic.config.read_queues if topic is not None else 0
-        first = self._random.randrange(count) if count > 1 else 0
+        queue_count = topic.config.read_queues if topic is not None else 0
+        first_id = self._random.randrange(queue_count) if queue_count > 1 else 0
         kind = pop_kind(name)
-        for number in range(count):
-            yield name, (first + number) % count, kind
+        for distance in range(queue_count):
+            yield name, (first_id + distance) % queue_count, kind

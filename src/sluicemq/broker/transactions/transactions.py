@@ -151,8 +151,8 @@ class TransactionChecker:
         that finds no connected member of a group logs that.
         """
         members = self._producers.groups.get(group, {}).values()
-        live = [member for member in members if not member.peer.closed]
-        if not live:
+        connected = [member for member in members if not member.peer.closed]
+        if not connected:
             if group not in self._logged_groups and len(self._logged_groups) < _NAMES_MAX:
                 self._logged_groups.add(group)
                 log.warning(
@@ -162,9 +162,11 @@ class TransactionChecker:
                 )
             return None
         self._logged_groups.discard(group)
-        lowest_count = min(_unanswered_count(member.peer) for member in live)
-        best = [member for member in live if _unanswered_count(member.peer) == lowest_count]
-        return best[next(self._turn) % len(best)]
+        lowest_count = min(_unanswered_count(member.peer) for member in connected)
+        candidates = [
+            member for member in connected if _unanswered_count(member.peer) == lowest_count
+        ]
+        return candidates[next(self._turn) % len(candidates)]
 
     def send_check(self, transaction: OpenTransaction, record: Record) -> None:
         """Send a member of the producer group a check, and record its connection as asked.
@@ -337,7 +339,7 @@ class Transactions:
         # First all messages, then their ends: a message that is done may supersede another one
         # whose own op was lost.
         for message in self.reader.iter_prepared(half_start):
-            self._add(message)
+            self._add_prepared(message)
         for offset in done_offsets:
             table.mark_done(offset)
         self._superseded = [offset for offset in self._superseded if offset not in done_offsets]
@@ -452,8 +454,10 @@ class Transactions:
         Raises StoreError.
         """
         # A copy that is not visible yet will represent the transaction when it becomes visible.
-        newest = transaction.copy_offset
-        self._append_op(transaction.offset if newest is None else newest)
+        offset = transaction.offset
+        if transaction.copy_offset is not None:
+            offset = transaction.copy_offset
+        self._append_op(offset)
         transaction.is_ending = True
         key = (transaction.unique_id, transaction.digest)
         self._outcomes[key] = outcome
@@ -510,7 +514,7 @@ class Transactions:
         table = self.table
         # Messages first: the op of a transaction may become visible together with its message.
         for message in self.reader.iter_prepared(table.next_half_offset):
-            transaction = self._add(message)
+            transaction = self._add_prepared(message)
             is_copy_visible = transaction.copy_offset is None
             if transaction.is_check_pending and is_copy_visible:
                 transaction.is_check_pending = False
@@ -520,11 +524,12 @@ class Transactions:
         for op_offset, half_offsets in self.reader.iter_ops(table.next_op_offset):
             table.add_op(op_offset, half_offsets)
             for half_offset in half_offsets:
-                if (abandoned := self._abandoned.pop(half_offset, None)) is not None:
+                abandoned = self._abandoned.pop(half_offset, None)
+                if abandoned is not None:
                     self._report_abandoned(abandoned)
         self.append_ops_of_superseded()
 
-    def _add(self, message: PreparedMessage) -> OpenTransaction:
+    def _add_prepared(self, message: PreparedMessage) -> OpenTransaction:
         """Add a visible prepared message to the table, and schedule its transaction.
 
         A copy that only carries the message forward keeps the due time. After a check, the next one
@@ -618,12 +623,15 @@ class Transactions:
         try:
             self.append_ops_of_superseded()
             work = TimeSlice(self._steady, SLICE_S, SLICE_TRANSACTIONS)
-            while not work.is_over and (due := self.table.pop_due(work.now_ms)) is not None:
+            while not work.is_over:
+                due = self.table.pop_due(work.now_ms)
+                if due is None:
+                    break
                 # Scheduled first, so that the next attempt is an interval away in any case.
                 self.table.schedule(due, work.now_ms + self.interval_ms)
                 has_invisible_copy = due.copy_offset is not None
                 if not has_invisible_copy:
-                    self._check(due)
+                    self._check_or_abandon(due)
                 work.count_done()
             self._carry_forward()
             self._logged_error = ""
@@ -640,7 +648,7 @@ class Transactions:
         for topic in (HALF_TOPIC, OP_TOPIC):
             self._group_commit.topic_listeners.pop(topic, None)
 
-    def _check(self, transaction: OpenTransaction) -> None:
+    def _check_or_abandon(self, transaction: OpenTransaction) -> None:
         """Check a transaction that is due, or abandon it.
 
         - If its message is deleted, log and count it as lost, and append an op.
@@ -664,8 +672,9 @@ class Transactions:
         self.checker.note_unanswered(transaction, record)
         age_ms = self._clock.now_ms() - transaction.started_ms
         retention_ms = self._settings.store.file_reserved_hours * _HOUR_MS
-        check_max = self._settings.broker.transaction_check_max
-        if transaction.check_count >= check_max or age_ms > retention_ms:
+        is_checked_enough = transaction.check_count >= self._settings.broker.transaction_check_max
+        if is_checked_enough or age_ms > retention_ms:
+            # The message before its op, which `append_end` appends right after it.
             self._topics.ensure(CHECK_MAX_TOPIC, 1)
             properties = original_properties(record)
             self._intake.append(copy_prepared_to(record, CHECK_MAX_TOPIC, 0, properties))
@@ -709,9 +718,11 @@ class Transactions:
         deleted. Raises StoreError.
         """
         table = self.table
-        limit = table.next_half_offset - max(WINDOW_MESSAGES, 4 * len(table))
-        old = takewhile(lambda transaction: transaction.offset < limit, table)
-        for transaction in list(islice(old, SLICE_TRANSACTIONS)):
+        window_size = max(WINDOW_MESSAGES, 4 * len(table))
+        window_start = table.next_half_offset - window_size
+        # The table is in the order of offsets.
+        old_transactions = takewhile(lambda transaction: transaction.offset < window_start, table)
+        for transaction in list(islice(old_transactions, SLICE_TRANSACTIONS)):
             record = self.reader.read_record(transaction.physical_offset)
             if record is not None and transaction.copy_offset is None and not transaction.is_ending:
                 self.append_copy(transaction, record, transaction.check_count)
