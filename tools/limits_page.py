@@ -139,8 +139,8 @@ PAGE: Final[dict[str, tuple[Row, ...]]] = {
         Row("A client without a heartbeat is forgotten after", "channelExpiredTimeout"),
     ),
     "The Python client": (
-        Row("A send with all its attempts", "client.core.sending:SEND_TIMEOUT_MS", "SendError, SendUnknownError", ("it may be stored or not", "client/core/sending.py"), "`timeout_ms` of a send, `send_timeout_ms` of `Sluice`"),
-        Row("... is tried again so often", "client.core.sending:RETRIES", "SendError, SendUnknownError: each attempt is in the text", how="`retries` of a producer"),
+        Row("A send with all its attempts", "client.core.send_attempts:SEND_TIMEOUT_MS", "SendError, SendUnknownError", ("it may be stored or not", "client/core/send_attempts.py"), "`timeout_ms` of a send, `send_timeout_ms` of `Sluice`"),
+        Row("... is tried again so often", "client.core.send_attempts:RETRIES", "SendError, SendUnknownError: each attempt is in the text", how="`retries` of a producer"),
         Row("A connection is made within", "net.channel:DIAL_TIMEOUT_S"),
         Row("Other requests are answered within", "client.core.conversations:CALL_TIMEOUT_S", "RequestTimeoutError"),
         Row("Reply to a request (`request`)", "client.core.replies:REPLY_TIMEOUT_S", "RequestTimeoutError"),

@@ -107,15 +107,16 @@ def nearest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     """
     import difflib  # noqa: PLC0415 - most programs never mistype a name
 
-    by_lower = {one.lower(): one for one in reversed(list(known))}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
-    return by_lower[near[0]] if near else None
+    # Reversed, so that the first of two known names that differ only in case is returned.
+    known_by_lower_case = {known_name.lower(): known_name for known_name in reversed(list(known))}
+    matches = difflib.get_close_matches(name.lower(), known_by_lower_case, n=1, cutoff=cutoff)
+    return known_by_lower_case[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """Return "Did you mean 'topic'?" with the known name that is nearest, or "" if none is near."""
-    near = nearest_name(name, known, cutoff=cutoff)
-    return "" if near is None else f"Did you mean {near!r}?"
+    suggestion = nearest_name(name, known, cutoff=cutoff)
+    return "" if suggestion is None else f"Did you mean {suggestion!r}?"
 
 
 def suggest(name: str, known: Iterable[str], *, shown_max: int = 20) -> str:
@@ -123,11 +124,15 @@ def suggest(name: str, known: Iterable[str], *, shown_max: int = 20) -> str:
 
     The list has at most `shown_max` names: "There are: a, b and 7 more." or "There are: none."
     """
-    names = list(known)
-    if hint := did_you_mean(name, names):
+    known_names = list(known)
+    hint = did_you_mean(name, known_names)
+    if hint:
         return hint
-    more = f" and {len(names) - shown_max:,} more" if len(names) > shown_max else ""
-    return f"There are: {', '.join(names[:shown_max]) or 'none'}{more}."
+
+    shown_names = ", ".join(known_names[:shown_max]) or "none"
+    hidden_count = len(known_names) - shown_max
+    ending = f" and {hidden_count:,} more" if hidden_count > 0 else ""
+    return f"There are: {shown_names}{ending}."
 
 
 def intended_name(
@@ -138,43 +143,50 @@ def intended_name(
     `synonyms` maps a known name to the words that other libraries use for it, separated by spaces.
     A synonym is preferred to a name that is only spelt similarly.
     """
-    names = list(known)
-    for ours in names:
-        if name in synonyms.get(ours, "").split():
-            return ours
-    return nearest_name(name, names)
+    known_names = list(known)
+    for known_name in known_names:
+        if name in synonyms.get(known_name, "").split():
+            return known_name
+    return nearest_name(name, known_names)
 
 
 def keyword_options(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the names by which arguments may be passed, mapped to whether they must be passed so.
+    """Return the names by which arguments may be passed, each with whether it is keyword-only.
 
-    If the function ends with `**options: Unpack[SomeTypedDict]`, the keys of the TypedDict count.
+    If the function ends with `**options: Unpack[SomeTypedDict]`, the keys of the TypedDict are
+    included as keyword-only names.
     """
-    names: dict[str, bool] = {}
+    is_keyword_only_by_name: dict[str, bool] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             for options in get_args(parameter.annotation):
-                names |= dict.fromkeys(options.__annotations__, True)
+                is_keyword_only_by_name |= dict.fromkeys(options.__annotations__, True)
         elif parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            names[parameter.name] = parameter.kind is parameter.KEYWORD_ONLY
-    return names
+            is_keyword_only = parameter.kind is parameter.KEYWORD_ONLY
+            is_keyword_only_by_name[parameter.name] = is_keyword_only
+    return is_keyword_only_by_name
 
 
 def unexpected_keyword_text(
-    function: Callable[..., Any], name: str, more: Iterable[str] = ()
+    function: Callable[..., Any], wrong_name: str, hidden_options: Iterable[str] = ()
 ) -> str:
-    """Return the text of a TypeError for the keyword argument `name`, which `function` lacks.
+    """Return the text of a TypeError for a keyword argument that `function` does not accept.
 
-    The text suggests an option, or lists the keyword-only options if none is near. `more` are
-    options of the function that its signature does not show.
+    `wrong_name` is the name of the argument. `hidden_options` are keyword-only options that the
+    function accepts although its signature does not show them. The text suggests the option that
+    was probably meant, or lists all keyword-only options if none is near.
     """
-    known = keyword_options(function) | dict.fromkeys(more, True)
-    text = f"{_shown_name(function)} got an unexpected keyword argument {name!r}."
-    if option := intended_name(name, known):
-        form = f" ({_OPTION_FORMS[option]})" if option in _OPTION_FORMS else ""
-        return f"{text} Did you mean {option!r}{form}?"
-    keyword_only = [option for option, is_keyword_only in known.items() if is_keyword_only]
-    return f"{text} It takes {', '.join(keyword_only)}."
+    fact = f"{_shown_name(function)} got an unexpected keyword argument {wrong_name!r}."
+    options = keyword_options(function) | dict.fromkeys(hidden_options, True)
+
+    intended_option = intended_name(wrong_name, options)
+    if intended_option is not None:
+        form = _OPTION_FORMS.get(intended_option)  # its unit or type, where that may be unclear
+        form_hint = "" if form is None else f" ({form})"
+        return f"{fact} Did you mean {intended_option!r}{form_hint}?"
+
+    keyword_only = [option for option, is_keyword_only in options.items() if is_keyword_only]
+    return f"{fact} It takes {', '.join(keyword_only)}."
 
 
 def improve_type_error(
@@ -189,16 +201,20 @@ def improve_type_error(
     trace = error.__traceback__
     if trace is None or trace.tb_next is not None:
         return  # raised in the body
-    known = keyword_options(function)
-    for name in keywords:
-        if name not in known:
-            error.args = (unexpected_keyword_text(function, name),)
+
+    options = keyword_options(function)
+    for keyword in keywords:
+        if keyword not in options:
+            error.args = (unexpected_keyword_text(function, keyword),)
             return
-    if re.search("(was|were) given$", str(error)) and any(known.values()):
-        options = [f"{option}=" for option, is_keyword_only in known.items() if is_keyword_only]
-        fact = str(error).partition("()")[2]
+
+    # "send() takes 3 positional arguments but 4 were given": name the keyword-only options.
+    keyword_only = [f"{option}=" for option, is_keyword_only in options.items() if is_keyword_only]
+    has_too_many_positional = re.search("(was|were) given$", str(error)) is not None
+    if has_too_many_positional and keyword_only:
+        fact = str(error).partition("()")[2]  # without the function's name as Python shows it
         error.args = (
-            f"{_shown_name(function)}{fact}. Options are given by name: {', '.join(options)}.",
+            f"{_shown_name(function)}{fact}. Options are given by name: {', '.join(keyword_only)}.",
         )
 
 
@@ -218,17 +234,18 @@ def _shown_name(function: Callable[..., Any]) -> str:
 def with_call_hints(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that its TypeErrors for wrong arguments have suggestions."""
     passes_options_on = bool(get_args(_keywords_annotation(function)))
-    known = keyword_options(function).keys() if passes_options_on else frozenset()
+    options = keyword_options(function).keys() if passes_options_on else frozenset()
 
     @functools.wraps(function)
-    def call(*arguments: P.args, **named: P.kwargs) -> T:
-        if passes_options_on and not named.keys() <= known:
-            wrong = next(name for name in named if name not in known)
-            raise TypeError(unexpected_keyword_text(call, wrong))
+    def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+        # A function that passes its options on would fail too late, in another function.
+        if passes_options_on and not keywords.keys() <= options:
+            wrong_name = next(keyword for keyword in keywords if keyword not in options)
+            raise TypeError(unexpected_keyword_text(call, wrong_name))
         try:
-            return function(*arguments, **named)
+            return function(*arguments, **keywords)
         except TypeError as error:
-            improve_type_error(error, call, named)
+            improve_type_error(error, call, keywords)
             raise
 
     return call
@@ -251,13 +268,16 @@ def with_hints(kind: C) -> C:
     it only gets its own name here, under which errors show it.
     """
     for name, function in list(vars(kind).items()):
-        if not inspect.isfunction(function) or (name.startswith("_") and name != "__init__"):
+        is_private = name.startswith("_") and name != "__init__"
+        if is_private or not inspect.isfunction(function):
             continue
         if hasattr(function, "__wrapped__"):
-            function.__name__, function.__qualname__ = name, f"{kind.__qualname__}.{name}"
+            function.__name__ = name
+            function.__qualname__ = f"{kind.__qualname__}.{name}"
             continue
-        has_options = function.__defaults__ or function.__kwdefaults__
-        if has_options or get_args(_keywords_annotation(function)):
+        has_optional_parameters = function.__defaults__ or function.__kwdefaults__
+        passes_options_on = get_args(_keywords_annotation(function))
+        if has_optional_parameters or passes_options_on:
             setattr(kind, name, with_call_hints(function))
     _add_foreign_attributes(kind)
     return kind
@@ -265,20 +285,23 @@ def with_hints(kind: C) -> C:
 
 def _add_foreign_attributes(kind: type) -> None:
     """Add an attribute that raises AttributeError for each foreign verb that the class lacks."""
-    foreign = set()
-    for ours, theirs in _ATTRIBUTE_SYNONYMS.items():
-        if not hasattr(kind, ours):
+    foreign_verbs = set()
+    for own_name, synonyms in _ATTRIBUTE_SYNONYMS.items():
+        if not hasattr(kind, own_name):
             continue
-        for verb in theirs.split():
-            if not hasattr(kind, verb) and verb not in foreign:
-                text = f"{kind.__name__!r} has no attribute {verb!r}. Did you mean {ours!r}?"
+        for verb in synonyms.split():
+            # `hasattr` is False for a verb that was added before, because it raises AttributeError.
+            if not hasattr(kind, verb) and verb not in foreign_verbs:
+                text = f"{kind.__name__!r} has no attribute {verb!r}. Did you mean {own_name!r}?"
                 setattr(kind, verb, _ForeignAttribute(text))
-                foreign.add(verb)
-    if not foreign:
+                foreign_verbs.add(verb)
+    if not foreign_verbs:
         return
+
+    # Hide the verbs from `dir`.
     list_names: Any = kind.__dir__
 
     def list_own_names(self: object) -> list[str]:
-        return [name for name in list_names(self) if name not in foreign]
+        return [name for name in list_names(self) if name not in foreign_verbs]
 
     setattr(kind, "__dir__", list_own_names)  # noqa: B010 - mypy refuses to assign a method

@@ -113,8 +113,10 @@ class HeartbeatThread:
     ) -> None:
         """Prepare the thread; it starts with the first heartbeat.
 
-        The module docstring describes `on_request` and `has_thread`. `outages` are those of the
-        client, so that each outage of a broker is logged once.
+        `client_id` is sent in all heartbeats, and `credentials` sign them (None: unsigned).
+        `period_s` is the interval of heartbeats in seconds. `connect` opens the connections; tests
+        pass another one. The module docstring describes `on_request` and `has_thread`. `outages`
+        are those of the client, so that each outage of a broker is logged once.
         """
         self._outages = outages or Outages(SYSTEM_CLOCK, _log)
         self.client_id = client_id
@@ -162,13 +164,21 @@ class HeartbeatThread:
         If heartbeats are running, new brokers receive one at once. Of the brokers that do not
         respond, those that are not in `routed` are removed; None removes none.
         """
-        gone = {one for one in tuple(self._unreachable) if routed is not None and one not in routed}
-        known, self._addresses = self._addresses, self._addresses.difference(gone).union(addresses)
-        for address in gone:
+        removed_addresses: set[str] = set()
+        if routed is not None:
+            # A copy, because the heartbeat thread changes the table meanwhile.
+            unreachable_addresses = tuple(self._unreachable)
+            removed_addresses = {
+                address for address in unreachable_addresses if address not in routed
+            }
+        old_addresses = self._addresses
+        self._addresses = old_addresses.difference(removed_addresses).union(addresses)
+
+        for address in removed_addresses:
             self._access_errors.pop(address, None)
-        for address in self._addresses - known:
+        for new_address in self._addresses - old_addresses:
             if self._loop is not None and not self._closed:
-                self._loop.call_soon_threadsafe(self._mark_due, address)
+                self._loop.call_soon_threadsafe(self._mark_due, new_address)
 
     def send_heartbeats(self) -> "Future[dict[str, SluiceError | None]]":
         """Send a heartbeat to every broker now.
@@ -213,7 +223,8 @@ class HeartbeatThread:
 
         Without a thread, use `aclose`: this method only stops the heartbeats.
         """
-        thread, self._closed = self._thread, True
+        thread = self._thread
+        self._closed = True
         if thread is None or self._loop is None or not thread.is_alive():
             return
         with contextlib.suppress(RuntimeError):
@@ -265,19 +276,29 @@ class HeartbeatThread:
                 async with asyncio.timeout_at(all_due_s):
                     await self._wake.wait()
             self._wake.clear()
-            due = frozenset(self._due_addresses)
+            due_addresses = frozenset(self._due_addresses)
             self._due_addresses.clear()
             if self._loop.time() >= all_due_s:
-                due, all_due_s = self._addresses, self._loop.time() + self._period_s
-            if not self._closed and (self._producers or self._consumers):
-                try:
-                    await run_application_code(
-                        self._send_heartbeats(partial(self._select_due, due))
-                    )
-                except Exception:  # noqa: BLE001 - without heartbeats brokers remove the client
-                    _log.exception("heartbeats of %s failed, retrying", self.client_id)
-                    for address in due:
-                        self._schedule_heartbeat(RECONNECT_S, address)
+                due_addresses = self._addresses
+                all_due_s = self._loop.time() + self._period_s
+            has_groups = bool(self._producers or self._consumers)
+            if has_groups and not self._closed:
+                await self._send_due_heartbeats(due_addresses)
+        await self._unregister_all()
+
+    async def _send_due_heartbeats(self, due_addresses: frozenset[str]) -> None:
+        """Send heartbeats to brokers. Log an unexpected error, and repeat them soon."""
+        try:
+            await run_application_code(
+                self._send_heartbeats(partial(self._select_due, due_addresses))
+            )
+        except Exception:  # noqa: BLE001 - without heartbeats brokers remove the client
+            _log.exception("heartbeats of %s failed, retrying", self.client_id)
+            for address in due_addresses:
+                self._schedule_heartbeat(RECONNECT_S, address)
+
+    async def _unregister_all(self) -> None:
+        """Unregister all groups at every broker, and close the heartbeat connections."""
         # The lock waits for a heartbeat that may still be opening a connection.
         async with self._heartbeat_lock:
             for group in self._consumers:
@@ -291,99 +312,136 @@ class HeartbeatThread:
     def _select_due(self, addresses: frozenset[str]) -> frozenset[str]:
         """Return the known ones of `addresses`, without unreachable brokers that must wait."""
         now_s = asyncio.get_running_loop().time()
-        down = {address for address, (_, due_s) in self._unreachable.items() if due_s > now_s}
-        return (addresses & self._addresses) - down
+        waiting_addresses = {
+            address
+            for address, (_, next_attempt_s) in self._unreachable.items()
+            if next_attempt_s > now_s
+        }
+        return (addresses & self._addresses) - waiting_addresses
 
     async def _send_heartbeats(
-        self, find: Callable[[], frozenset[str]]
+        self, select_addresses: Callable[[], frozenset[str]]
     ) -> dict[str, SluiceError | None]:
-        """Send a heartbeat to every address that `find()` returns, and return the outcome of each.
+        """Send a heartbeat to each address that `select_addresses()` returns, and return outcomes.
 
-        Wait for running heartbeats first; `find` is called afterwards. An outcome is None or the
-        error. Return nothing if this object is closed.
+        The result maps each address to None or the error. Wait for running heartbeats first;
+        `select_addresses` is called afterwards, so that it sees their outcomes. Return an empty
+        dict if this object is closed.
         """
         async with self._heartbeat_lock:
             if self._closed:
                 return {}
-            value = Heartbeat(self.client_id, self._producers, tuple(self._consumers.values()))
-            addresses = sorted(find())
+            heartbeat = Heartbeat(self.client_id, self._producers, tuple(self._consumers.values()))
+            addresses = sorted(select_addresses())
             outcomes = await asyncio.gather(
-                *(self._send_heartbeat(address, value) for address in addresses)
+                *(self._send_heartbeat(address, heartbeat) for address in addresses)
             )
             return dict(zip(addresses, outcomes, strict=True))
 
-    async def _send_heartbeat(self, address: str, value: Heartbeat) -> SluiceError | None:
+    async def _send_heartbeat(self, address: str, heartbeat: Heartbeat) -> SluiceError | None:
         """Send a heartbeat to one broker.
 
         Log outages, refusals and their ends. Return the error or None.
         """
         try:
             channel = await self._get_channel(address)
-            response = await self._call(channel, value)
-            refused = await self._find_refused_groups(channel, value, response)
+            response = await self._call(channel, heartbeat)
+            refused_groups = await self._resend_refused_by_group(channel, heartbeat, response)
         except SluiceError as error:
-            # Logged once for each outage, and retried after 1 s, 2 s … 30 s.
-            failures = self._unreachable.get(address, (0, 0.0))[0]
-            self._outages.report_failure(
-                address, "heartbeat to %s failed, retrying: %s", address, error.fact
-            )
-            pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
-            self._unreachable[address] = (failures + 1, asyncio.get_running_loop().time() + pause_s)
-            broken = self._channels.pop(address, None)
-            if broken is not None:
-                await broken.close()
-            self._schedule_heartbeat(pause_s, address)
+            await self._handle_unreachable(address, error)
             return error
         self._unreachable.pop(address, None)
         self._outages.report_success(address)
-        self._access_errors[address] = refused
-        for group in _split_by_group(value):
+        self._access_errors[address] = refused_groups
+        self._log_refusals(address, heartbeat, response, refused_groups)
+        return None
+
+    async def _handle_unreachable(self, address: str, error: SluiceError) -> None:
+        """Close the connection to a broker, and schedule the next heartbeat to it.
+
+        The failure is logged once for each outage. The pauses are 1 s, 2 s … 30 s.
+        """
+        failure_count = self._unreachable.get(address, (0, 0.0))[0]
+        self._outages.report_failure(
+            address, "heartbeat to %s failed, retrying: %s", address, error.fact
+        )
+        pause_s = min(self._period_s, RECONNECT_S * (1 << min(failure_count, 5)))
+        next_attempt_s = asyncio.get_running_loop().time() + pause_s
+        self._unreachable[address] = (failure_count + 1, next_attempt_s)
+        broken_channel = self._channels.pop(address, None)
+        if broken_channel is not None:
+            await broken_channel.close()
+        self._schedule_heartbeat(pause_s, address)
+
+    def _log_refusals(
+        self,
+        address: str,
+        heartbeat: Heartbeat,
+        response: Command,
+        refused_groups: dict[str, RequestError],
+    ) -> None:
+        """Log which groups a broker refuses in a heartbeat, and which it accepts again.
+
+        `response` is the response to the whole heartbeat. `refused_groups` maps each group that
+        access control refuses to its error.
+        """
+        for group in _split_by_group(heartbeat):
             activity = f"the membership of {group} at {address}"
-            if group in refused:
+            if group in refused_groups:
                 text = "access control of %s refuses the membership of %s, retrying: %s"
-                self._outages.report_failure(activity, text, address, group, refused[group].remark)
+                remark = refused_groups[group].remark
+                self._outages.report_failure(activity, text, address, group, remark)
             else:
                 self._outages.report_success(activity)
+
+        # A refusal by access control was logged for its groups above.
         activity = f"the heartbeat of {self.client_id} to {address}"
-        if response.code == SUCCESS or refused:
+        if response.code == SUCCESS or refused_groups:
             self._outages.report_success(activity)
         else:
             text = "heartbeat refused by %s: %s %s"
             self._outages.report_failure(activity, text, address, response.code, response.remark)
-        return None
 
-    async def _call(self, channel: Channel, value: Heartbeat) -> Command:
+    async def _call(self, channel: Channel, heartbeat: Heartbeat) -> Command:
         """Sign and send a heartbeat, and return the response."""
-        command = sign_request(requests.heartbeat(value), self._credentials)
+        command = sign_request(requests.heartbeat(heartbeat), self._credentials)
         return await channel.call(command, CALL_TIMEOUT_S)
 
-    async def _find_refused_groups(
-        self, channel: Channel, value: Heartbeat, response: Command
+    async def _resend_refused_by_group(
+        self, channel: Channel, heartbeat: Heartbeat, response: Command
     ) -> dict[str, RequestError]:
-        """Return the groups of a heartbeat that access control refuses, each with its error.
+        """Send the groups of a refused heartbeat one by one; return the refused ones with errors.
 
-        A server refuses a heartbeat as a whole if one of its groups may not be used. The other
-        groups have to stay members, so each group is then sent in a heartbeat of its own. Raises
-        SluiceError.
+        `response` is the response to `heartbeat`. Unless access control refused the heartbeat,
+        nothing is sent and the result is empty. A server refuses a heartbeat as a whole if one of
+        its groups may not be used. The other groups have to stay members, so each group is then
+        sent in a heartbeat of its own. Raises SluiceError.
         """
         if not requests.is_access_denied(response):
             return {}
-        parts = _split_by_group(value)
-        refused = {}
-        for group, part in parts.items():
-            if len(parts) > 1:
-                response = await self._call(channel, part)
-            if requests.is_access_denied(response):
-                refused[group] = requests.request_error(response, channel.address)
-        return refused
+        heartbeats_by_group = _split_by_group(heartbeat)
+        if len(heartbeats_by_group) == 1:  # the response is about this group
+            (group,) = heartbeats_by_group
+            return {group: requests.request_error(response, channel.address)}
+
+        refused_groups = {}
+        for group, group_heartbeat in heartbeats_by_group.items():
+            group_response = await self._call(channel, group_heartbeat)
+            if requests.is_access_denied(group_response):
+                error = requests.request_error(group_response, channel.address)
+                refused_groups[group] = error
+        return refused_groups
 
     def find_access_error(self, group: str, addresses: Iterable[str]) -> RequestError | None:
         """Return why access control of one of the brokers refused the group in the last heartbeat.
 
         Return None if none of them refused it.
         """
-        found = (self._access_errors.get(address, {}).get(group) for address in addresses)
-        return next((error for error in found if error is not None), None)
+        for address in addresses:
+            error = self._access_errors.get(address, {}).get(group)
+            if error is not None:
+                return error
+        return None
 
     def _schedule_heartbeat(self, seconds: float, address: str) -> None:
         """Schedule a heartbeat to a broker in `seconds` seconds, unless this object is closed."""
@@ -433,7 +491,9 @@ class HeartbeatThread:
         Return the error response if the request is not supported; None means that the response
         comes later or that there is none.
         """
-        opaque, is_oneway = command.opaque, command.is_oneway
+        # Only these two are kept, so that the request's body is not held until the response.
+        opaque = command.opaque
+        is_oneway = command.is_oneway
 
         def respond(response: Command) -> None:
             loop = self._loop
@@ -454,12 +514,16 @@ _PRODUCERS_NAME: Final = "the producers"
 """The name of all producer groups together in the result of `_split_by_group`."""
 
 
-def _split_by_group(value: Heartbeat) -> dict[str, Heartbeat]:
+def _split_by_group(heartbeat: Heartbeat) -> dict[str, Heartbeat]:
     """Return a heartbeat for each consumer group by its name, and one for all producer groups."""
-    found = {one.group: Heartbeat(value.client_id, (), (one,)) for one in value.consumers}
-    if value.producer_groups:
-        found[_PRODUCERS_NAME] = Heartbeat(value.client_id, value.producer_groups, ())
-    return found
+    client_id = heartbeat.client_id
+    heartbeats_by_group = {
+        consumer.group: Heartbeat(client_id, (), (consumer,)) for consumer in heartbeat.consumers
+    }
+    if heartbeat.producer_groups:
+        producers_heartbeat = Heartbeat(client_id, heartbeat.producer_groups, ())
+        heartbeats_by_group[_PRODUCERS_NAME] = producers_heartbeat
+    return heartbeats_by_group
 
 
 # --------------------------------------------------------------------------------- stacks
@@ -477,20 +541,20 @@ def format_stacks(loop: asyncio.AbstractEventLoop | None) -> str:
         with contextlib.suppress(RuntimeError):  # a task started or ended meanwhile
             tasks = asyncio.all_tasks(loop)
             break
-    names = {thread.ident: thread for thread in threading.enumerate()}
-    texts = []
+    stacks = []
+    threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
-        thread = names.get(ident)
-        name = thread.name if thread is not None else "(not a Python thread)"
-        kind = " daemon" if thread is not None and thread.daemon else ""
+        thread = threads_by_ident.get(ident)
+        thread_name = thread.name if thread is not None else "(not a Python thread)"
+        daemon_mark = " daemon" if thread is not None and thread.daemon else ""
         lines = "".join(traceback.format_stack(frame)).rstrip()
-        texts.append(f'thread "{name}"{kind} id {ident}\n{lines}')
-    texts += [
-        "\n".join([f'task "{task.get_name()}"', *_format_frames(task.get_coro())])
-        for task in sorted(tasks, key=lambda task: task.get_name())
-        if not task.done()
-    ]
-    return "\n".join(texts)
+        stacks.append(f'thread "{thread_name}"{daemon_mark} id {ident}\n{lines}')
+
+    for task in sorted(tasks, key=lambda task: task.get_name()):
+        if not task.done():
+            task_lines = [f'task "{task.get_name()}"', *_format_frames(task.get_coro())]
+            stacks.append("\n".join(task_lines))
+    return "\n".join(stacks)
 
 
 def _format_frames(coroutine: Any) -> Iterator[str]:
@@ -507,6 +571,8 @@ def _format_frames(coroutine: Any) -> Iterator[str]:
 
 def _first_attribute(coroutine: Any, *names: str) -> Any:
     """Return the first of the named attributes that exists and is not None, else None."""
-    return next(
-        (x for x in (getattr(coroutine, name, None) for name in names) if x is not None), None
-    )
+    for name in names:
+        attribute = getattr(coroutine, name, None)
+        if attribute is not None:
+            return attribute
+    return None

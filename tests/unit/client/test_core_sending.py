@@ -2,9 +2,9 @@
 
 import pytest
 
+from sluicemq.client.core.send_attempts import SendAttempts
 from sluicemq.client.core.sending import (
     QueueChooser,
-    SendAttempts,
     avoidance_s,
     choose_by_sharding_key,
     choose_with_selector,

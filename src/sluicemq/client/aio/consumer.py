@@ -73,7 +73,11 @@ class MessageStream:
         group: str,
         subscription: Subscription,
     ) -> None:
-        """Create a stream. Applications call `Sluice.subscribe` instead."""
+        """Create a stream. Applications call `Sluice.subscribe` instead.
+
+        `memberships` are the groups of the client, through which `start` joins `group`. `options`
+        are the settings of the subscription. `subscription` is the topic with its filter.
+        """
         self.group = group
         """The consumer group."""
         self.subscription: Subscription = subscription
@@ -105,9 +109,8 @@ class MessageStream:
         """
         async with self._starting:
             if self._buffer is None:
-                buffer = (OrderedPrefetchBuffer if self._options.ordered else PrefetchBuffer)(
-                    is_shareable=True
-                )
+                buffer_class = OrderedPrefetchBuffer if self._options.ordered else PrefetchBuffer
+                buffer = buffer_class(is_shareable=True)
                 member = await self._memberships.join(
                     self.group, self.subscription, buffer, self._options
                 )
@@ -270,9 +273,15 @@ class PushConsumer:
     ) -> None:
         """Create a consumer. Applications call `Sluice.consumer` instead.
 
-        `options`, `group`, `handler`, `concurrency` and `batch_max` are described there.
-        `version_ms()` returns the version of a new subscription, the current time in milliseconds.
-        Raises ConfigurationError if an argument is invalid.
+        - `memberships`: the groups of the client, through which `start` joins `group`.
+        - `options`: how the group consumes: in order, broadcasting, its retries and prefetch.
+        - `handler`: the function that is called with each message, or with a list of messages if
+          `batch_max` is given. It may be a coroutine function.
+        - `concurrency`: how many calls of the handler run at the same time, at least 1.
+        - `version_ms`: returns the version of a new subscription, the current time in milliseconds.
+        - `batch_max`: the maximum length of that list, 1 to 1,024. None means single messages.
+
+        Raises ConfigurationError if `handler` is not callable or a number is out of its range.
         """
         if not callable(handler):
             raise ConfigurationError(
@@ -293,7 +302,8 @@ class PushConsumer:
         self._is_blocking = not inspect.iscoroutinefunction(handler)
         self._call: Callable[[Any], Awaitable[Any]] = handler
         if self._is_blocking:
-            self._call = lambda given: run_on_thread(self._thread_pool, handler, given)
+            # The pool is looked up in each call, because `start` creates it.
+            self._call = lambda argument: run_on_thread(self._thread_pool, handler, argument)
         self.concurrency = self._concurrency = concurrency
         """How many handlers run at the same time."""
         self._version_ms = version_ms
@@ -393,10 +403,10 @@ class PushConsumer:
 
             await run_to_end(change())
             return
-        wanted = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
+        subscription = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
         if self._started:
-            await self._join(wanted)
-        self._subscriptions[topic] = wanted
+            await self._join(subscription)
+        self._subscriptions[topic] = subscription
 
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming a topic. Its queues go to the other members of the group.
@@ -444,13 +454,13 @@ class PushConsumer:
             messages = [message]
             if self.batch_max is not None:
                 messages = self._buffer.take_batch(message, self.batch_max)
-            current = [one for one in messages if one.is_current]
-            if len(current) < len(messages):
+            current_messages = [message for message in messages if message.is_current]
+            if len(current_messages) < len(messages):
                 for message in messages:
                     if not message.is_current:
                         message.ack_nowait()
-            if current:
-                await self._handle(current)
+            if current_messages:
+                await self._handle(current_messages)
 
     def _fail(self, error: Exception) -> None:
         """Record the error that ends the consumer, and log it once."""
@@ -468,12 +478,12 @@ class PushConsumer:
         """
         task = asyncio.current_task()
         # The count tells a cancellation from outside from a CancelledError of the handler's own.
-        before = 0 if task is None else task.cancelling()
+        cancellations_before = 0 if task is None else task.cancelling()
         self._busy += 1
         try:
             await self._call(messages if self.batch_max is not None else messages[0])
         except BaseException as error:
-            failure = failure_of(error, task, before)
+            failure = failure_of(error, task, cancellations_before)
             if failure is not None:
                 await self._reject_failed(messages, failure)
                 return
@@ -500,23 +510,27 @@ class PushConsumer:
         these are acknowledged. Any other error is logged. If no broker can store a message, it is
         put back into this consumer's buffer for a later attempt.
         """
-        level, suspend_s, done = None, None, 0
+        delay_level = None
+        suspend_s = None
+        processed_count = 0
+        outcome = ConsumeOutcome.EXCEPTION
         if isinstance(error, RetryLaterError):
-            level, suspend_s, done = error.delay_level, error.suspend_s, max(0, error.done)
+            delay_level = error.delay_level
+            suspend_s = error.suspend_s
+            processed_count = max(0, error.done)
+            outcome = ConsumeOutcome.FAILED
         else:
-            self._log_failure(messages, error.error if isinstance(error, EscapedError) else error)
-        for message in messages[:done]:
+            raised_error = error.error if isinstance(error, EscapedError) else error
+            self._log_failure(messages, raised_error)
+
+        for message in messages[:processed_count]:
             message.ack_nowait()
-        outcome = (
-            ConsumeOutcome.FAILED
-            if isinstance(error, RetryLaterError)
-            else ConsumeOutcome.EXCEPTION
-        )
-        for message in messages[done:]:
+        rejected_messages = messages[processed_count:]
+        for message in rejected_messages:
             message.record_outcome(outcome)
-        for message in messages[done:]:
+        for message in rejected_messages:
             try:
-                await message.reject(level, suspend_s=suspend_s)
+                await message.reject(delay_level, suspend_s=suspend_s)
             except SluiceError as failure:
                 delay_s = local_retry_delay_s(message.attempt)
                 self._memberships.directory.log_failure(

@@ -84,8 +84,9 @@ class Member:
     ) -> None:
         """Create a member; it joins the group with its first subscription.
 
-        `has_retries` is False for a consumer that is polled: it has no retry topic, and its pulls
-        contain the filter.
+        `cluster` sends its requests, and `heartbeat_thread` keeps it registered. `options` are
+        those of all consumers of the group in this client. `has_retries` is False for a consumer
+        that is polled: it has no retry topic, and its pulls contain the filter.
         """
         self.group = group
         self.options = options
@@ -191,8 +192,8 @@ class Member:
         if self.options.broadcast and queues:
             # This raises an error if another consumer uses the offsets file.
             await self.readers.find_start_offset(queues[0])
-        self._heartbeat_thread.update_addresses(_addresses(route))
-        await self._send_heartbeats(must_reach=_addresses(route))
+        self._heartbeat_thread.update_addresses(_broker_addresses(route))
+        await self._send_heartbeats(must_reach=_broker_addresses(route))
         await self._check_group_exists(topic, route)
         if not await self.rebalance():
             self.schedule_rebalance()  # a rebalance that was incomplete is repeated soon
@@ -222,14 +223,15 @@ class Member:
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check_subscription(subscription, route)
-        old, self.subscriptions[topic] = self.subscriptions[topic], subscription
+        old_subscription = self.subscriptions[topic]
+        self.subscriptions[topic] = subscription
         with self.readers.pulls_blocked(topic):
             try:
-                await self._send_heartbeats(must_reach=_addresses(route))
+                await self._send_heartbeats(must_reach=_broker_addresses(route))
             except BaseException:
-                self.subscriptions[topic] = old
+                self.subscriptions[topic] = old_subscription
                 # A rebalance may have added queues with the new subscription meanwhile.
-                self.readers.change_subscription(old)
+                self.readers.change_subscription(old_subscription)
                 self._heartbeat_thread.set_consumer_group(self._describe())
                 # Some brokers may have received the new subscription.
                 self._heartbeat_thread.send_heartbeats()
@@ -323,17 +325,18 @@ class Member:
         one of these refuses the group, and ConnectionLostError if all of them fail.
         """
         self._heartbeat_thread.set_consumer_group(self._describe())
-        outcome = await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
+        outcome_by_address = await asyncio.wrap_future(self._heartbeat_thread.send_heartbeats())
         refusal = self._heartbeat_thread.find_access_error(self.group, must_reach)
         if refusal is not None:
             raise refusal
-        errors = [outcome.get(address) for address in must_reach]
-        first = next(iter(errors), None)
-        if first is not None and all(errors):
+
+        errors = [outcome_by_address.get(address) for address in must_reach]
+        first_error = errors[0] if errors else None
+        if first_error is not None and all(errors):
             raise ConnectionLostError(
-                f"no broker of the group {self.group!r} can be reached [{first.fact}].",
+                f"no broker of the group {self.group!r} can be reached [{first_error.fact}].",
                 fix="Check sluice cluster list, and that this machine can reach the addresses.",
-            ) from first
+            ) from first_error
 
     def _request_heartbeats(self) -> None:
         """Start to send heartbeats with the current subscriptions, and return at once.
@@ -354,7 +357,7 @@ class Member:
         command = requests.check_subscription(
             self._heartbeat_thread.client_id, self.group, subscription
         )
-        for address in _addresses(route, masters_only=True):
+        for address in _broker_addresses(route, masters_only=True):
             response = await self._call_if_reachable(address, command)
             if response is None:
                 continue
@@ -385,8 +388,8 @@ class Member:
         PermissionDeniedError if access control refuses the pull. Masters that do not respond are
         skipped.
         """
-        for data in route.brokers:
-            address = data.addresses.get(MASTER_ID)
+        for broker_data in route.brokers:
+            address = broker_data.addresses.get(MASTER_ID)
             if address is None:
                 continue
             members = await self._fetch_members_from(address)
@@ -394,7 +397,7 @@ class Member:
                 continue
             probe = requests.pull(
                 self.group,
-                MessageQueue(topic, data.broker, 0),
+                MessageQueue(topic, broker_data.broker, 0),
                 0,
                 count_max=1,
                 bytes_max=1,
@@ -428,16 +431,16 @@ class Member:
 
     async def _rebalance_forever(self) -> None:
         """Rebalance periodically, and when it is scheduled, until the task is cancelled."""
-        balanced = True
+        is_complete = True
         while True:
-            period_s = self.options.balance_period_s if balanced else UNBALANCED_PERIOD_S
+            period_s = self.options.balance_period_s if is_complete else UNBALANCED_PERIOD_S
             # Not asyncio.wait_for: in Python 3.11 it can lose a cancellation that comes together
             # with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
                     await self._rebalance_due.wait()
             self._rebalance_due.clear()
-            balanced = await self.rebalance()
+            is_complete = await self.rebalance()
 
     async def rebalance(self) -> bool:
         """Distribute the queues of all topics again: add queues to this member and remove others.
@@ -446,22 +449,22 @@ class Member:
         brokers do not list this client as a member yet. A missing retry topic does not count.
         Errors are logged.
         """
-        complete = True
+        is_complete = True
         async with self._rebalance_lock:
             for topic in list(self.subscriptions):
                 try:
-                    complete &= await self._rebalance_topic(topic)
+                    is_complete &= await self._rebalance_topic(topic)
                 except RouteNotFoundError:
-                    complete &= topic == self._retry_topic
+                    is_complete &= topic == self._retry_topic
                     if topic in self._known_queues:
                         # The topic was deleted: its next queues are new.
                         self._known_queues[topic] = set()
                 except SluiceError as error:
                     self._log_rebalance_failure(error, topic)
-                    complete = False
+                    is_complete = False
                 else:
                     self._log_rebalance_recovery(topic)
-        return complete
+        return is_complete
 
     def _log_rebalance_failure(self, error: SluiceError, topic: str) -> None:
         """Log a failed rebalance of a topic, once for each outage."""
@@ -498,11 +501,10 @@ class Member:
         """Read the queues of one topic that the allocation strategy gives to this member.
 
         1. Fetch the members of the group. If this client is not among them, `_handle_exclusion`
-        reacts and
-           the result is False.
-        2. Compute the queues of this member. In a broadcasting group these are all queues. 3. Stop
-        reading queues that went to other members, and start to read new ones. 4. If the queues of
-        this member have changed, call the `assignment_listeners`.
+           reacts and the result is False.
+        2. Compute the queues of this member. In a broadcasting group these are all queues.
+        3. Stop reading queues that went to other members, and start to read new ones.
+        4. If the queues of this member have changed, call the `assignment_listeners`.
 
         Return False if a queue could not be started yet, for example because another member still
         has its lock. Raises RouteNotFoundError if the topic does not exist, and SluiceError if a
@@ -516,29 +518,33 @@ class Member:
             await self._handle_exclusion(topic, members)
             return False
         self._excluded_topics.discard(topic)
-        assigned = queues
+
+        assigned_queues = queues
         if not self.options.broadcast:
             strategy = self.options.strategy
-            assigned = allocate(
+            assigned_queues = allocate(
                 strategy, self._heartbeat_thread.client_id, queues, members, self.group
             )
-        before = self.readers.queues_of_topic(topic)
-        for queue in before - set(assigned):
+
+        queues_before = self.readers.queues_of_topic(topic)
+        for queue in queues_before - set(assigned_queues):
             await self.readers.remove(queue)
+
         known_queues = self._known_queues.get(topic)
-        self.readers.expected_queue_counts[topic] = len(assigned)
-        complete = True
-        for queue in assigned:
+        self.readers.expected_queue_counts[topic] = len(assigned_queues)
+        is_complete = True
+        for queue in assigned_queues:
             if queue not in self.readers.queues:
                 # In the first rebalance no queue is new: the start option of the group applies.
                 is_new = known_queues is not None and queue not in known_queues
-                complete &= await self._start_reader(queue, subscription, is_new=is_new)
+                is_complete &= await self._start_reader(queue, subscription, is_new=is_new)
         self._known_queues[topic] = set(queues) | (known_queues or set())
-        after = self.readers.queues_of_topic(topic)
-        if after != before:
+
+        queues_after = self.readers.queues_of_topic(topic)
+        if queues_after != queues_before:
             for listener in self.assignment_listeners:
-                notify(listener, topic, list(queues), sorted(after))
-        return complete
+                notify(listener, topic, list(queues), sorted(queues_after))
+        return is_complete
 
     async def _handle_exclusion(self, topic: str, members: tuple[str, ...]) -> None:
         """React to a list of members that does not contain this client.
@@ -548,14 +554,11 @@ class Member:
         client, and other members read its queues: stop reading them. Otherwise this client would
         continue at its old offsets when it is accepted again.
         """
-        requested = self._requested_heartbeats
-        has_sent_heartbeats = requested is not None and requested.done()
-        if (
-            topic in self._excluded_topics
-            and has_sent_heartbeats
-            and members
-            and not self.options.broadcast
-        ):
+        heartbeats = self._requested_heartbeats
+        has_sent_heartbeats = heartbeats is not None and heartbeats.done()
+        is_refused = topic in self._excluded_topics and has_sent_heartbeats
+        others_read_queues = bool(members) and not self.options.broadcast
+        if is_refused and others_read_queues:
             for queue in self.readers.queues_of_topic(topic):
                 await self.readers.remove(queue)
         self._excluded_topics.add(topic)
@@ -571,6 +574,7 @@ class Member:
         rebalance.
         """
         is_retry = queue.topic == self._retry_topic
+        # The messages of the retry topic go to the buffers of their first topics.
         buffer: MessageBuffer = RetryRouter(self.buffers) if is_retry else self.buffers[queue.topic]
         try:
             has_started = await self.readers.add(queue, subscription, buffer, is_new=is_new)
@@ -585,9 +589,10 @@ class Member:
                 error,
             )
             return False
-        wanted = self.subscriptions.get(queue.topic)
-        if wanted is not None:  # It may have changed while the start offset was requested.
-            self.readers.change_subscription(wanted)
+        # The subscription may have changed while the start offset was requested.
+        current_subscription = self.subscriptions.get(queue.topic)
+        if current_subscription is not None:
+            self.readers.change_subscription(current_subscription)
         return has_started
 
     async def _fetch_members(self, route: TopicRoute) -> tuple[str, ...]:
@@ -596,7 +601,7 @@ class Member:
         One broker is enough, because every consumer sends heartbeats to all of them. Raises
         ConnectionLostError if none responds.
         """
-        for address in _addresses(route):
+        for address in _broker_addresses(route):
             members = await self._fetch_members_from(address)
             if members is not None:
                 return members
@@ -606,13 +611,19 @@ class Member:
         )
 
 
-def _addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
-    """Return the addresses of the brokers of a route, masters first, without repetitions."""
-    masters = [data.addresses[MASTER_ID] for data in route.brokers if MASTER_ID in data.addresses]
+def _broker_addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
+    """Return the addresses of the brokers of a route, masters first, without repetitions.
+
+    With `masters_only`, return only the masters' addresses.
+    """
+    master_addresses: list[str] = []
+    all_addresses: list[str] = []
+    for broker_data in route.brokers:
+        if MASTER_ID in broker_data.addresses:
+            master_addresses.append(broker_data.addresses[MASTER_ID])
+        all_addresses.extend(broker_data.addresses.values())
+
     if masters_only:
-        return masters
-    return list(
-        dict.fromkeys(
-            masters + [address for data in route.brokers for address in data.addresses.values()]
-        )
-    )
+        return master_addresses
+    without_repetitions = dict.fromkeys(master_addresses + all_addresses)
+    return list(without_repetitions)

@@ -100,11 +100,11 @@ class QueueLocks:
         """
         requested_s = self._now_s()
         try:
-            held = await self._lock([queue])
+            granted_queues = await self._lock([queue])
         except asyncio.CancelledError:
             await run_to_end(self._unlock(queue))  # the broker may have granted it
             raise
-        if queue not in held:
+        if queue not in granted_queues:
             return False
         self._requested_s_by_queue[queue] = requested_s
         return True
@@ -135,50 +135,57 @@ class QueueLocks:
         locked any more. A lease whose broker does not respond stays as it is; it is not trusted
         after `TRUSTED_S`.
         """
-        by_broker: dict[str, list[MessageQueue]] = {}
+        queues_by_broker: dict[str, list[MessageQueue]] = {}
         for queue in self._requested_s_by_queue:
-            by_broker.setdefault(queue.broker, []).append(queue)
-        outcomes = await asyncio.gather(*map(self._renew, by_broker.items()))
-        return all(outcomes)
+            queues_by_broker.setdefault(queue.broker, []).append(queue)
+        have_responded = await asyncio.gather(
+            *(self._renew(broker, queues) for broker, queues in queues_by_broker.items())
+        )
+        return all(have_responded)
 
-    async def _renew(self, item: tuple[str, Iterable[MessageQueue]]) -> bool:
+    async def _renew(self, broker: str, locked_queues: Iterable[MessageQueue]) -> bool:
         """Renew the leases of one broker, and return whether the broker has responded.
 
-        `item` is (broker name, its locked queues). A lease is lost if the broker refuses it, or
-        grants it more than `LEASE_S` after the last request: then another client may have had the
-        queue meanwhile. `on_lost` is called for each lost queue, and `on_confirmed` for each queue
-        that may be handed out again.
+        `locked_queues` are the queues of the broker that this client has locked. A lease is lost if
+        the broker refuses it, or grants it more than `LEASE_S` after the last request: then another
+        client may have had the queue meanwhile. `on_lost` is called for each lost queue, and
+        `on_confirmed` for each queue that may be handed out again.
         """
-        broker, queues = item[0], sorted(item[1])
+        queues = sorted(locked_queues)
         requested_s = self._now_s()
         try:
-            held = set(await self._lock(queues))
+            granted_queues = set(await self._lock(queues))
         except SluiceError as error:
             _log.debug(
                 "the leases of group %s at %s were not renewed: %s", self._group, broker, error
             )
             return False
-        for queue in held - self._requested_s_by_queue.keys():
-            await self._unlock(queue)  # it was released meanwhile, and this request locked it again
-        lost = []
+
+        # A queue that was released meanwhile was locked again by this request.
+        for queue in granted_queues - self._requested_s_by_queue.keys():
+            await self._unlock(queue)
+
+        lost_queues = []
         for queue in [queue for queue in queues if queue in self._requested_s_by_queue]:
             age_s = requested_s - self._requested_s_by_queue[queue]
-            if queue in held and age_s < LEASE_S:
+            if queue in granted_queues and age_s < LEASE_S:
                 was_held = self.is_held(queue)  # as of now, not as of the request
                 self._requested_s_by_queue[queue] = requested_s
                 if not was_held:
                     self._on_confirmed(queue)
             else:  # refused, or granted after a gap in which another client may have had it
                 del self._requested_s_by_queue[queue]
-                lost.append(queue)
-        if lost:
+                lost_queues.append(queue)
+        if lost_queues:
+            further_count = len(lost_queues) - 1
+            further_text = f" and of {further_count} more queues" if further_count else ""
             _log.warning(
                 "group %s: the lock of %s%s is lost; its messages go to another member",
                 self._group,
-                lost[0],
-                f" and of {len(lost) - 1} more queues" if lost[1:] else "",
+                lost_queues[0],
+                further_text,
             )
-        for queue in lost:
+        for queue in lost_queues:
             self._on_lost(queue)
         return True
 
@@ -219,9 +226,9 @@ class OrderedReader(QueueReader):
 
     def ack_many(self, messages: list[ReceivedMessage]) -> int:
         """Acknowledge messages, and let a consumer take the next message of the queue."""
-        counted = super().ack_many(messages)
+        acknowledged_count = super().ack_many(messages)
         self._offer_next()
-        return counted
+        return acknowledged_count
 
     def mark_returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
         """Record that the application has returned a message.
@@ -243,38 +250,60 @@ class OrderedReader(QueueReader):
         """Make the message the next one of its queue again, after `suspend_s` seconds.
 
         If it was retried the maximum number of times, or `delay_level` is -1, store it as a dead
-        letter instead. `suspend_s` and `delay_level` of None mean those of the group's options.
-        Return False if the message is not current. Never raises: a message that cannot be stored as
-        a dead letter is retried like others.
+        letter instead, and acknowledge it. `suspend_s` and `delay_level` of None mean those of the
+        group's options. Return False if the message is not current. Never raises: a message that
+        cannot be stored as a dead letter is retried like others.
         """
         if not message.is_current:
             self.mark_returned(message)
             return False
-        rules = self._options.retry
-        level = rules.delay_level if delay_level is None else delay_level
-        retries = retry_count(message.record) + message.attempt - 1
-        retries_max = ORDERED_RETRIES_MAX if rules.retries_max is None else rules.retries_max
-        if level <= DEAD_LETTER_LEVEL or retries >= retries_max:
-            if self._context.retry_sender is None:
-                _log.warning("%s is dropped: this consumer has no dead letters", message)
-                return self.ack(message)
-            try:
-                await self._context.retry_sender.send_retry_message(message.record, retries, level)
-            except SluiceError as error:
-                self._cluster.directory.log_failure(
-                    error,
-                    self.queue,
-                    f"dead letters of {self.group}",
-                    "group %s: %s could not be stored as a dead letter and blocks its queue: %s",
-                    self.group,
-                    message,
-                    error,
-                )
-            else:
-                return self.ack(message)
+        retry_options = self._options.retry
+        if delay_level is None:
+            delay_level = retry_options.delay_level
+        if suspend_s is None:
+            suspend_s = retry_options.suspend_s
+        retries_max = retry_options.retries_max
+        if retries_max is None:
+            retries_max = ORDERED_RETRIES_MAX
+
+        # Retries at the broker, before this client received the message, and in this client.
+        retries_done = retry_count(message.record) + message.attempt - 1
+        is_dead_letter = delay_level <= DEAD_LETTER_LEVEL or retries_done >= retries_max
+        if is_dead_letter and await self._send_as_dead_letter(message, retries_done, delay_level):
+            return self.ack(message)
+
+        # Put the message back before it is marked as returned: that offers the next message of the
+        # queue, which must be this one.
         message.attempt += 1
-        self.buffer.put_back_later(message, rules.suspend_s if suspend_s is None else suspend_s)
+        self.buffer.put_back_later(message, suspend_s)
         self.mark_returned(message, failed=True)
+        return True
+
+    async def _send_as_dead_letter(
+        self, message: ReceivedMessage, retries_done: int, delay_level: int
+    ) -> bool:
+        """Send a rejected message to the broker as a dead letter; return whether to acknowledge it.
+
+        Return True also for a consumer without dead letters (a broadcasting group), which drops the
+        message and logs that. Return False if the request failed, which is logged.
+        """
+        retry_sender = self._context.retry_sender
+        if retry_sender is None:
+            _log.warning("%s is dropped: this consumer has no dead letters", message)
+            return True
+        try:
+            await retry_sender.send_retry_message(message.record, retries_done, delay_level)
+        except SluiceError as error:
+            self._cluster.directory.log_failure(
+                error,
+                self.queue,
+                f"dead letters of {self.group}",
+                "group %s: %s could not be stored as a dead letter and blocks its queue: %s",
+                self.group,
+                message,
+                error,
+            )
+            return False
         return True
 
     async def wait_until_returned(self) -> None:
@@ -293,8 +322,8 @@ class OrderedReaders(Readers):
     ) -> None:
         """Create the readers of the client `client_id`.
 
-        `on_change()` is called when this client has lost a queue, or has finished one that it gives
-        up.
+        `context` is what all readers of the group share. `on_change()` is called when this client
+        has lost a queue, or has finished a queue that goes to another member.
         """
         super().__init__(context)
         self._on_change = on_change
@@ -364,9 +393,11 @@ class OrderedReaders(Readers):
 
     def _stop_reader(self, queue: MessageQueue) -> OrderedReader:
         """Stop pulling from a queue, remove its reader from the tables, and return the reader."""
-        reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
+        reader = self._readers.pop(queue)
+        task = self._reader_tasks.pop(queue)
         task.cancel()
-        self._past_identities[queue] = reader.identity, self._recreation_counts[queue.topic]
+        # If this client reads the queue again, it recognises the queue by these.
+        self._past_identities[queue] = (reader.identity, self._recreation_counts[queue.topic])
         assert isinstance(reader, OrderedReader)
         return reader
 
@@ -395,7 +426,8 @@ class OrderedReaders(Readers):
         reader.is_retiring = True
 
         async def finish() -> None:
-            """Wait for the handler, and then give the queue up."""
+            """Wait for the handler, commit its offset and then unlock the queue."""
+            # The member that locks the queue next begins at the committed offset.
             await reader.wait_until_returned()
             offset = reader.in_flight.committable
             reader.discard_pulled(offset)

@@ -49,9 +49,9 @@ from sluicemq.client.core.consuming import (
 )
 from sluicemq.client.core.messages import check_group_cached
 from sluicemq.client.core.names import Credentials
+from sluicemq.client.core.send_attempts import SEND_TIMEOUT_MS
 from sluicemq.client.core.sending import (
     DEFAULT_PRODUCER_GROUP,
-    SEND_TIMEOUT_MS,
     ProducerOptions,
     Sender,
 )

@@ -43,8 +43,8 @@ _NEARBY_MARK: Final = "-"
 class MachineRooms:
     """The strategy machine_room: allocates queues of brokers named `room@…` in one of `rooms`.
 
-    Each member gets a run of equal size; the queues that are left over go to the first members, one
-    each.
+    Each member gets consecutive queues, and all members get equally many. The queues that are left
+    over go to the first members, one each.
     """
 
     rooms: frozenset[str]
@@ -54,14 +54,26 @@ class MachineRooms:
     ) -> list[MessageQueue]:
         if client_id not in members:
             return []
-        # Split as Java's String.split does: empty parts at the end do not count.
-        parts = ((one, one.broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)) for one in sorted(queues))
-        near = [one for one, names in parts if len(names) == 2 and names[0] in self.rooms]
-        index, count = sorted(members).index(client_id), len(members)
-        run_size, leftover_count = divmod(len(near), count)
-        assigned = near[index * run_size : (index + 1) * run_size]
-        leftover = [near[run_size * count + index]] if index < leftover_count else []
-        return assigned + leftover
+        allowed_queues = [queue for queue in sorted(queues) if self._is_in_rooms(queue.broker)]
+
+        # Each member gets `queues_each` consecutive queues.
+        member_index = sorted(members).index(client_id)
+        queues_each, leftover_count = divmod(len(allowed_queues), len(members))
+        start = member_index * queues_each
+        assigned = allowed_queues[start : start + queues_each]
+
+        # The queues that are left over are at the end.
+        if member_index < leftover_count:
+            assigned.append(allowed_queues[queues_each * len(members) + member_index])
+        return assigned
+
+    def _is_in_rooms(self, broker: str) -> bool:
+        """Return whether the name of a broker is `room@rest`, with one of the rooms.
+
+        It is split as Java's String.split does: empty parts at the end do not count.
+        """
+        parts = broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)
+        return len(parts) == 2 and parts[0] in self.rooms
 
 
 def room_before_dash(name: str) -> str:
@@ -231,7 +243,8 @@ def strategy(choice: str | Strategy, **settings: Unpack[StrategySettings]) -> St
     `broker_room` and `client_room` of machine_room_nearby. With a function, settings are ignored.
     Raises ConfigurationError for an unknown name and for settings that do not fit.
 
-    >>> strategy("machine_room", rooms=["hz"]) MachineRooms(rooms=frozenset({'hz'}))
+    >>> strategy("machine_room", rooms=["hz"])
+    MachineRooms(rooms=frozenset({'hz'}))
     """
     if callable(choice):
         return choice

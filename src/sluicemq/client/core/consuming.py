@@ -88,10 +88,11 @@ class InFlight:
         messages that were dropped; a lower value than the current one has no effect.
         """
         sizes = self._sizes
-        last = next(reversed(sizes), -1)
+        last_offset = next(reversed(sizes), -1)
         for offset, size_bytes in taken:
-            assert offset > last, "offsets of a queue rise"
-            last, sizes[offset] = offset, size_bytes
+            assert offset > last_offset, "offsets of a queue rise"
+            last_offset = offset
+            sizes[offset] = size_bytes
             self.size_bytes += size_bytes
         self.position = max(self.position, position)
 
@@ -243,13 +244,13 @@ class TopicConsumeStats:
         while self._failure_cells[0][0] <= minute - _FAILURE_CELLS:
             self._failure_cells.popleft()
 
-    def record_undecodable(self, what: str) -> int:
+    def record_undecodable(self, error_text: str) -> int:
         """Count a message whose body could not be decoded, and return the new count.
 
-        `what` is the error. May be called from any thread.
+        `error_text` says what is wrong with the body. May be called from any thread.
         """
         self.undecodable_count = next(self._undecodable_counter)
-        self.last_undecodable_error = what
+        self.last_undecodable_error = error_text
         return self.undecodable_count
 
     def rates(self, now_s: float) -> TopicRates:
@@ -346,19 +347,20 @@ def make_retry_message(
     it is stored, so a body that this client cannot decode reaches a client that can.
     """
     properties = {
-        name: v for name, v in record.properties.items() if name not in _DROPPED_PROPERTIES
+        name: value for name, value in record.properties.items() if name not in _DROPPED_PROPERTIES
     }
     forget_origin(properties, record.topic, group)
     if record.topic.startswith(DLQ_PREFIX):
         properties[RETRY_TOPIC] = record.topic
     properties.setdefault(RETRY_TOPIC, record.topic)
     properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
-    properties[DELAY] = str(level if level > 0 else FIRST_RETRY_LEVEL + times)
-    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    delay_level = level if level > 0 else FIRST_RETRY_LEVEL + times
+    properties[DELAY] = str(delay_level)
+    encoded_properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
     return OutgoingMessage(
         topic=RETRY_PREFIX + group,
         body=record.raw_body,
-        properties=text,
+        properties=encoded_properties,
         message_id=record.message_id,
         sys_flag=record.sys_flag & COMPRESSION_BITS,
         flag=record.flag,
@@ -514,14 +516,15 @@ class ConsumeOptions:
                 "group has no dead letters.",
                 fix="Use on_undecodable='deliver' or 'raise'.",
             )
-        for name in ("span_max", "topic_count_max", "topic_bytes_max"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 1)
+        for optional_limit in ("span_max", "topic_count_max", "topic_bytes_max"):
+            limit = getattr(self, optional_limit)
+            if limit is not None:
+                check_number(optional_limit, limit, 1)
         check_number("the prefetch limit of messages", self.count_max, 1)
         check_number("the prefetch limit of bytes", self.bytes_max, 1)
         check_number("pull_count", self.pull_count, 1)
-        for name in ("commit_period_s", "balance_period_s"):
-            check_number(name, getattr(self, name), COMMIT_PERIOD_MIN_S, whole=False)
+        for period in ("commit_period_s", "balance_period_s"):
+            check_number(period, getattr(self, period), COMMIT_PERIOD_MIN_S, whole=False)
         if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
             raise ConfigurationError(
                 f"start cannot be {self.start!r}.",
@@ -553,12 +556,18 @@ class ConsumeOptions:
         `queue_count` is the number of queues of the topic that this member reads. They share the
         limits of the topic evenly; each share is at least 1, and at most the limit of a queue.
         """
-        count, size = self.topic_count_max, self.topic_bytes_max
-        share = max(1, queue_count)
-        return (
-            self.count_max if count is None else min(self.count_max, max(1, count // share)),
-            self.bytes_max if size is None else min(self.bytes_max, max(1, size // share)),
-        )
+        sharing_queues = max(1, queue_count)
+
+        queue_count_max = self.count_max
+        if self.topic_count_max is not None:
+            share = max(1, self.topic_count_max // sharing_queues)
+            queue_count_max = min(queue_count_max, share)
+
+        queue_bytes_max = self.bytes_max
+        if self.topic_bytes_max is not None:
+            share = max(1, self.topic_bytes_max // sharing_queues)
+            queue_bytes_max = min(queue_bytes_max, share)
+        return queue_count_max, queue_bytes_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -613,13 +622,18 @@ def make_subscription(
             fix="Use only one of them; to filter by tag in where=, use the property TAGS, as in "
             "where=\"TAGS = 'A' AND price > 3\".",
         )
-    fix_tags = "tags='A||B'; to compare numbers, use where=, as in where='price > 3'"
-    for name, text, fix in (("tags", tags, fix_tags), ("where", where, "where='price > 3'")):
-        if text is not None and not isinstance(text, str):
+    tags_example = "tags='A||B'; to compare numbers, use where=, as in where='price > 3'"
+    where_example = "where='price > 3'"
+    arguments = (("tags", tags, tags_example), ("where", where, where_example))
+    for argument_name, argument, example in arguments:
+        if argument is not None and not isinstance(argument, str):
             raise ConfigurationError(
-                f"{name} must be a string, got {text!r:.60}.", fix=f"Write, for example, {fix}."
+                f"{argument_name} must be a string, got {argument!r:.60}.",
+                fix=f"Write, for example, {example}.",
             )
-    kind, expression = (TAG, tags or ALL) if where is None else (SQL92, where)
+
+    kind = TAG if where is None else SQL92
+    expression = (tags or ALL) if where is None else where
     check_topic(topic)
     for finding in check_subscription(Subscription(topic, expression, kind)):
         _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
@@ -707,8 +721,9 @@ class SubscriptionRegistry:
         not serve both (`shared`).
         """
         clients = self._entries.get((cluster, group, subscription.topic), {})
-        for other, entry in clients.items():
-            if other != client and not shared and _is_different(entry.subscription, subscription):
+        for other_client, entry in clients.items():
+            is_other = other_client != client
+            if is_other and not shared and _is_different(entry.subscription, subscription):
                 raise SubscriptionConflictError(
                     f"another client of this process also uses the group {group!r}, with "
                     f"{_format_subscription(entry.subscription)}; it would lose messages by "
@@ -736,12 +751,12 @@ class SubscriptionRegistry:
                 del self._entries[cluster, group, topic]
 
 
-def _is_different(one: Subscription, other: Subscription) -> bool:
+def _is_different(left: Subscription, right: Subscription) -> bool:
     """Return whether two subscriptions have different expressions."""
-    return (one.kind, one.expression) != (other.kind, other.expression)
+    return (left.kind, left.expression) != (right.kind, right.expression)
 
 
 def _format_subscription(subscription: Subscription) -> str:
     """Return a subscription as the keyword argument that makes it, such as "tags='A'"."""
-    name = "where=" if subscription.kind == SQL92 else "tags="
-    return f"{name}{subscription.expression!r}"
+    keyword = "where" if subscription.kind == SQL92 else "tags"
+    return f"{keyword}={subscription.expression!r}"

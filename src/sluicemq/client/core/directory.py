@@ -7,7 +7,7 @@ the brokers that the routes name. Its methods that return a `Conversation` are r
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -209,13 +209,13 @@ class RouteCache:
 
     def broker_addresses(self, topics: Iterable[str]) -> set[str]:
         """Return the addresses of all brokers, masters and slaves, of the topics."""
-        return {
-            address
-            for topic in topics
-            if (route := self.routes.get(topic))
-            for data in route.brokers
-            for address in data.addresses.values()
-        }
+        addresses: set[str] = set()
+        for topic in topics:
+            route = self.routes.get(topic)
+            if route is not None:
+                for broker_data in route.brokers:
+                    addresses.update(broker_data.addresses.values())
+        return addresses
 
 
 def is_broker_response(command: Command, response: Command) -> bool:
@@ -309,10 +309,10 @@ class Directory:
         ConfigurationError if brokers respond at all addresses.
         """
         failures: list[tuple[str, SluiceError]] = []
-        inconclusive: Command | None = None
-        count = len(self.name_servers)
-        for step in range(count):
-            index = (self._next_server + step) % count
+        first_inconclusive: Command | None = None
+        server_count = len(self.name_servers)
+        for step in range(server_count):
+            index = (self._next_server + step) % server_count
             address = self.name_servers[index]
             try:
                 response = yield Call(address, command)
@@ -327,23 +327,11 @@ class Directory:
                 if is_conclusive(response):
                     self._next_server = index
                     return response
-                inconclusive = inconclusive or response
-        if inconclusive is not None:
-            return inconclusive
-        misplaced = [error for _, error in failures if isinstance(error, ConfigurationError)]
-        if len(misplaced) == count:
-            raise misplaced[0]
-        reasons = "; ".join(_failure_text(address, error) for address, error in failures)
-        fixes = [error.fix for _, error in failures]
-        # A fix about TLS is more specific than the usual one.
-        about_tls = (one for one in fixes if "tls" in one.lower() or "certificate" in one.lower())
-        usual = (
-            "Check the host and port, and make sure that the name server is running; to start one, "
-            "run `sluice nameserver`."
-        )
-        raise NameServerUnreachableError(
-            f"no name server responded ({reasons}).", fix=next(about_tls, usual)
-        )
+                if first_inconclusive is None:
+                    first_inconclusive = response
+        if first_inconclusive is not None:
+            return first_inconclusive
+        raise _no_name_server_error(failures)
 
     def fetch_route(self, topic: str) -> Conversation[TopicRoute | None]:
         """Ask the name servers for the route of a topic.
@@ -369,21 +357,24 @@ class Directory:
 
         Raises RouteNotFoundError, and NameServerUnreachableError if no older route is known.
         """
-        known = self.routes.routes.get(topic)
-        if known is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
+        route = self.routes.routes.get(topic)
+        if route is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
             yield Exclusive(topic, self._refresh(topic, create=create))
-            known = self.routes.routes.get(topic)
-        if known is None:
-            self.routes.expire(topic)
-            brokers = None
-            try:
-                response = yield from self.call_name_server(requests.cluster_info())
-                if response.code == SUCCESS:
-                    brokers = sorted(decode_cluster_info(response.body).brokers)
-            except SluiceError:
-                pass  # the error's text does not mention brokers then
-            raise route_not_found_error(topic, self.name_servers, brokers, auto_create_tried=create)
-        return known
+            route = self.routes.routes.get(topic)
+        if route is not None:
+            return route
+
+        self.routes.expire(topic)
+        broker_names = None
+        try:
+            response = yield from self.call_name_server(requests.cluster_info())
+            if response.code == SUCCESS:
+                broker_names = sorted(decode_cluster_info(response.body).brokers)
+        except SluiceError:
+            pass  # the error's text does not mention brokers then
+        raise route_not_found_error(
+            topic, self.name_servers, broker_names, auto_create_tried=create
+        )
 
     def _refresh(self, topic: str, *, create: bool) -> Conversation[None]:
         """Fetch the route of a topic into the cache, unless another task has just done so.
@@ -393,22 +384,23 @@ class Directory:
         predicted one (see `get_route`). Raises NameServerUnreachableError if no older route is
         known, and RequestError if a name server refuses.
         """
-        known = self.routes.routes.get(topic)
+        old_route = self.routes.routes.get(topic)
         if self.routes.is_fresh(topic, self.clock.monotonic_s()):
             return
         try:
-            found = yield from self.fetch_route(topic)
-            if found is None and create and known is None:
-                default = yield from self.fetch_route(DEFAULT_TOPIC)
-                found = predict_created_route(default) if default else None
+            new_route = yield from self.fetch_route(topic)
+            if new_route is None and create and old_route is None:
+                default_route = yield from self.fetch_route(DEFAULT_TOPIC)
+                if default_route is not None:
+                    new_route = predict_created_route(default_route)
         except NameServerUnreachableError as error:
-            if known is None:
+            if old_route is None:
                 raise
             self.outages.report_failure(
                 _NAME_SERVER_OUTAGE, "%s. The last known routes stay in use.", error.fact
             )
-            found = None
-        if self.routes.store(topic, found, self.clock.monotonic_s()):
+            new_route = None  # `store` then keeps the old route
+        if self.routes.store(topic, new_route, self.clock.monotonic_s()):
             self.on_route_change(topic)
 
     def get_write_queues(self, topic: str) -> Conversation[list[MessageQueue]]:
@@ -452,8 +444,10 @@ class Directory:
         route = yield from self.get_route(queue.topic)
         address = self.routes.read_addresses[queue.topic].get(queue.broker)
         if replica_id != MASTER_ID:
-            replicas = next((it.addresses for it in route.brokers if it.broker == queue.broker), {})
-            address = replicas.get(replica_id, address)
+            for broker_data in route.brokers:
+                if broker_data.broker == queue.broker:
+                    address = broker_data.addresses.get(replica_id, address)
+                    break
         if address is None:
             self.routes.expire(queue.topic)
             raise RouteNotFoundError(
@@ -535,19 +529,20 @@ def route_not_found_error(
     registered brokers, or None if the name servers did not return them. `auto_create_tried` says
     that the route of TBW102 was looked for, too.
     """
-    found = None if brokers is None else sorted(brokers)
+    broker_names = None if brokers is None else sorted(brokers)
     reachable = f"The name servers ({', '.join(servers)}) are reachable"
-    if found == []:
+    if broker_names == []:
         return RouteNotFoundError(
             f"no broker serves the topic {topic!r}. {reachable}, but no broker is registered with "
             "them.",
             fix="Start a broker (sluice broker), or use the name servers that it registers with.",
         )
-    registered = (
-        f", and brokers are registered ({', '.join(found)}), but none of them serves this topic"
-        if found
-        else ", but none of their brokers serves this topic"
-    )
+    registered = ", but none of their brokers serves this topic"
+    if broker_names:
+        registered = (
+            f", and brokers are registered ({', '.join(broker_names)}), but none of them serves "
+            "this topic"
+        )
     cause = (
         "automatic creation is off (no broker has TBW102)"
         if auto_create_tried
@@ -558,6 +553,30 @@ def route_not_found_error(
         fix="Check the spelling with `sluice topic list`, or create the topic with "
         f"`sluice topic create {topic}`.",
     )
+
+
+def _no_name_server_error(failures: Sequence[tuple[str, SluiceError]]) -> SluiceError:
+    """Return the error for a request to which no name server responded.
+
+    `failures` are pairs (address, error), one for each name server. The result is a
+    NameServerUnreachableError that lists them; or the first of the errors if brokers responded at
+    all addresses, which are ConfigurationErrors.
+    """
+    broker_errors = [error for _, error in failures if isinstance(error, ConfigurationError)]
+    if len(broker_errors) == len(failures) and broker_errors:
+        return broker_errors[0]
+
+    fix = (
+        "Check the host and port, and make sure that the name server is running; to start one, "
+        "run `sluice nameserver`."
+    )
+    for _, error in failures:
+        # A fix about TLS is more specific than the usual one.
+        if "tls" in error.fix.lower() or "certificate" in error.fix.lower():
+            fix = error.fix
+            break
+    reasons = "; ".join(_failure_text(address, error) for address, error in failures)
+    return NameServerUnreachableError(f"no name server responded ({reasons}).", fix=fix)
 
 
 def _failure_text(address: str, error: SluiceError) -> str:

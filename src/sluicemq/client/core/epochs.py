@@ -131,18 +131,25 @@ class EpochCommitter:
         is published unless the epoch was recorded before. After RequestTimeoutError or
         ConnectionLostError, call this method again with the same epoch.
         """
-        first, *others = self._brokers
-        for other in others:
+        # The first broker decides. All others must have checked the epoch before.
+        deciding_broker, *other_brokers = self._brokers
+        for other in other_brokers:
             state = self._poll_step(other, epoch, ranges, PREPARE)
-            if state.ranges:
+            if state.ranges:  # recorded in an earlier attempt
                 ranges = state.ranges
-        decided = self._poll_step(first, epoch, ranges, COMMIT).ranges
-        involved = sorted({one.broker for one in decided} - {first})
-        for other in involved:  # all of them begin to publish before one of them is awaited
-            self._request_step(other, epoch, decided, COMMIT)
-        for broker in (first, *involved):
-            self._poll_step(broker, epoch, decided or ranges, COMMIT, waits_for_publication=True)
-        return decided
+
+        decided_ranges = self._poll_step(deciding_broker, epoch, ranges, COMMIT).ranges
+
+        # All brokers begin to publish before one of them is awaited.
+        brokers_with_ranges = {staged_range.broker for staged_range in decided_ranges}
+        publishing_brokers = sorted(brokers_with_ranges - {deciding_broker})
+        for other in publishing_brokers:
+            self._request_step(other, epoch, decided_ranges, COMMIT)
+        for broker in (deciding_broker, *publishing_brokers):
+            self._poll_step(
+                broker, epoch, decided_ranges or ranges, COMMIT, waits_for_publication=True
+            )
+        return decided_ranges
 
     def _request_step(self, broker: str, epoch: int, ranges: Ranges, step: str) -> EpochState:
         """Send one request for `step` (PREPARE or COMMIT), and return the epoch's state.
@@ -169,7 +176,8 @@ class EpochCommitter:
         doubles. Raises RequestTimeoutError if the number of published messages does not grow for
         `timeout_s` seconds, RequestError if the broker refuses, and the errors of `call`.
         """
-        end_s, pause_s = self._monotonic_s() + self._timeout_s, PAUSE_FIRST_S
+        deadline_s = self._monotonic_s() + self._timeout_s
+        pause_s = PAUSE_FIRST_S
         published_count = -1
         while True:
             state = self._request_step(broker, epoch, ranges, step)
@@ -178,8 +186,8 @@ class EpochCommitter:
                 return state
             if state.published != published_count:  # progress extends the deadline
                 published_count = state.published
-                end_s = self._monotonic_s() + self._timeout_s
-            if self._monotonic_s() >= end_s:
+                deadline_s = self._monotonic_s() + self._timeout_s
+            if self._monotonic_s() >= deadline_s:
                 raise RequestTimeoutError(
                     f"the broker {broker!r} has not committed epoch {epoch} of {self._query} "
                     f"within {self._timeout_s:g} s: its state is {state.state!r}.",
@@ -206,16 +214,18 @@ class StagedRangeList:
         If the batch follows the last range without a gap, that range grows. `bodies` are the bodies
         of the messages, one after the other; they go into the checksum of the range.
         """
-        last = self._ranges[-1] if self._ranges else None
-        checksum = 0
         self.message_count += count
-        if last is not None and (last.broker, last.queue_id, last.offset + last.count) == (
-            broker,
-            queue_id,
-            offset,
-        ):
-            offset, count, checksum = last.offset, last.count + count, last.checksum
-            self._ranges.pop()
+        checksum = 0
+        last_range = self._ranges[-1] if self._ranges else None
+        if last_range is not None:
+            end_offset = last_range.offset + last_range.count
+            end = (last_range.broker, last_range.queue_id, end_offset)
+            if end == (broker, queue_id, offset):
+                # Replace the last range by one that contains both.
+                self._ranges.pop()
+                offset = last_range.offset
+                count += last_range.count
+                checksum = last_range.checksum
         checksum = zlib.crc32(bodies, checksum)
         self._ranges.append(
             StagedRange(broker, queue_id, offset, count, checksum, self._partition, self._attempt)

@@ -122,8 +122,10 @@ def probe_queue(
         return QueueProbe(None, *bounds, is_refused=True, reset_to=reset_to)
     if response.status is not PullStatus.FOUND:
         return QueueProbe(None, *bounds)
-    found = make_anchor(response.data)
-    return QueueProbe(found if found.offset == offset else None, *bounds)
+    first_message = make_anchor(response.data)
+    if first_message.offset != offset:  # a hole: the broker returned a later message
+        return QueueProbe(None, *bounds)
+    return QueueProbe(first_message, *bounds)
 
 
 class QueueVerdict(Enum):
@@ -170,7 +172,8 @@ def compare_with_anchors(
     proves nothing, so that anchor is skipped. Without anchors the verdict is SAME. Raises what
     `probe_queue` raises.
     """
-    is_changed, offset_min = False, 0
+    is_changed = False
+    offset_min = 0
     for anchor in sorted(anchors, reverse=True):
         probe = yield from probe_queue(directory, group, queue, anchor.offset)
         offset_min = probe.offset_min
@@ -189,16 +192,13 @@ def compare_with_anchors(
         elif probe.found is None:
             continue  # a hole, such as a broker's compaction leaves
         elif anchor.is_same_message(probe.found):
-            if is_changed:
+            if is_changed:  # a newer anchor is lost
                 return CheckResult(QueueVerdict.CUT, anchor.offset + 1)
             return CheckResult(QueueVerdict.SAME)
         else:
             is_changed = True
-    return (
-        CheckResult(QueueVerdict.RECREATED, offset_min)
-        if is_changed
-        else CheckResult(QueueVerdict.SAME)
-    )
+    recreated = CheckResult(QueueVerdict.RECREATED, offset_min)
+    return recreated if is_changed else CheckResult(QueueVerdict.SAME)
 
 
 class QueueIdentity:
@@ -266,8 +266,9 @@ class QueueIdentity:
             or response.offset_min < offset_min
             or response.offset_max < offset_max
         )
-        passed_s = now_s - self._checked_s
-        return self.is_suspect or passed_s >= CHECK_PERIOD_S + self._size_bytes / _MIB
+        since_check_s = now_s - self._checked_s
+        period_s = CHECK_PERIOD_S + self._size_bytes / _MIB
+        return self.is_suspect or since_check_s >= period_s
 
     def update_bounds(self, response: PullResponse) -> None:
         """Remember the bounds of the queue from a response that was accepted."""
@@ -319,19 +320,26 @@ class QueueIdentity:
         reset if the broker responded with one (then no anchor is added), else None. Raises what
         `probe_queue` raises.
         """
-        seen = yield from probe_queue(directory, group, queue, position - 1)
+        offset_before = position - 1
+        probe = yield from probe_queue(directory, group, queue, offset_before)
         self.has_probed_start = True
-        if seen.reset_to is None and position <= seen.offset_max:
-            if seen.found is not None:
-                self.proven.append(seen.found)
-            elif position - 1 < seen.offset_min:
-                self.proven.append(Anchor(position - 1, None))
-        return seen.reset_to
+        is_behind_end = position > probe.offset_max
+        if probe.reset_to is not None or is_behind_end:
+            return probe.reset_to
+
+        if probe.found is not None:
+            self.proven.append(probe.found)
+        elif offset_before < probe.offset_min:  # retention has removed the message
+            self.proven.append(Anchor(offset_before, None))
+        return None
 
     def check(
         self, directory: Directory, group: str, queue: MessageQueue
     ) -> Conversation[CheckResult]:
         """Check the proven anchors at the broker, and return the result. No anchor is changed.
+
+        Anchors are messages that were read before: proven ones were in place at the last check,
+        fresh ones were read since. The verdict says what happened to the queue (`QueueVerdict`).
 
         If the proven anchors are in place and the queue is suspect, the newest fresh anchor is
         compared as well. If it has changed, the verdict is CUT with the offset after the newest
@@ -339,14 +347,21 @@ class QueueIdentity:
         slave responds to that second comparison, the verdict is UNKNOWN. Raises what `probe_queue`
         raises.
         """
-        fresh = self.fresh[-1:] if self.is_suspect else []
-        result = yield from compare_with_anchors(directory, group, queue, self.proven)
-        if result.verdict is QueueVerdict.SAME and fresh:
-            fresh_result = yield from compare_with_anchors(directory, group, queue, fresh)
-            if fresh_result.verdict not in (QueueVerdict.SAME, QueueVerdict.UNKNOWN):
-                return CheckResult(QueueVerdict.CUT, self.proven[-1].offset + 1)
-            return fresh_result if fresh_result.verdict is QueueVerdict.UNKNOWN else result
-        return result
+        # The broker responds between the steps below. Choose the fresh anchor before them, because
+        # the reader may change the anchors meanwhile.
+        newest_fresh = self.fresh[-1:] if self.is_suspect else []
+
+        proven_result = yield from compare_with_anchors(directory, group, queue, self.proven)
+        if proven_result.verdict is not QueueVerdict.SAME or not newest_fresh:
+            return proven_result
+
+        # The proven anchors are in place. Find out whether only newer messages were lost.
+        fresh_result = yield from compare_with_anchors(directory, group, queue, newest_fresh)
+        if fresh_result.verdict is QueueVerdict.SAME:
+            return proven_result
+        if fresh_result.verdict is QueueVerdict.UNKNOWN:
+            return fresh_result
+        return CheckResult(QueueVerdict.CUT, self.proven[-1].offset + 1)
 
 
 def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
@@ -355,17 +370,19 @@ def _thin_out(anchors: Sequence[Anchor]) -> list[Anchor]:
     The first and the last anchor stay. Between them those stay whose distances to the last one grow
     most evenly, so that few messages repeat after a cut of any length.
     """
-    kept = list(anchors)
-    while len(kept) > ANCHORS_MAX:
-        end = kept[-1].offset
+    remaining = list(anchors)
+    last_offset = remaining[-1].offset if remaining else 0
 
-        def cost(index: int, end: int = end) -> float:
-            """Return the gap that removing the anchor leaves, relative to its distance to `end`."""
-            before, after = kept[index - 1].offset, kept[index + 1].offset
-            return (after - before) / max(end - before, 1)
+    def removal_cost(index: int) -> float:
+        """Return the gap that removing an anchor leaves, relative to its distance to the last."""
+        offset_before = remaining[index - 1].offset
+        gap = remaining[index + 1].offset - offset_before
+        return gap / max(last_offset - offset_before, 1)
 
-        del kept[min(range(1, len(kept) - 1), key=cost)]
-    return kept
+    while len(remaining) > ANCHORS_MAX:
+        inner_indexes = range(1, len(remaining) - 1)
+        del remaining[min(inner_indexes, key=removal_cost)]
+    return remaining
 
 
 def restart_offset(response: PullResponse, offset: int) -> int | None:

@@ -113,13 +113,13 @@ def parse_deliver_at_ms(moment: datetime | int) -> int:
 
 def expect_recall_handle(handle: str) -> RecallHandle:
     """Return a decoded recall handle. Raises ConfigurationError if `handle` is not valid."""
-    found = parse_recall_handle(handle) if isinstance(handle, str) else None
-    if found is None:
+    decoded = parse_recall_handle(handle) if isinstance(handle, str) else None
+    if decoded is None:
         raise ConfigurationError(
             f"{handle!r:.200} is not a valid recall handle.",
             fix="Use the recall_handle of a SendResult; only timed messages have one.",
         )
-    return found
+    return decoded
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ def delay_properties(
     level or a negative delay, and if the message has more than one of `delay_level`, `delay_ms` and
     `deliver_at_ms`.
     """
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     if message.delay_level:
         level = message.delay_level
         if not isinstance(level, int) or not 0 < level <= level_max:
@@ -159,22 +159,22 @@ def delay_properties(
                 f"the delay level must be from 0 to {level_max}, got {level!r:.60}.",
                 fix="Use 0 for no delay. For any other delay, use delay= or deliver_at=.",
             )
-        found[DELAY] = str(level)
+        properties[DELAY] = str(level)
     if message.delay_ms is not None:
         if message.delay_ms < 0:
             raise ConfigurationError(
                 f"the delay must not be negative, got {message.delay_ms:,} ms.",
                 fix="Use 0 ms or more.",
             )
-        found[_MILLISECONDS] = str(message.delay_ms)
+        properties[_MILLISECONDS] = str(message.delay_ms)
     if message.deliver_at_ms is not None:
-        found[_DELIVER] = str(message.deliver_at_ms)
-    if len(found) > 1:
+        properties[_DELIVER] = str(message.deliver_at_ms)
+    if len(properties) > 1:
         raise ConfigurationError(
             f"{' and '.join(_shown_delays(message))} cannot be combined.",
             fix="Use only one of delay_level, delay and deliver_at.",
         )
-    return found
+    return properties
 
 
 def _shown_delays(message: Message | MessageDraft) -> list[str]:
@@ -402,9 +402,10 @@ def make_outgoing(
         check_number("the flag", message.flag, -(2**31), 2**31 - 1)
     sys_flag = 0
     if compress_from_bytes and len(body) >= compress_from_bytes:
-        smaller = zlib.compress(body, _COMPRESS_LEVEL)
-        if len(smaller) < len(body):
-            body, sys_flag = smaller, COMPRESSED | COMPRESSION_ZLIB
+        compressed = zlib.compress(body, _COMPRESS_LEVEL)
+        if len(compressed) < len(body):
+            body = compressed
+            sys_flag = COMPRESSED | COMPRESSION_ZLIB
     return OutgoingMessage(
         topic,
         body,
@@ -443,15 +444,16 @@ def _encode_properties(
         tag = message.tag
         tag = check_tag_cached(tag) if isinstance(tag, str) else check_tag(tag)
         text += f"{TAGS}\x01{tag}\x02"
-    if keys := message.keys:
+    keys = message.keys
+    if keys:
         keys = check_keys(keys if isinstance(keys, tuple) else to_key_tuple(keys))
         text += f"{KEYS}\x01{' '.join(keys)}\x02"
     if message.sharding_key:
         check_properties({"shardingKey": message.sharding_key})
         text += f"{SHARDING_KEY}\x01{message.sharding_key}\x02"
     if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
-        when = delay_properties(message, delay_level_max)
-        text += "".join([f"{name}\x01{value}\x02" for name, value in when.items()])
+        delays = delay_properties(message, delay_level_max)
+        text += "".join([f"{name}\x01{value}\x02" for name, value in delays.items()])
     properties = message.properties
     if properties or properties.__class__ is not dict:  # the check refuses what is not a mapping
         check_properties(properties)
@@ -478,7 +480,7 @@ def add_properties(
     `purpose` says in the text of the error what needs them, such as "a transaction". Raises
     ConfigurationError if the properties become too large.
     """
-    text = outgoing.properties + "".join(f"{k}\x01{v}\x02" for k, v in added.items())
+    text = outgoing.properties + "".join(f"{name}\x01{value}\x02" for name, value in added.items())
     if len(text.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
             f"the properties have more than {PROPERTIES_BYTES_MAX:,} bytes, including those for "
@@ -503,41 +505,50 @@ def check_batch(messages: Sequence[Message]) -> None:
     """
     if not messages:
         raise SendError("the batch is empty.", fix="Pass at least one message.")
-    first = messages[0] if isinstance(messages, Sequence) else messages
-    for index, message in enumerate(messages if isinstance(messages, Sequence) else [messages]):
-        if not isinstance(message, Message) or not isinstance(messages, Sequence):
-            raise ConfigurationError(
-                f"a batch must be a list of messages, got {message!r:.60}.",
-                fix="Write send_batch([Message(topic, body), …]).",
-            )
-        if fault := _find_batch_fault(index, message, first):
-            what, fix = fault
-            raise SendError(f"{what}. Nothing was sent.", fix=fix)
+    if not isinstance(messages, Sequence):
+        raise _not_a_batch_error(messages)
+    for index, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise _not_a_batch_error(message)
+        fault_and_fix = _find_batch_fault(index, message, messages[0])
+        if fault_and_fix is not None:
+            fault, fix = fault_and_fix
+            raise SendError(f"{fault}. Nothing was sent.", fix=fix)
 
 
-def _find_batch_fault(index: int, message: Message, first: Message) -> tuple[str, str] | None:
-    """Return (fault, fix) if `message` cannot be in a batch that begins with `first`, else None.
+def _not_a_batch_error(wrong_value: object) -> ConfigurationError:
+    """Return the error for a batch that is, or contains, something else than messages."""
+    return ConfigurationError(
+        f"a batch must be a list of messages, got {wrong_value!r:.60}.",
+        fix="Write send_batch([Message(topic, body), …]).",
+    )
+
+
+def _find_batch_fault(
+    index: int, message: Message, first_message: Message
+) -> tuple[str, str] | None:
+    """Return (fault, fix) if `message` cannot be in a batch with its first message, else None.
 
     `index` is the index of the message in the batch. The fault is a sentence without full
     stop.
     """
 
-    def different(what: str, value: object, first_value: object) -> str:
+    def difference_text(field: str, value: object, first_value: object) -> str:
         return (
-            f"all messages in a batch must have the same {what}, got {first_value!r} (message 0) "
+            f"all messages in a batch must have the same {field}, got {first_value!r} (message 0) "
             f"and {value!r} (message {index})"
         )
 
-    if message.topic != first.topic:
-        fault = different("topic", message.topic, first.topic)
+    if message.topic != first_message.topic:
+        fault = difference_text("topic", message.topic, first_message.topic)
         return fault, "Send a separate batch for each topic."
-    if message.wait_store_ok != first.wait_store_ok:
-        fault = different("wait_store_ok", message.wait_store_ok, first.wait_store_ok)
+    if message.wait_store_ok != first_message.wait_store_ok:
+        fault = difference_text("wait_store_ok", message.wait_store_ok, first_message.wait_store_ok)
         return fault, "Use the same value for all messages of a batch."
     if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
         return f"message {index} of the batch is delayed", "Send delayed messages one by one."
-    if message.sharding_key != first.sharding_key:
-        fault = different("sharding key", message.sharding_key, first.sharding_key)
+    if message.sharding_key != first_message.sharding_key:
+        fault = difference_text("sharding key", message.sharding_key, first_message.sharding_key)
         return fault, "Send a separate batch for each key: a batch goes to one queue."
     if message.topic.startswith(RETRY_PREFIX):
         fault = f"message {index} of the batch goes to the retry topic {message.topic!r}"
@@ -546,38 +557,50 @@ def _find_batch_fault(index: int, message: Message, first: Message) -> tuple[str
 
 
 def split_batch(
-    parts: Sequence[OutgoingMessage], bytes_max: int = BATCH_BYTES_MAX
+    messages: Sequence[OutgoingMessage], bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[list[OutgoingMessage]]:
-    """Yield consecutive runs of `parts` whose encoded size is at most `bytes_max`.
+    """Yield the messages in lists whose encoded size is at most `bytes_max`, one for each request.
 
-    The order is kept. A single message that is larger is a run of its own.
+    The order is kept. A single message that is larger is a list of its own.
     """
-    run: list[OutgoingMessage] = []
-    size = 0
-    for part in parts:
-        part_size = _BATCH_ENTRY_OVERHEAD_BYTES + len(part.body) + len(part.properties.encode())
-        if run and size + part_size > bytes_max:
-            yield run
-            run, size = [], 0
-        run.append(part)
-        size += part_size
-    if run:
-        yield run
+    request_messages: list[OutgoingMessage] = []
+    request_bytes = 0
+    for message in messages:
+        properties_bytes = len(message.properties.encode())
+        message_bytes = _BATCH_ENTRY_OVERHEAD_BYTES + len(message.body) + properties_bytes
+        if request_messages and request_bytes + message_bytes > bytes_max:
+            yield request_messages
+            request_messages = []
+            request_bytes = 0
+        request_messages.append(message)
+        request_bytes += message_bytes
+    if request_messages:
+        yield request_messages
 
 
-def join_batch(parts: Sequence[OutgoingMessage], batch_id: str) -> OutgoingMessage:
-    """Return one message whose body is the batch of `parts`.
+def join_batch(messages: Sequence[OutgoingMessage], batch_id: str) -> OutgoingMessage:
+    """Return one message whose body is the batch of `messages`.
 
-    It has the topic, WAIT and sharding key of the first part. `batch_id` identifies it in this
+    It has the topic, WAIT and sharding key of the first one. `batch_id` identifies it in this
     client only. It is not sent as a property: a RocketMQ 5.3.3 broker would append the properties
     of the batch to those of every message, and all messages would get the id of the batch, as they
     do with RocketMQ's own client.
     """
-    body = encode_batch((part.flag, part.body, part.properties.encode()) for part in parts)
-    wait = parts[0].wait_store_ok
-    properties = f"{WAIT}\x01{'true' if wait else 'false'}\x02"
-    key = parts[0].sharding_key
-    return OutgoingMessage(parts[0].topic, body, properties, batch_id, 0, 0, wait, sharding_key=key)
+    body = encode_batch(
+        (message.flag, message.body, message.properties.encode()) for message in messages
+    )
+    first = messages[0]
+    wait_text = "true" if first.wait_store_ok else "false"
+    return OutgoingMessage(
+        first.topic,
+        body,
+        f"{WAIT}\x01{wait_text}\x02",
+        batch_id,
+        sys_flag=0,
+        flag=0,
+        wait_store_ok=first.wait_store_ok,
+        sharding_key=first.sharding_key,
+    )
 
 
 NEW_TOPIC_QUEUES: Final = 4
@@ -632,12 +655,19 @@ class SendRequest(Command):
         born_time_ms: int,
         flag: int,
     ) -> None:
-        self.code, self.body, self.flag, self.opaque = SEND, outgoing.body, flag, 0
-        self.remark, self.language, self.version = None, "PYTHON", VERSION
+        self.code = SEND
+        self.body = outgoing.body
+        self.flag = flag
+        self.opaque = 0
+        self.remark = None
+        self.language = "PYTHON"
+        self.version = VERSION
         self.serialization = JSON
         self._fields: dict[str, str] | None = None
-        self._group, self._queue = group, queue
-        self._outgoing, self._born_time_ms = outgoing, born_time_ms
+        self._group = group
+        self._queue = queue
+        self._outgoing = outgoing
+        self._born_time_ms = born_time_ms
 
     @property
     def fields(self) -> dict[str, str] | None:
@@ -676,13 +706,22 @@ def encode_send_start(
     compiled equivalent.
     """
     try:
-        text = orjson.dumps(properties)
+        properties_json = orjson.dumps(properties)
     except TypeError:  # a lone surrogate
         return None
-    before, behind, end = template
-    header = b'%b%d","h":"0","i":%b%b%d%b' % (before, born_time_ms, text, behind, opaque, end)
-    total = 4 + len(header) + size
-    return None if total > FRAME_BYTES_MAX else _PREFIX.pack(total, len(header)) + header
+    before_born_time, before_opaque, after_opaque = template
+    header = b'%b%d","h":"0","i":%b%b%d%b' % (
+        before_born_time,
+        born_time_ms,
+        properties_json,
+        before_opaque,
+        opaque,
+        after_opaque,
+    )
+    frame_bytes = 4 + len(header) + size
+    if frame_bytes > FRAME_BYTES_MAX:
+        return None
+    return _PREFIX.pack(frame_bytes, len(header)) + header
 
 
 _encode_start: Final = encode_send_start if engine.client is None else engine.client.start
@@ -699,6 +738,8 @@ def _make_frame_template(group: str, queue: MessageQueue, flag: int) -> tuple[by
     no unescaped quotes.
     """
     command = Command(SEND, make_send_fields(group, queue, _EMPTY_MESSAGE, 0), flag=flag)
-    before, _, rest = encode_start(command)[_PREFIX.size :].partition(b'0","h":"0","i":""')
-    behind, _, end = rest.rpartition(b'0,"serializeTypeCurrentRPC"')
-    return before, behind, b',"serializeTypeCurrentRPC"' + end
+    header = encode_start(command)[_PREFIX.size :]
+    # The born time and opaque of this command are 0, and its properties are "".
+    before_born_time, _, after_properties = header.partition(b'0","h":"0","i":""')
+    before_opaque, _, end = after_properties.rpartition(b'0,"serializeTypeCurrentRPC"')
+    return before_born_time, before_opaque, b',"serializeTypeCurrentRPC"' + end

@@ -41,19 +41,17 @@ def check_number(
     `what` names the value in the error. `high` None means no upper limit. Unless `whole` is False,
     the number must be an int; a bool is never a number.
     """
-    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    # The type checker does not derive from is_number that value is a number.
-    if not (
-        is_number
-        and low <= value  # type: ignore[operator]
-        and (high is None or value <= high)  # type: ignore[operator]
-    ):
-        kind = "a whole number" if whole else "a number"
-        most = "or more" if high is None else f"to {high:,}"
-        raise ConfigurationError(
-            f"{what} cannot be {value!r:.60}.",
-            fix=f"Use {kind}, {low:,} {most}.",
-        )
+    number_types = int if whole else int | float
+    if isinstance(value, number_types) and not isinstance(value, bool):
+        is_too_high = high is not None and value > high
+        if low <= value and not is_too_high:  # False for NaN
+            return
+    kind = "a whole number" if whole else "a number"
+    range_end = "or more" if high is None else f"to {high:,}"
+    raise ConfigurationError(
+        f"{what} cannot be {value!r:.60}.",
+        fix=f"Use {kind}, {low:,} {range_end}.",
+    )
 
 
 def check_queue(queue: object) -> None:
@@ -70,8 +68,9 @@ def check_topic(name: str) -> str:
 
     Retry and dead-letter topics may have longer names, because they contain a group's name.
     """
-    is_long = isinstance(name, str) and is_group_topic(name)
-    return _check_name("topic", name, RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX)
+    contains_group = isinstance(name, str) and is_group_topic(name)
+    length_max = RETRY_TOPIC_LENGTH_MAX if contains_group else TOPIC_LENGTH_MAX
+    return _check_name("topic", name, length_max)
 
 
 def check_topic_to_send(name: str) -> str:
@@ -91,27 +90,27 @@ def check_group(name: str) -> str:
     return _check_name("group", name, GROUP_LENGTH_MAX)
 
 
-def _check_name(what: str, name: str, limit: int) -> str:
+def _check_name(kind: str, name: str, length_max: int) -> str:
     """Return `name` if it is valid, else raise ConfigurationError.
 
-    A valid name is a string of 1 to `limit` allowed characters. `what` is "topic" or "group".
+    A valid name is a string of 1 to `length_max` allowed characters. `kind` is "topic" or "group".
     """
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"the {what} must be a string, got {name!r:.60}.", fix=f"Pass the {what}'s name."
+            f"the {kind} must be a string, got {name!r:.60}.", fix=f"Pass the {kind}'s name."
         )
     if not name:
-        raise ConfigurationError(f"the {what} name is empty.", fix=f"Pass the name of the {what}.")
-    if len(name) > limit:
+        raise ConfigurationError(f"the {kind} name is empty.", fix=f"Pass the name of the {kind}.")
+    if len(name) > length_max:
         raise ConfigurationError(
-            f"the {what} name {name!r} has {len(name)} characters, the limit is {limit}.",
+            f"the {kind} name {name!r} has {len(name)} characters, the limit is {length_max}.",
             fix="Choose a shorter name.",
         )
     if not _NAME.fullmatch(name):
-        wrong = next(character for character in name if not _NAME.fullmatch(character))
-        shown = "a space" if wrong == " " else repr(wrong)
+        forbidden = next(character for character in name if not _NAME.fullmatch(character))
+        shown = "a space" if forbidden == " " else repr(forbidden)
         raise ConfigurationError(
-            f"the {what} name {name!r} contains {shown}.",
+            f"the {kind} name {name!r} contains {shown}.",
             fix="Use only ASCII letters, digits and the characters % | - and _.",
         )
     return name
@@ -201,10 +200,14 @@ def check_properties(properties: Mapping[str, str], allowed: Collection[str] = f
 
 def _property_type_error(name: object, value: object) -> ConfigurationError:
     """Return the error for a property whose name or value is not a string."""
-    wrong, place = (value, f"for {name!r:.60}") if isinstance(name, str) else (name, "as a name")
+    wrong_object = name
+    place = "as a name"
+    if isinstance(name, str):
+        wrong_object = value
+        place = f"for {name!r:.60}"
     return ConfigurationError(
-        f"property names and values must be strings, got {wrong!r:.60} "
-        f"({type(wrong).__name__}) {place}.",
+        f"property names and values must be strings, got {wrong_object!r:.60} "
+        f"({type(wrong_object).__name__}) {place}.",
         fix="Convert it with str().",
     )
 
@@ -217,20 +220,18 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
     ignored. Raises ConfigurationError without any address, or if one has no host or an invalid
     port.
     """
-    if not isinstance(text, str | list | tuple) or not all(isinstance(one, str) for one in text):
+    has_right_type = isinstance(text, str | list | tuple)
+    if not has_right_type or not all(isinstance(element, str) for element in text):
         raise ConfigurationError(
             f"the name servers must be a string or a list of strings, got {text!r:.60}.",
             fix="Pass 'host:port', or a list of such addresses.",
         )
-    addresses: dict[str, None] = {}
-    for part in filter(None, re.split(r"[;,\s]+", text) if isinstance(text, str) else text):
-        bare = part.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
-        if bare.startswith("["):
-            host, _, port = bare.rpartition("]:") if "]:" in bare else (bare[:-1], "", "")
-            host = f"{host}]"
-        else:
-            host, _, port = bare.partition(":")
-        if not host or (port and not natural(port, 65_535)):
+    parts = re.split(r"[;,\s]+", text) if isinstance(text, str) else text
+    addresses: dict[str, None] = {}  # a dict keeps the order and drops duplicates
+    for part in filter(None, parts):
+        host, port = _split_host_port(part)
+        is_port_valid = not port or natural(port, 65_535)
+        if not host or not is_port_valid:
             rule = "the port must be from 1 to 65535" if host else "it has no host"
             raise ConfigurationError(
                 f"{part!r} is not a valid name server address: {rule}.",
@@ -243,6 +244,21 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
             fix="Write host:port, for example localhost:9876.",
         )
     return tuple(addresses)
+
+
+def _split_host_port(address: str) -> tuple[str, str]:
+    """Return (host, port) of an address, each "" if it is missing; nothing is checked.
+
+    A prefix of a URL is dropped. An IPv6 address keeps its brackets: ("[::1]", "9876").
+    """
+    bare = address.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
+    if not bare.startswith("["):
+        host, _, port = bare.partition(":")
+        return host, port
+    if "]:" in bare:
+        host, _, port = bare.rpartition("]:")
+        return f"{host}]", port
+    return f"{bare[:-1]}]", ""
 
 
 @with_hints
@@ -263,7 +279,8 @@ class Credentials:
         """
         if value is None or isinstance(value, Credentials):
             return value
-        if not isinstance(value, tuple | list) or len(value) != 2 or not all(value):
+        is_pair = isinstance(value, tuple | list) and len(value) == 2
+        if not is_pair or not all(value):
             raise ConfigurationError(
                 f"credentials must be a pair of strings, {_credentials_fault(value)}.",
                 fix="Pass both: (access_key, secret_key).",
@@ -277,7 +294,9 @@ def _credentials_fault(value: object) -> str:
         return f"got {type(value).__name__}"
     if len(value) > 2:
         return f"got {len(value)} values"
-    return f"but {'secret_key' if value and value[0] else 'access_key'} is missing"
+    has_access_key = bool(value and value[0])
+    missing_key = "secret_key" if has_access_key else "access_key"
+    return f"but {missing_key} is missing"
 
 
 def sign_request(command: Command, credentials: Credentials | None) -> Command:

@@ -61,8 +61,8 @@ def make_reply_request(
     `record` is the message to reply to, and its queue is returned. `body` and `message_id` are
     those of the reply. Raises ConfigurationError if `record` does not ask for a reply.
     """
-    requested = record.properties
-    if not requested.get(REPLY_TO_CLIENT) or not requested.get(CORRELATION_ID):
+    request_properties = record.properties
+    if not request_properties.get(REPLY_TO_CLIENT) or not request_properties.get(CORRELATION_ID):
         raise ConfigurationError(
             f"message {record.message_id} of {record.topic} does not ask for a reply.",
             fix="Reply only to messages that `request` sent: they have the property "
@@ -71,20 +71,24 @@ def make_reply_request(
     properties = {
         UNIQ_KEY: message_id,
         MSG_TYPE: REPLY,
-        CORRELATION_ID: requested[CORRELATION_ID],
-        REPLY_TO_CLIENT: requested[REPLY_TO_CLIENT],
-        TTL: requested.get(TTL, ""),
+        CORRELATION_ID: request_properties[CORRELATION_ID],
+        REPLY_TO_CLIENT: request_properties[REPLY_TO_CLIENT],
+        TTL: request_properties.get(TTL, ""),
     }
+    encoded_properties = "".join(
+        f"{name}\x01{value}\x02" for name, value in properties.items() if value
+    )
+    cluster = request_properties.get(CLUSTER, "DefaultCluster")
     header = SendMessageRequestV2(
         group=REPLIER_GROUP,
-        topic=f"{requested.get(CLUSTER, 'DefaultCluster')}_REPLY_TOPIC",
+        topic=f"{cluster}_REPLY_TOPIC",
         default_topic=DEFAULT_TOPIC,
         default_topic_queues=4,
         queue_id=0,
         sys_flag=0,
         born_time_ms=now_ms,
         flag=0,
-        properties="".join(f"{name}\x01{value}\x02" for name, value in properties.items() if value),
+        properties=encoded_properties,
         reconsume_times=0,
         unit_mode=False,
         batch=False,

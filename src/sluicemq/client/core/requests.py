@@ -284,7 +284,8 @@ def pull(
         | (PULL_LITE if lite else 0)
     )
     if subscription is not None:
-        sub_version, expression_kind = subscription.version, subscription.kind
+        sub_version = subscription.version
+        expression_kind = subscription.kind
     fields = {
         "consumerGroup": group,
         "topic": queue.topic,
@@ -607,14 +608,18 @@ def request_error(response: Command, address: str = "") -> RequestError:
 
     The class depends on the response code (`_ERRORS`). `address` is the server that responded.
     """
-    kind, fix = _ERRORS.get(response.code, (RequestError, ""))
+    remark = response.remark or ""
+    error_class, fix = _ERRORS.get(response.code, (RequestError, ""))
+
+    # More specific than the response code:
     if is_access_denied(response):
-        kind, fix = PermissionDeniedError, _ACCESS_FIX
-    if "sluiceProtectedMode" in (response.remark or ""):
+        error_class = PermissionDeniedError
+        fix = _ACCESS_FIX
+    if "sluiceProtectedMode" in remark:
         fix = ""  # the remark contains the fix
-    if response.code == MESSAGE_ILLEGAL and "delay" in (response.remark or ""):
+    if response.code == MESSAGE_ILLEGAL and "delay" in remark:
         fix = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
-    return kind(response.code, (response.remark or "").strip(), address=address, fix=fix)
+    return error_class(response.code, remark.strip(), address=address, fix=fix)
 
 
 def expect_success(response: Command, address: str = "") -> Command:
@@ -700,22 +705,25 @@ def parse_send_response(
     if status is None:
         raise request_error(response, address)
     fields = response.fields or {}
-    offset_ids, handle = fields.get("msgId", ""), fields.get("recallHandle")
+    joined_offset_ids = fields.get("msgId", "")
+    recall_handle = fields.get("recallHandle")
     queue_id = int(fields.get("queueId") or queue.queue_id)
-    stored = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
-    first = int_field(response, "queueOffset")
+    stored_queue = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
+    first_offset = int_field(response, "queueOffset")
     if len(message_ids) == 1:
-        offset_id = offset_ids.partition(",")[0]
-        return [SendResult(status, message_ids[0], offset_id, stored, first, handle)]
-    split_ids = offset_ids.split(",", len(message_ids))
+        offset_id = joined_offset_ids.partition(",")[0]
+        return [
+            SendResult(status, message_ids[0], offset_id, stored_queue, first_offset, recall_handle)
+        ]
+    offset_ids = joined_offset_ids.split(",", len(message_ids))
     return [
         SendResult(
             status,
             message_id,
-            split_ids[index] if index < len(split_ids) else "",
-            stored,
-            first + index,
-            handle,
+            offset_ids[index] if index < len(offset_ids) else "",
+            stored_queue,
+            first_offset + index,
+            recall_handle,
         )
         for index, message_id in enumerate(message_ids)
     ]

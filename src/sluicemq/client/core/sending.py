@@ -1,16 +1,11 @@
-"""Send messages: choose a queue for each attempt, decide about retries, and describe failures.
+"""Send messages: choose a queue for each attempt, and send until one attempt succeeds.
 
 `QueueChooser` goes round robin over the writable queues of a topic and avoids brokers that were
 slow or unreachable. The pauses are those of RocketMQ's latency table: a broker that took 550 ms is
 avoided for 2 s, and so on up to 30 s.
 
-`SendAttempts` is the state of one send: its deadline for all attempts, the retries that are left,
-and what each attempt failed with. A time-out is never retried, because the message may be stored.
-If no other broker can accept the message and the failed broker has replicas, the send waits within
-its time limit for a replica to become master: a failover takes seconds, three attempts only
-milliseconds.
-
-`Sender` contains the conversations of a producer.
+`Sender` contains the conversations of a producer. Whether another attempt follows a failed one is
+decided in `send_attempts`.
 """
 
 import logging
@@ -45,11 +40,11 @@ from sluicemq.client.core.requests import (
     NOT_AVAILABLE,
     SUCCESS,
     SendResult,
-    SendStatus,
     expect_success,
     header_fields,
     parse_send_response,
 )
+from sluicemq.client.core.send_attempts import RETRIES, SEND_TIMEOUT_MS, SendAttempts
 from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
@@ -70,22 +65,14 @@ from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 DEFAULT_PRODUCER_GROUP: Final = "sluicemq-producer"
-SEND_TIMEOUT_MS: Final = 10_000
-RETRIES: Final = 2
-"""The number of further attempts after the first one, by default."""
 FIRST_QUEUE_BITS: Final = 31
 """The size of the random number that selects the queue of a topic's first message."""
-RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
-"""Response codes after which another broker may accept the message (spec/remoting.md §7.3)."""
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 """A queue selector: (writable queues of the topic, message) -> the queue to send to."""
 
 _LATENCY_STEPS_S: Final = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDANCE_STEPS_S: Final = (0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-PAUSE_S_MIN: Final = 0.05
-PAUSE_S_MAX: Final = 0.5
-"""The longest pause in seconds between two attempts while a send waits for a new master."""
 UNREACHABLE_LATENCY_S: Final = 10.0
 """The latency that a broken connection counts as, so that the broker is avoided for 10 s."""
 
@@ -214,122 +201,6 @@ def choose_by_sharding_key(queues: Sequence[MessageQueue], sharding_key: str) ->
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
-class SendAttempts:
-    """The state of one send, from the first attempt to its result. Times are monotonic seconds.
-
-    The current attempt began at `started_s` and goes to the queue `target` (None before one is
-    chosen). `call` is its request, None before the request is made. `deadline_s` ends all attempts.
-    `last_broker` is the broker of the last failed attempt, None before the first failure.
-    """
-
-    __slots__ = (
-        "_failures",
-        "_may_be_stored",
-        "_may_retry",
-        "_retries_left",
-        "_timeout_ms",
-        "call",
-        "deadline_s",
-        "has_fixed_queue",
-        "last_broker",
-        "pause_s",
-        "started_s",
-        "target",
-    )
-
-    def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
-        """Begin a send at `now_s`.
-
-        `timeout_ms` is the time for all attempts together, and `retries` the number of attempts
-        after the first one.
-        """
-        self.started_s = now_s
-        self.deadline_s = now_s + timeout_ms / 1000
-        self.target: MessageQueue | None = None
-        self.call: Call | None = None
-        self.has_fixed_queue = False
-        """Whether only one queue can accept the message, because the caller has chosen it."""
-        self._timeout_ms = timeout_ms
-        self._retries_left = retries
-        self._may_retry = retries > 0
-        self._failures: tuple[str, ...] = ()
-        self._may_be_stored = False
-        self.last_broker: str | None = None
-        self.pause_s = 0.0
-        """The pause in seconds before the next attempt."""
-
-    def record_failure(
-        self,
-        broker: str,
-        error: SluiceError,
-        now_s: float,
-        *,
-        was_written: bool,
-        waits_for_master: bool = False,
-    ) -> bool:
-        """Record a failed attempt at `broker`, and return whether another attempt may be made.
-
-        `was_written` says that the request was, or may have been, passed to the network: a broken
-        connection or a time-out then leaves open whether the message is stored. With
-        `waits_for_master`, attempts continue until the deadline with a growing pause before each,
-        however few retries are left; but a send that was created without retries is not repeated.
-        `pause_s` is set for the next attempt.
-        """
-        self.last_broker = broker
-        if (failure := f"{broker}: {error.fact}") not in self._failures:
-            self._failures += (failure,)
-        if was_written and isinstance(error, ConnectionLostError | RequestTimeoutError):
-            self._may_be_stored = True
-        if isinstance(error, RequestTimeoutError) and was_written:
-            return False  # the message may be stored, so a retry could duplicate it
-        is_final_refusal = isinstance(error, RequestError) and error.code not in RETRY_CODES
-        has_no_route = isinstance(error, RouteNotFoundError) and not waits_for_master
-        if is_final_refusal or has_no_route or now_s >= self.deadline_s:
-            return False
-        if waits_for_master and self._may_retry:
-            self.pause_s = min(max(2 * self.pause_s, PAUSE_S_MIN), PAUSE_S_MAX)
-            return True
-        if self._retries_left <= 0:
-            return False
-        self._retries_left -= 1
-        self.pause_s = 0.0
-        return True
-
-    def should_improve(self, status: SendStatus, broker: str, now_s: float) -> bool:
-        """Return whether to send to another broker although this one stored the message.
-
-        That is the case if `status` is less than OK, a retry is left and the deadline has not
-        passed. If the result is True, one retry is used up, and `broker` becomes `last_broker`.
-        """
-        if status is SendStatus.OK or self._retries_left <= 0 or now_s >= self.deadline_s:
-            return False
-        self._retries_left -= 1
-        self.last_broker = broker
-        return True
-
-    def make_error(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
-        """Return the exception for a failed send. `error` is the failure of the last attempt.
-
-        The caller raises the result `from error`. It is a SendUnknownError if the message may be
-        stored after any attempt. Otherwise a RequestError or RouteNotFoundError is returned
-        unchanged, and any other failure becomes a SendError that lists all attempts.
-        """
-        failures = "; ".join(self._failures)
-        if self._may_be_stored:
-            return SendUnknownError(
-                f"no response for message {message_id} to {topic!r} (time for all attempts "
-                f"{self._timeout_ms} ms): it may be stored or not [{failures}].",
-                fix="Do not send it again unless consumers tolerate duplicates; look it up by its "
-                "id first.",
-            )
-        if isinstance(error, RequestError | RouteNotFoundError):
-            return error
-        return SendError(
-            f"message {message_id} to {topic!r} was not stored [{failures}].",
-            fix="Check sluice cluster list, and that the brokers' addresses are reachable.",
-        )
-
-
 class ProducerOptions(TypedDict, total=False):
     """The options of a producer; the defaults are in parentheses.
 
@@ -426,8 +297,10 @@ class Sender:
         def refuse(message: Message | MessageDraft, message_id: str) -> OutgoingMessage:
             raise ClosedError("this producer is closed.", fix="Create a new producer.")
 
+        self.is_closed = True
+        self.make_outgoing = refuse
         # With 0, no body takes the fast path of `send_message`, which does not call make_outgoing.
-        self.is_closed, self.make_outgoing, self._plain_body_bytes = True, refuse, 0
+        self._plain_body_bytes = 0
 
     def send_outgoing(
         self,
@@ -563,8 +436,10 @@ class Sender:
             queues = yield from self.directory.get_write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
             queue = self._chooser.choose(queues, now_s, None, outgoing.sharding_key)
-        address, born_ms = self.directory.get_master_address(queue), self.directory.clock.now_ms()
-        yield Call(address, requests.send(self.group, queue, outgoing, born_ms, oneway=True))
+        address = self.directory.get_master_address(queue)
+        born_ms = self.directory.clock.now_ms()
+        command = requests.send(self.group, queue, outgoing, born_ms, oneway=True)
+        yield Call(address, command)
 
     def send_batch(
         self,
@@ -583,17 +458,21 @@ class Sender:
         """
         check_batch(messages)
         check_destination(messages[0].topic, queue, timeout_ms)
-        parts = [make_outgoing(one, self.next_id(), compress_from_bytes=0) for one in messages]
+        encoded_messages = [
+            make_outgoing(message, self.next_id(), compress_from_bytes=0) for message in messages
+        ]
         results: list[SendResult] = []
-        for run in split_batch(parts):
-            joined = join_batch(run, self.next_id())
-            ids = tuple(part.message_id for part in run)
+        for request_messages in split_batch(encoded_messages):
+            joined = join_batch(request_messages, self.next_id())
+            ids = tuple(encoded.message_id for encoded in request_messages)
             try:
                 results += yield from self.send_with_retries(
                     joined, ids, queue, timeout_ms, batch=True
                 )
             except SluiceError as error:
-                error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
+                error.add_note(
+                    f"{len(results)} of {len(messages)} messages of this batch are stored."
+                )
                 raise
         return results
 
@@ -626,7 +505,9 @@ class Sender:
         self.open_ids.add(outgoing.message_id)
         try:
             while True:
-                attempts.target, attempts.call, target = queue, None, queue
+                # `_handle_failure` reads both: None in `call` says that nothing was sent.
+                attempts.target = target = queue
+                attempts.call = None
                 try:
                     if target is not None:
                         yield from directory.get_route(topic, create=True)
@@ -650,8 +531,8 @@ class Sender:
                         batch=batch,
                         is_brief=batch and len(ids) == 1,
                     )
-                    left_s = max(0.001, attempts.deadline_s - attempts.started_s)
-                    attempts.call = Call(address, command, left_s)
+                    remaining_s = max(0.001, attempts.deadline_s - attempts.started_s)
+                    attempts.call = Call(address, command, remaining_s)
                     response = yield attempts.call
                     results = parse_send_response(response, target, ids, address)
                 except (
@@ -686,10 +567,12 @@ class Sender:
         another broker as well (`retry_unsafe`). If it is done, it is traced.
         """
         assert attempts.target is not None
-        broker, now_s = attempts.target.broker, self.directory.clock.monotonic_s()
-        cost_s, attempts.started_s = now_s - attempts.started_s, now_s
+        broker = attempts.target.broker
+        now_s = self.directory.clock.monotonic_s()
+        cost_s = now_s - attempts.started_s
+        attempts.started_s = now_s  # another attempt would begin now
         self._chooser.record_latency(broker, cost_s, now_s)
-        if self.retry_unsafe and attempts.should_improve(results[0].status, broker, now_s):
+        if self.retry_unsafe and attempts.use_retry_if_unsafe(results[0].status, broker, now_s):
             return False
         if self.trace is not None:
             address = attempts.call.address if attempts.call is not None else ""
@@ -712,16 +595,19 @@ class Sender:
         stored are added to `unknown_ids`.
         """
         now_s = self.directory.clock.monotonic_s()
-        cost_s, attempts.started_s = now_s - attempts.started_s, now_s
-        if not self._may_retry(attempts, outgoing, error, now_s):
-            if self.trace is not None:
-                self.trace.record_failed_send(self.group, outgoing, ids, cost_s, batch=batch)
-            failure = attempts.make_error(outgoing.topic, outgoing.message_id, error)
-            if self.is_closed and isinstance(failure, SendUnknownError):
-                self.unknown_ids.extend(ids)
-            raise failure from error
+        cost_s = now_s - attempts.started_s
+        attempts.started_s = now_s  # another attempt would begin now
+        if self._record_failed_attempt(attempts, outgoing, error, now_s):
+            return
 
-    def _may_retry(
+        if self.trace is not None:
+            self.trace.record_failed_send(self.group, outgoing, ids, cost_s, batch=batch)
+        failure = attempts.make_error(outgoing.topic, outgoing.message_id, error)
+        if self.is_closed and isinstance(failure, SendUnknownError):
+            self.unknown_ids.extend(ids)
+        raise failure from error
+
+    def _record_failed_attempt(
         self, attempts: SendAttempts, outgoing: OutgoingMessage, error: SluiceError, now_s: float
     ) -> bool:
         """Record a failed attempt, and return whether to make another one.
@@ -730,18 +616,22 @@ class Sender:
         use. The next attempt waits for a new master if no other broker can accept the message and
         this one has replicas. Return False after `close`.
         """
-        directory, topic, call = self.directory, outgoing.topic, attempts.call
+        routes = self.directory.routes
+        topic = outgoing.topic
+        call = attempts.call
         broker = None if attempts.target is None else attempts.target.broker
         if broker is not None:
             self._chooser.record_failure(broker, now_s)
-        writable = directory.routes.write_queues.get(topic, ())
-        other_brokers = {queue.broker for queue in writable} - {broker}
-        needs_broker = attempts.has_fixed_queue or bool(outgoing.sharding_key) or not other_brokers
+
+        # Decide this with the present route, before it expires.
+        writable_queues = routes.write_queues.get(topic, ())
+        other_brokers = {queue.broker for queue in writable_queues} - {broker}
+        has_fixed_broker = attempts.has_fixed_queue or bool(outgoing.sharding_key)
+        needs_this_broker = has_fixed_broker or not other_brokers
         is_temporary = not isinstance(error, RequestError) or error.code == NOT_AVAILABLE
-        waits_for_master = (
-            is_temporary and needs_broker and directory.routes.has_replicas(topic, broker)
-        )
-        directory.routes.expire(topic)
+        waits_for_master = is_temporary and needs_this_broker and routes.has_replicas(topic, broker)
+        routes.expire(topic)
+
         may_retry = attempts.record_failure(
             broker or attempts.last_broker or "-",
             error,
@@ -758,12 +648,12 @@ class Sender:
         counted as dropped, and the failure is logged (as a warning only the first time). Never
         raises an Exception.
         """
-        while (batch := tracing.next_message()) is not None:
+        while (trace_message := tracing.next_message()) is not None:
             try:
                 yield from self.directory.get_route(tracing.topic)
-                yield from self.send_outgoing(self.assign_id(batch.message))
+                yield from self.send_outgoing(self.assign_id(trace_message.message))
             except Exception as error:  # noqa: BLE001 - tracing must not fail a client
-                tracing.count_dropped(batch.record_count)
+                tracing.count_dropped(trace_message.record_count)
                 level = logging.DEBUG if tracing.has_warned else logging.WARNING
                 tracing.has_warned = True
                 _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
@@ -778,7 +668,8 @@ class Sender:
         RequestError if the broker refuses (too late, or recalling is disabled).
         """
         decoded = expect_recall_handle(handle)
-        topic, message_id = decoded.topic, decoded.unique_id
+        topic = decoded.topic
+        message_id = decoded.unique_id
         yield from self.directory.get_route(topic)
         address = self.directory.get_master_address(MessageQueue(topic, decoded.broker, 0))
         response = yield Call(address, requests.recall(self.group, decoded))

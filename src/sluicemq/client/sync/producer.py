@@ -43,10 +43,9 @@ from sluicemq.client.core.replies import (
     reply_timeout_error,
 )
 from sluicemq.client.core.requests import SendResult
+from sluicemq.client.core.send_attempts import RETRIES, SEND_TIMEOUT_MS
 from sluicemq.client.core.sending import (
     DEFAULT_PRODUCER_GROUP,
-    RETRIES,
-    SEND_TIMEOUT_MS,
     Sender,
     check_destination,
 )
