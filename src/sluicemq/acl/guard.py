@@ -115,6 +115,7 @@ class Guard:
         self.files: RuleFiles | None = None
         """The files whose rules are in force; None before `load`."""
         self._white_addresses: dict[str, bool] = {}
+        """A cache: by address, whether it is in the global white list."""
         self._verifiers: dict[str, dict[str, _SendVerifier]] = {}
         """Verifiers by access key and topic, only of topics to which the account may send."""
         self.rules = Rules()
@@ -129,6 +130,7 @@ class Guard:
         """The account of the request that is being handled. None if its client may do everything,
         for example because of its address."""
         self._logged: set[int] = set()
+        """The hashes of the reasons of refusals that were logged."""
 
     @classmethod
     def from_config(cls, files: Files, clock: Clock, config: ServerConfig) -> "Guard | None":
@@ -172,8 +174,11 @@ class Guard:
     @property
     def accounts(self) -> Mapping[str, Account]:
         """The accounts of the files in force by access key, without the inner account."""
-        known = self.rules.accounts
-        return {name: one for name, one in known.items() if name not in self._inner}
+        return {
+            access_key: account
+            for access_key, account in self.rules.accounts.items()
+            if access_key not in self._inner
+        }
 
     def load(self) -> None:
         """Read the files and put their rules in force. Called when the server starts.
@@ -181,8 +186,8 @@ class Guard:
         Raises ConfigurationError if a file is invalid, and OSError if it cannot be read. A server
         must not start then: it would run without the rules it was configured with.
         """
-        texts = self.source.read_files()
-        self._use(texts, self.source.load(texts))
+        rule_files = self.source.read_files()
+        self._put_in_force(rule_files, self.source.load(rule_files))
 
     def check_files(self) -> tuple[RuleFiles, LoadedRules] | ConfigurationError | None:
         """Read the files again, and return what `apply_checked_files` needs.
@@ -191,56 +196,73 @@ class Guard:
         are invalid or cannot be read. Blocks; call it on another thread than the loop's.
         """
         try:
-            texts = self.source.read_files()
-            return None if texts == self.files else (texts, self.source.load(texts))
+            rule_files = self.source.read_files()
+            if rule_files == self.files:
+                return None
+            return rule_files, self.source.load(rule_files)
         except ConfigurationError as error:
             return error
         except OSError as error:
             return ConfigurationError(f"{self.source.path} cannot be read: {error}.", fix="")
 
     def apply_checked_files(
-        self, found: tuple[RuleFiles, LoadedRules] | ConfigurationError | None
+        self, check_result: tuple[RuleFiles, LoadedRules] | ConfigurationError | None
     ) -> None:
-        """Put the rules that `check_files` returned in force.
+        """Put the changed rules that `check_files` returned in force.
 
-        An error leaves the rules as they are; it is logged once, and `error` shows it.
+        `check_result` is what `check_files` returned. An error leaves the rules as they are; it is
+        counted and logged unless `error` already shows it. None means that the files are those in
+        force, which ends an earlier error.
         """
-        if isinstance(found, ConfigurationError):
-            if str(found) != self.error:
-                self.error = str(found)
+        if check_result is None:
+            self.error = ""
+            return
+
+        if isinstance(check_result, ConfigurationError):
+            # The files are checked every few seconds, so the same error is found again and again.
+            error_text = str(check_result)
+            if error_text != self.error:
+                self.error = error_text
                 self.failed_load_count += 1
                 log.error(
-                    "The access rules were not reloaded, the old ones remain in force: %s", found
+                    "The access rules were not reloaded, the old ones remain in force: %s",
+                    check_result,
                 )
-        elif found is not None:
-            self._use(*found)
-        else:
-            self.error = ""
+            return
 
-    def _use(self, texts: RuleFiles, read: LoadedRules) -> None:
-        """Put loaded rules in force, together with the inner account.
+        rule_files, loaded = check_result
+        self._put_in_force(rule_files, loaded)
 
-        `texts` are the files and `read` their rules. The caches are cleared, because they depend on
-        the rules. The change is counted, dated and logged with the warnings of the rules, and with
-        another one if a global white address admits every client.
+    def _put_in_force(self, rule_files: RuleFiles, loaded: LoadedRules) -> None:
+        """Put the rules that were loaded from `rule_files` in force, with the inner account.
+
+        The caches are cleared, because they depend on the rules. The change is counted, dated and
+        logged with the warnings of the rules, and with another one if a global white address admits
+        every client.
         """
-        self.files = texts
-        self.rules, self.warnings, self.error = read.rules, read.warnings, ""
+        self.files = rule_files
+        self.rules = loaded.rules
+        self.warnings = loaded.warnings
+        self.error = ""
         if self._inner:
-            accounts = {**read.rules.accounts, **self._inner}
-            self.rules = replace(read.rules, accounts=accounts)
+            accounts = {**loaded.rules.accounts, **self._inner}
+            self.rules = replace(loaded.rules, accounts=accounts)
+
         self._white_addresses.clear()
         self._verifiers.clear()
+
         self.load_count += 1
         self.loaded_ms = 0 if self._clock is None else self._clock.now_ms()
-        for warning in read.warnings:
+        for warning in loaded.warnings:
             log.warning("%s", warning)
         log.info(
             "Loaded access rules: %d accounts from %d files.",
-            len(read.rules.accounts),
-            len(texts.contents),
+            len(loaded.rules.accounts),
+            len(rule_files.contents),
         )
-        open_patterns = [one.text for one in read.rules.white_addresses if one.matches_all]
+        open_patterns = [
+            pattern.text for pattern in loaded.rules.white_addresses if pattern.matches_all
+        ]
         if open_patterns:
             log.warning(
                 "globalWhiteRemoteAddresses has %r: every client may do everything. Replace it by "
@@ -285,8 +307,9 @@ class Guard:
             self.rules, authorization, date_time, host, now_ms=now_ms, age_s_max=age_s_max
         )
         if not verdict.is_allowed:
-            key = authorization.partition("Credential=")[2].partition(",")[0].partition("/")[0]
-            self._count_refusal(key)
+            credential = authorization.partition("Credential=")[2].partition(",")[0]
+            access_key = credential.partition("/")[0]
+            self._count_refusal(access_key)
         return verdict
 
     def check_for_account(
@@ -314,8 +337,10 @@ class Guard:
         """
         try:
             fields = header["extFields"]
-            begin, finish, signed_values = self._verifiers[fields["AccessKey"]][fields["b"]]
-            inner, outer = begin(), finish()
+            copy_inner, copy_outer, signed_values = self._verifiers[fields["AccessKey"]][
+                fields["b"]
+            ]
+            inner, outer = copy_inner(), copy_outer()
             inner.update("".join(signed_values[len(fields)](fields)).encode() + body)
             outer.update(inner.digest())
             signature = b2a_base64(outer.digest(), newline=False)
@@ -333,27 +358,27 @@ class Guard:
         """
         if self.is_white_address(peer.remote.address):
             return True
+
+        # The request is not validated yet: its fields may have any type and size.
         if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
             return False
         access_key, topic = fields.get(ACCESS_KEY), fields.get("b")
         if not isinstance(access_key, str) or not isinstance(topic, str):
             return False
+
         account = self.rules.accounts.get(access_key)
-        if account is None or account.white_addresses is not None or len(topic) > TOPIC_LENGTH_MAX:
+        if account is None or not _can_learn_sends(account, topic):
             return False
-        if (
-            topic.startswith(GROUP_PREFIX)
-            or not authorize_resource(account, Resource(topic, PUB)).is_allowed
-        ):
-            return False
-        topics = self._verifiers.setdefault(access_key, {})
-        if topic not in topics:
-            if len(topics) >= TOPICS_MAX:
-                topics.clear()
+
+        verifiers_by_topic = self._verifiers.setdefault(access_key, {})
+        if topic not in verifiers_by_topic:
+            if len(verifiers_by_topic) >= TOPICS_MAX:
+                verifiers_by_topic.clear()
             key = SigningKey(account.secret_key)
-            topics[topic] = _SendVerifier(key.copy_inner, key.copy_outer, {})
+            verifiers_by_topic[topic] = _SendVerifier(key.copy_inner, key.copy_outer, {})
         if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
-            topics[topic].signed_values[len(fields)] = itemgetter(*signed_names(tuple(fields)))
+            get_signed_values = itemgetter(*signed_names(tuple(fields)))
+            verifiers_by_topic[topic].signed_values[len(fields)] = get_signed_values
         return False
 
     def refuse_command(self, command: Command, peer: Caller) -> bytes | None:
@@ -393,20 +418,33 @@ class Guard:
 
     def is_white_address(self, host: str) -> bool:
         """Return whether `host`, an address without port, is in the global white list."""
-        known = self._white_addresses.get(host)
-        if known is None:
+        is_white = self._white_addresses.get(host)
+        if is_white is None:
             if len(self._white_addresses) >= ADDRESSES_CACHED_MAX:
                 self._white_addresses.clear()
             numbers = address_numbers(host)
-            known = any(pattern.matches(numbers) for pattern in self.rules.white_addresses)
-            self._white_addresses[host] = known
-        return known
+            is_white = any(pattern.matches(numbers) for pattern in self.rules.white_addresses)
+            self._white_addresses[host] = is_white
+        return is_white
 
     def _count_refusal(self, access_key: str) -> None:
         """Count a refused request in `refusal_counts`; "" means that it has no access key."""
         if access_key and access_key not in self.rules.accounts:
             access_key = "?"  # a client that invents keys must not fill memory and metrics
         self.refusal_counts[access_key] = self.refusal_counts.get(access_key, 0) + 1
+
+
+def _can_learn_sends(account: Account, topic: str) -> bool:
+    """Return whether a right signature of the account is enough for a send to the topic.
+
+    Otherwise only `Guard.check` can decide. An account with a white list may need no signature,
+    and a send to a retry topic requires SUB on its group instead of PUB on the topic.
+    """
+    if account.white_addresses is not None or topic.startswith(GROUP_PREFIX):
+        return False
+    if len(topic) > TOPIC_LENGTH_MAX:
+        return False
+    return authorize_resource(account, Resource(topic, PUB)).is_allowed
 
 
 def access_status(guard: Guard | None) -> Command:
@@ -425,6 +463,7 @@ class Access:
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
+        """Create the checks of a server with this guard; None means without access control."""
         self.guard = guard
 
     @property
@@ -435,8 +474,9 @@ class Access:
     @property
     def account(self) -> str:
         """The access key of the current request's account; "" if the client may do everything."""
-        found = self.guard.account if self.guard is not None else None
-        return "" if found is None else found.access_key
+        if self.guard is None or self.guard.account is None:
+            return ""
+        return self.guard.account.access_key
 
     def require(self, topic: str, need: Permission) -> None:
         """Raise RequestError with the remark of a refusal unless the request may use the topic."""

@@ -76,19 +76,25 @@ class AddressPattern(NamedTuple):
             )
         if not self.alternatives:
             return True
-        return any(
-            len(parts) == len(address)
-            and all(
-                any(low <= number <= high for low, high in ranges)
-                for number, ranges in zip(address, parts, strict=True)
-            )
-            for parts in self.alternatives
-        )
+        return any(_is_in_ranges(address, parts) for parts in self.alternatives)
 
     @property
     def matches_all(self) -> bool:
         """Whether the pattern matches every address."""
         return not self.alternatives
+
+
+def _is_in_ranges(address: tuple[int, ...], ranges_of_parts: tuple[Ranges, ...]) -> bool:
+    """Return whether each part of an address is in one of the ranges that are allowed for it.
+
+    Return False if an IPv4 address is compared with ranges for IPv6, or the other way round.
+    """
+    if len(ranges_of_parts) != len(address):
+        return False
+    return all(
+        any(low <= number <= high for low, high in ranges)
+        for number, ranges in zip(address, ranges_of_parts, strict=True)
+    )
 
 
 def address_numbers(host: str, *, unmap: bool = True) -> tuple[int, ...]:
@@ -106,7 +112,10 @@ def address_numbers(host: str, *, unmap: bool = True) -> tuple[int, ...]:
     packed = address.packed
     if len(packed) == IPV4_PARTS:
         return tuple(packed)
-    return tuple(int.from_bytes(packed[at : at + 2], "big") for at in range(0, len(packed), 2))
+    return tuple(
+        int.from_bytes(packed[position : position + 2], "big")
+        for position in range(0, len(packed), 2)
+    )
 
 
 def parse_pattern(text: str) -> AddressPattern:
@@ -118,13 +127,7 @@ def parse_pattern(text: str) -> AddressPattern:
     if text in ALL_ADDRESSES:
         return AddressPattern(text, ())
     if "{" in text or "}" in text:
-        head, brace, rest = text.partition("{")
-        if not brace or not rest.endswith("}") or "{" in rest or rest.count("}") != 1:
-            raise pattern_error(text, _SET_NOT_LAST, "Write 10.10.103.{1,5,9}.")
-        words, base, limit = _split_pattern(head + "0")
-        numbers = [_parse_number(word, base, limit, text) for word in words[:-1]]
-        ends = [_parse_number(word, base, limit, text) for word in rest[:-1].split(",")]
-        return AddressPattern(text, ((*map(_single, numbers), tuple((end, end) for end in ends)),))
+        return AddressPattern(text, (_parse_set(text),))
     if "," in text:
         return AddressPattern(text, tuple(parse_address(part, text) for part in text.split(",")))
     if "*" in text or "-" in text:
@@ -149,49 +152,85 @@ def parse_address(address: str, whole: str, *, unmap: bool = True) -> tuple[Rang
     return tuple(map(_single, numbers))
 
 
+def _parse_set(text: str) -> tuple[Ranges, ...]:
+    """Return the ranges of each part of a pattern with a set, such as `10.10.103.{1,5,9}`.
+
+    Raises ConfigurationError if the set is not the whole last part, or a part is not a number.
+    """
+    before_set, brace, after_brace = text.partition("{")
+    has_one_set = after_brace.endswith("}") and "{" not in after_brace
+    if not brace or not has_one_set or after_brace.count("}") != 1:
+        raise pattern_error(text, _SET_NOT_LAST, "Write 10.10.103.{1,5,9}.")
+
+    # A 0 in place of the set makes the text a pattern that `_split_pattern` accepts.
+    parts, base, limit = _split_pattern(before_set + "0")
+    first_parts = [_single(_parse_number(part, base, limit, text)) for part in parts[:-1]]
+    members = [_parse_number(part, base, limit, text) for part in after_brace[:-1].split(",")]
+    last_part = tuple((member, member) for member in members)
+    return (*first_parts, last_part)
+
+
 def _split_pattern(text: str) -> tuple[list[str], int, int]:
     """Split a pattern into parts. Return (parts, number base, largest number of a part).
 
     Raises ConfigurationError unless there are 4 parts with dots or 8 parts with colons.
     """
-    is_six = ":" in text
-    parts = text.split(":") if is_six else text.split(".")
-    count = IPV6_PARTS if is_six else IPV4_PARTS
-    if len(parts) != count or "" in parts:
-        fix = (
-            "Write all eight parts of an IPv6 pattern: RocketMQ reads :: before a star as one part."
-            if is_six
-            else "Write four parts, such as 10.10.103.*."
+    if ":" in text:
+        parts = text.split(":")
+        if len(parts) != IPV6_PARTS or "" in parts:
+            raise pattern_error(
+                text,
+                f"it must have {IPV6_PARTS} parts",
+                "Write all eight parts of an IPv6 pattern: RocketMQ reads :: before a star as one "
+                "part.",
+            )
+        return parts, 16, 0xFFFF
+
+    parts = text.split(".")
+    if len(parts) != IPV4_PARTS or "" in parts:
+        raise pattern_error(
+            text, f"it must have {IPV4_PARTS} parts", "Write four parts, such as 10.10.103.*."
         )
-        raise pattern_error(text, f"it must have {count} parts", fix)
-    return parts, 16 if is_six else 10, 0xFFFF if is_six else 0xFF
+    return parts, 10, 0xFF
 
 
 def _parse_number(part: str, base: int, limit: int, text: str) -> int:
+    """Return the number that a part of the pattern `text` is, in number base 10 or 16.
+
+    Raises ConfigurationError if it is not a number from 0 to `limit`, or has leading zeros in base
+    10.
+    """
     try:
         value = int(part, base) if part.isascii() and part.isalnum() else -1
     except ValueError:
         value = -1
-    if not 0 <= value <= limit or (base == 10 and part != str(value)):
-        shown = f"{limit:x}" if base == 16 else str(limit)
+    has_leading_zeros = base == 10 and part != str(value)
+    if not 0 <= value <= limit or has_leading_zeros:
+        shown_limit = f"{limit:x}" if base == 16 else str(limit)
         raise pattern_error(
-            text, f"{part!r} is not a number from 0 to {shown}", "Write such a number."
+            text, f"{part!r} is not a number from 0 to {shown_limit}", "Write such a number."
         )
     return value
 
 
 def _single(number: int) -> Ranges:
+    """Return the ranges of a part that must be equal to `number`."""
     return ((number, number),)
 
 
 def _parse_wild(text: str) -> tuple[Ranges, ...]:
+    """Return the ranges of each part of a pattern with stars or a range, such as `10.10.1-9.*`.
+
+    Raises ConfigurationError if it begins with a star, or if another part than a star follows the
+    first star or range.
+    """
     parts, base, limit = _split_pattern(text)
-    found: list[Ranges] = []
-    is_open = False
+    ranges_of_parts: list[Ranges] = []
+    is_open = False  # whether a star or a range came before, so that only stars may follow
     for index, part in enumerate(parts):
         if part == "*" and index:
             is_open = True
-            found.append(((0, limit),))
+            ranges_of_parts.append(((0, limit),))
         elif is_open:
             raise pattern_error(
                 text,
@@ -200,17 +239,18 @@ def _parse_wild(text: str) -> tuple[Ranges, ...]:
             )
         elif "-" in part:
             is_open = True
-            low, _, high = part.partition("-")
-            ends = _parse_number(low, base, limit, text), _parse_number(high, base, limit, text)
-            if ends[0] > ends[1] or ends == (0, 0):
+            low_text, _, high_text = part.partition("-")
+            low = _parse_number(low_text, base, limit, text)
+            high = _parse_number(high_text, base, limit, text)
+            if low > high or high == 0:
                 fix = "Write the smaller number first, such as 1-9."
                 raise pattern_error(text, f"{part!r} is not a valid range", fix)
-            found.append((ends,))
+            ranges_of_parts.append(((low, high),))
         elif part == "*":
             raise pattern_error(text, "it begins with a star", 'Write "*" for every address.')
         else:
-            found.append(_single(_parse_number(part, base, limit, text)))
-    return tuple(found)
+            ranges_of_parts.append(_single(_parse_number(part, base, limit, text)))
+    return tuple(ranges_of_parts)
 
 
 def pattern_error(text: str, why: str, fix: str) -> ConfigurationError:
@@ -222,6 +262,8 @@ def pattern_error(text: str, why: str, fix: str) -> ConfigurationError:
 
 _GROUP: Final = re.compile(r"[0-9A-Fa-f]{1,4}")
 _ROCKETMQ_FIX: Final = "RocketMQ refuses it too."
+_MATCHES_NO_ADDRESS: Final[tuple[Ranges, ...]] = ()
+"""An alternative of an `AddressPattern` without parts: no address has so few."""
 
 
 def parse_pattern_like_rocketmq(text: str) -> AddressPattern | None:
@@ -235,103 +277,124 @@ def parse_pattern_like_rocketmq(text: str) -> AddressPattern | None:
     if text in ALL_ADDRESSES:
         return AddressPattern(text, ())
     if text.endswith("}"):
-        last = re.split("[:.]" if ":" not in text else ":", text)[-1]
-        if not last.startswith("{"):
+        separator = ":" if ":" in text else "."
+        last_part = text.rpartition(separator)[2]
+        if not last_part.startswith("{"):
             raise pattern_error(text, _SET_NOT_LAST, _ROCKETMQ_FIX)
-        head = text[: text.index("{")]
-        items = [head + item for item in last[1:-1].split(",") if item]
-        return _parse_addresses_like_rocketmq(text, items)
+        before_set = text[: text.index("{")]
+        addresses = [before_set + member for member in last_part[1:-1].split(",") if member]
+        return _parse_addresses_like_rocketmq(text, addresses)
     if "," in text:
-        return _parse_addresses_like_rocketmq(text, [item for item in text.split(",") if item])
+        addresses = [address for address in text.split(",") if address]
+        return _parse_addresses_like_rocketmq(text, addresses)
     if "*" in text or "-" in text:
-        return (
-            _parse_wild_ipv6_like_rocketmq(text)
-            if ":" in text
-            else _parse_wild_ipv4_like_rocketmq(text)
-        )
+        if ":" in text:
+            return _parse_wild_ipv6_like_rocketmq(text)
+        return _parse_wild_ipv4_like_rocketmq(text)
     return _parse_addresses_like_rocketmq(text, [text])
 
 
 def _parse_addresses_like_rocketmq(text: str, addresses: list[str]) -> AddressPattern:
+    """Return the pattern `text`, which matches each of `addresses` and no other address."""
     # RocketMQ compares a mapped IPv4 address as IPv6, so it keeps its eight parts.
-    parts = tuple(parse_address(address, text, unmap=False) for address in addresses)
-    return AddressPattern(text, parts or ((),))
+    alternatives = tuple(parse_address(address, text, unmap=False) for address in addresses)
+    return AddressPattern(text, alternatives or (_MATCHES_NO_ADDRESS,))
 
 
 def _parse_wild_ipv4_like_rocketmq(text: str) -> AddressPattern:
-    words = [word for word in text.split(".") if word]
+    """Return the pattern of an IPv4 entry with a star or a range.
+
+    Only the first star or range and the numbers before it count; RocketMQ lets every number pass
+    in the parts after it. It does not look for a star or range in the first part.
+    """
+    parts = [part for part in text.split(".") if part]
     for index in range(1, IPV4_PARTS):
-        if index >= len(words):
+        if index >= len(parts):
             raise pattern_error(text, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
-        found = _parse_range_like_rocketmq(words[index], 10, 0xFF, text)
-        if found is None:
+        first_range = _parse_range_like_rocketmq(parts[index], 10, 0xFF, text)
+        if first_range is None:
             continue
-        if len(words) != IPV4_PARTS:
+        if len(parts) != IPV4_PARTS:
             raise pattern_error(text, f"it must have {IPV4_PARTS} parts", _ROCKETMQ_FIX)
-        head = [_parse_number_like_rocketmq(word, 10, 0xFF, text) for word in words[:index]]
-        ranges = [_single(number) for number in head]
-        if any(word != str(number) for word, number in zip(words, head, strict=False)):
-            ranges[0] = ()  # compared as text, and no address is written with leading zeros
-        rest: list[Ranges] = [((0, 0xFF),)] * (IPV4_PARTS - 1 - index)
-        return AddressPattern(text, ((*ranges, (found,), *rest),))
-    return AddressPattern(text, ((),), is_incomparable=True)
+
+        numbers = [_parse_number_like_rocketmq(part, 10, 0xFF, text) for part in parts[:index]]
+        ranges_before = [_single(number) for number in numbers]
+        if parts[:index] != [str(number) for number in numbers]:
+            # Compared as text, and no address is written with leading zeros: nothing matches.
+            ranges_before[0] = ()
+        ranges_after: list[Ranges] = [((0, 0xFF),)] * (IPV4_PARTS - 1 - index)
+        return AddressPattern(text, ((*ranges_before, (first_range,), *ranges_after),))
+    return AddressPattern(text, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
 
 
 def _parse_wild_ipv6_like_rocketmq(text: str) -> AddressPattern:
+    """Return the pattern of an IPv6 entry with a star or a range.
+
+    As in RocketMQ, the first star or range applies to the part after the numbers, and every number
+    passes in the parts after it. `::` before it stands for as many zeros as are missing.
+    """
     star, minus = text.find("*"), text.find("-")
-    has_both = star >= 0 and minus >= 0
-    words = text.split(":")
-    tail = words[-2:] if has_both else words[-1:]
-    if (star >= 0 and star != len(text) - 1) or (minus >= 0 and "-" not in tail[0]):
+    has_star, has_range = star >= 0, minus >= 0
+    parts = text.split(":")
+    # RocketMQ expects a range and a star in the last two parts, one of them in the last part.
+    last_parts = parts[-2:] if has_star and has_range else parts[-1:]
+    is_star_misplaced = has_star and star != len(text) - 1
+    is_range_misplaced = has_range and "-" not in last_parts[0]
+    if is_star_misplaced or is_range_misplaced:
         raise pattern_error(
             text, "a star or a range is allowed only in the last parts", _ROCKETMQ_FIX
         )
-    found = next(
-        (
-            one
-            for word in words[1:]
-            if word and (one := _parse_range_like_rocketmq(word, 16, 0xFFFF, text))
-        ),
-        None,
-    )
-    if found is None:
-        return AddressPattern(text, ((),), is_incomparable=True)
-    count = IPV6_PARTS - len(tail)
-    head = ":".join(words[: -len(tail)])
-    left, gap, right = head.partition("::")
-    groups = left.split(":")
+
+    ranges = (_parse_range_like_rocketmq(part, 16, 0xFFFF, text) for part in parts[1:] if part)
+    first_range = next(filter(None, ranges), None)
+    if first_range is None:
+        return AddressPattern(text, (_MATCHES_NO_ADDRESS,), is_incomparable=True)
+
+    first_part_count = IPV6_PARTS - len(last_parts)
+    left, gap, right = ":".join(parts[: -len(last_parts)]).partition("::")
+    first_parts = left.split(":")
     if gap:
-        after = right.split(":") if right else []
-        groups += ["0"] * (count - len(groups) - len(after)) + after
-    if len(groups) >= IPV6_PARTS:
+        parts_after_gap = right.split(":") if right else []
+        zero_count = first_part_count - len(first_parts) - len(parts_after_gap)
+        first_parts += ["0"] * zero_count + parts_after_gap
+    if len(first_parts) >= IPV6_PARTS:
         raise pattern_error(text, f"it has more than {IPV6_PARTS} parts", _ROCKETMQ_FIX)
-    numbers = [_parse_number_like_rocketmq(group or "0", 16, 0xFFFF, text) for group in groups]
-    rest: list[Ranges] = [((0, 0xFFFF),)] * (IPV6_PARTS - 1 - len(numbers))
-    return AddressPattern(text, ((*map(_single, numbers), (found,), *rest),))
+
+    numbers = [_parse_number_like_rocketmq(part or "0", 16, 0xFFFF, text) for part in first_parts]
+    ranges_after: list[Ranges] = [((0, 0xFFFF),)] * (IPV6_PARTS - 1 - len(numbers))
+    return AddressPattern(text, ((*map(_single, numbers), (first_range,), *ranges_after),))
 
 
 def _parse_range_like_rocketmq(
-    word: str, base: int, limit: int, text: str
+    part: str, base: int, limit: int, text: str
 ) -> tuple[int, int] | None:
     """Return the range of a part that is a star or a range.
 
     Returns None if RocketMQ does not recognise it as either, as for 0-0.
     """
-    if word.strip() == "*":
+    if part.strip() == "*":
         return 0, limit
-    if "-" not in word:
+    if "-" not in part:
         return None
-    ends = [_parse_number_like_rocketmq(end, base, limit, text) for end in word.split("-")[:2]]
-    if ends[0] > ends[1]:
-        raise pattern_error(text, f"{word!r} is not a valid range", _ROCKETMQ_FIX)
-    return (ends[0], ends[1]) if ends[1] > 0 else None
+    # RocketMQ ignores what follows a second minus.
+    low_text, high_text = part.split("-")[:2]
+    low = _parse_number_like_rocketmq(low_text, base, limit, text)
+    high = _parse_number_like_rocketmq(high_text, base, limit, text)
+    if low > high:
+        raise pattern_error(text, f"{part!r} is not a valid range", _ROCKETMQ_FIX)
+    return (low, high) if high > 0 else None
 
 
-def _parse_number_like_rocketmq(word: str, base: int, limit: int, text: str) -> int:
-    is_number = word.isascii() and word.isdigit() if base == 10 else _GROUP.fullmatch(word)
-    if not is_number or not 0 <= int(word, base) <= limit:
-        raise pattern_error(text, f"{word!r} is not a number up to {limit}", _ROCKETMQ_FIX)
-    return int(word, base)
+def _parse_number_like_rocketmq(part: str, base: int, limit: int, text: str) -> int:
+    """Return the number that a part of the pattern `text` is, in number base 10 or 16.
+
+    Raises ConfigurationError if it is not a number from 0 to `limit`. Leading zeros are allowed.
+    """
+    is_decimal = part.isascii() and part.isdigit()
+    is_number = is_decimal if base == 10 else _GROUP.fullmatch(part) is not None
+    if not is_number or not 0 <= int(part, base) <= limit:
+        raise pattern_error(text, f"{part!r} is not a number up to {limit}", _ROCKETMQ_FIX)
+    return int(part, base)
 
 
 # ---------------------------------------------------------------------------------------- accounts
@@ -367,13 +430,13 @@ def parse_permission(word: str) -> Permission:
 
     Raises ConfigurationError for any other word, which RocketMQ silently reads as DENY.
     """
-    found = _PERMISSIONS.get(word.strip())
-    if found is None:
+    permission = _PERMISSIONS.get(word.strip())
+    if permission is None:
         raise ConfigurationError(
             f"{word!r} is not a permission.",
             fix="Write DENY, PUB, SUB, PUB|SUB or ANY (PUB or SUB), in capitals, without spaces.",
         )
-    return found
+    return permission
 
 
 ACCOUNT_FIELDS: Final = (
@@ -428,24 +491,28 @@ class Rules:
     white_addresses: tuple[AddressPattern, ...] = ()
 
     @staticmethod
-    def merge(several: Iterable["Rules"]) -> "Rules":
-        """Merge the rules of several files, in order of precedence.
+    def merge(rules_of_files: Iterable["Rules"]) -> "Rules":
+        """Merge the rules of several files, which are given in order of precedence.
 
         The white lists are joined. If several files have the same account, the first one applies.
         """
         accounts: dict[str, Account] = {}
-        white: list[AddressPattern] = []
-        for rules in several:
-            white += rules.white_addresses
+        white_addresses: list[AddressPattern] = []
+        for rules in rules_of_files:
+            white_addresses += rules.white_addresses
             for access_key, account in rules.accounts.items():
                 accounts.setdefault(access_key, account)
-        return Rules(accounts, tuple(white))
+        return Rules(accounts, tuple(white_addresses))
 
 
 # ------------------------------------------------------------------------- warnings about rules
 
 SECRET_LENGTH_MIN: Final = 16
-_WEAK: Final = ("12345678", "password", "rocketmq", "87654321", "secret")
+"""The number of characters of a secret key below which `lint` has a finding."""
+_WEAK_PREFIXES: Final = ("12345678", "password", "rocketmq", "87654321", "secret")
+"""Beginnings of secret keys that are easy to guess, in lower case."""
+_DISTINCT_CHARACTERS_MIN: Final = 5
+"""A secret key with fewer different characters is easy to guess."""
 
 
 class LintFinding(NamedTuple):
@@ -457,34 +524,36 @@ class LintFinding(NamedTuple):
 
 
 def lint(
-    several: Iterable[Rules],
+    rules_of_files: Iterable[Rules],
     *,
     secret_length_min: int = SECRET_LENGTH_MIN,
     topics: Collection[str] | None = None,
     groups: Collection[str] | None = None,
 ) -> list[LintFinding]:
-    """Return findings about the rules of several files, which are given in order of precedence.
+    """Return findings about the rules of several files: rules that are valid but risky or useless.
 
-    `topics` and `groups` are the names that exist in a cluster, to find misspelled ones; None skips
-    this check.
+    `rules_of_files` are the rules of each file, in order of precedence. A secret key with fewer
+    than `secret_length_min` characters is a finding. `topics` and `groups` are the names that exist
+    in a cluster, to find misspelled ones; None skips this check.
     """
-    found: list[LintFinding] = []
-    seen: dict[str, str] = {}
-    for rules in several:
+    findings: list[LintFinding] = []
+    first_origins: dict[str, str] = {}  # by access key: file and line of its first account
+    for rules in rules_of_files:
         for pattern in rules.white_addresses:
             if pattern.matches_all:
                 text = f"{pattern.text!r} allows every client to do everything"
                 fix = "List only the addresses of your servers, or none."
-                found.append(LintFinding("globalWhiteRemoteAddresses", text, fix))
+                findings.append(LintFinding("globalWhiteRemoteAddresses", text, fix))
+
         for account in rules.accounts.values():
-            first = seen.setdefault(account.access_key, account.origin)
-            if first != account.origin:
-                text = f"account {account.access_key} has no effect: {first} has precedence"
-                found.append(LintFinding(account.origin, text, "Remove one of the two."))
+            first_origin = first_origins.setdefault(account.access_key, account.origin)
+            if first_origin != account.origin:
+                text = f"account {account.access_key} has no effect: {first_origin} has precedence"
+                findings.append(LintFinding(account.origin, text, "Remove one of the two."))
                 continue
-            said = _lint_account(account, secret_length_min, topics, groups)
-            found += [LintFinding(account.origin, text, fix) for text, fix in said]
-    return found
+            for text, fix in _lint_account(account, secret_length_min, topics, groups):
+                findings.append(LintFinding(account.origin, text, fix))
+    return findings
 
 
 def _lint_account(
@@ -493,14 +562,9 @@ def _lint_account(
     topics: Collection[str] | None,
     groups: Collection[str] | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield text and fix of each finding about one account."""
-    name, secret = account.access_key, account.secret_key
-    if len(secret) < secret_length_min:
-        text = f"the secret of {name} has {len(secret)} characters, fewer than {secret_length_min}"
-        yield text, "Use a long random one: openssl rand -base64 24."
-    elif secret.lower().startswith(_WEAK) or len(set(secret)) < 5 or secret == name:
-        text = f"the secret of {name} is easy to guess"
-        yield text, "Use a random one: openssl rand -base64 24."
+    """Yield text and fix of each finding about one account. The parameters are those of `lint`."""
+    yield from _lint_secret(account, secret_length_min)
+    name = account.access_key
     if account.white_addresses is not None and account.white_addresses.matches_all:
         text = f"whiteRemoteAddress lets every client act as {name} without the secret"
         yield text, "List addresses, or leave it empty."
@@ -510,15 +574,44 @@ def _lint_account(
     if account.is_admin and account.permissions:
         text = f"{name} is an admin: its {len(account.permissions)} permissions have no effect"
         yield text, "Remove them, or admin: true."
-    missing = []
+    yield from _lint_permissions(account, topics, groups)
+
+
+def _lint_secret(account: Account, secret_length_min: int) -> Iterator[tuple[str, str]]:
+    """Yield text and fix of a finding about the secret key of an account, if it is weak."""
+    name, secret = account.access_key, account.secret_key
+    if len(secret) < secret_length_min:
+        text = f"the secret of {name} has {len(secret)} characters, fewer than {secret_length_min}"
+        yield text, "Use a long random one: openssl rand -base64 24."
+        return
+
+    has_weak_prefix = secret.lower().startswith(_WEAK_PREFIXES)
+    is_repetitive = len(set(secret)) < _DISTINCT_CHARACTERS_MIN
+    if has_weak_prefix or is_repetitive or secret == name:
+        text = f"the secret of {name} is easy to guess"
+        yield text, "Use a random one: openssl rand -base64 24."
+
+
+def _lint_permissions(
+    account: Account, topics: Collection[str] | None, groups: Collection[str] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield text and fix of each finding about the entries of topicPerms and groupPerms.
+
+    First the entries that repeat the default of the account, then those whose topic or group does
+    not exist. None as `topics` or `groups` skips the second check for them.
+    """
+    findings_about_names = []
     for resource, permission in account.permissions.items():
-        is_group = resource.startswith(GROUP_PREFIX)
         name = resource.removeprefix(GROUP_PREFIX)
-        shown = f"{'group' if is_group else 'topic'} {name} of {account.access_key}"
-        default = account.group_default if is_group else account.topic_default
+        if resource.startswith(GROUP_PREFIX):
+            kind, default, existing_names = "group", account.group_default, groups
+        else:
+            kind, default, existing_names = "topic", account.topic_default, topics
+        entry = f"{kind} {name} of {account.access_key}"
+
         if permission == default and not account.is_admin:
-            yield f"{shown} repeats the default", "Remove it."
-        known = groups if is_group else topics
-        if known is not None and name not in known:
-            missing.append((f"{shown} does not exist", "Correct the name, or create it."))
-    yield from missing
+            yield f"{entry} repeats the default", "Remove it."
+        if existing_names is not None and name not in existing_names:
+            finding = f"{entry} does not exist", "Correct the name, or create it."
+            findings_about_names.append(finding)
+    yield from findings_about_names

@@ -25,7 +25,10 @@ A request is checked in these steps, in RocketMQ's order (spec/acl):
     7  the request requires admin                       refused
     8  each topic and group: its entry, or the default of the account
 
-The body is parsed only in step 8, so a request that is allowed before may have any body.
+The body is parsed only in step 8, so a request that is allowed before may have any body. `identify`
+does steps 1 to 4, which find the account of a request; `authorize` does steps 5 to 8, which examine
+what the account may do. Step 5 is decided for each topic of a request (`authorize_resource`), after
+steps 6 and 7, with the same result: a send never requires admin, and an admin may send everywhere.
 """
 
 import hmac
@@ -100,11 +103,12 @@ def _header_resources(*, free: str = "", **names: Permission) -> Requirement:
             value = fields.get(name)
             if value and value != free:
                 is_group = "roup" in name  # `group` or `…Group`
-                resources.append(Resource(group_resource(value) if is_group else value, need))
+                resource_name = group_resource(value) if is_group else value
+                resources.append(Resource(resource_name, need))
         return tuple(resources)
 
-    words = (f"{_WORDS[need]} {name}" for name, need in names.items())
-    return Requirement(resources=find_resources, text=", ".join(words))
+    descriptions = (f"{_WORDS[need]} {name}" for name, need in names.items())
+    return Requirement(resources=find_resources, text=", ".join(descriptions))
 
 
 def _send_resource(name: str) -> Requirement:
@@ -147,25 +151,31 @@ def _body_resources(text: str, *, is_needed: bool = False, **paths: str) -> Requ
 
 
 def _values_at(value: Any, path: list[str]) -> Iterator[str]:
-    """Yield the values at a path as strings. An absent list is empty.
+    """Yield the values at a path of a decoded JSON body as strings. An absent list is empty.
+
+    `path` are the keys of the path, such as `["consumers[]", "groupName"]`; `[]` after a key means
+    each item of the list there.
 
     Raises ProtocolError if the body has another structure, or more than `BODY_NAMES_MAX` items.
     """
     if not isinstance(value, dict):
         raise ProtocolError("The body has another value where an object is required.")
-    step, rest = path[0], path[1:]
-    if not rest:
-        yield str(value.get(step))
-    elif not step.endswith("[]"):
-        yield from _values_at(value.get(step), rest)
-    else:
-        items = value.get(step[:-2], [])
-        if not isinstance(items, list) or len(items) > BODY_NAMES_MAX:
-            raise ProtocolError(
-                f"The body must have a list of at most {BODY_NAMES_MAX} items at {step[:-2]}."
-            )
-        for item in items:
-            yield from _values_at(item, rest)
+    key, remaining_path = path[0], path[1:]
+    if not remaining_path:
+        yield str(value.get(key))
+        return
+    if not key.endswith("[]"):
+        yield from _values_at(value.get(key), remaining_path)
+        return
+
+    list_key = key.removesuffix("[]")
+    items = value.get(list_key, [])
+    if not isinstance(items, list) or len(items) > BODY_NAMES_MAX:
+        raise ProtocolError(
+            f"The body must have a list of at most {BODY_NAMES_MAX} items at {list_key}."
+        )
+    for item in items:
+        yield from _values_at(item, remaining_path)
 
 
 def _ack_resources(fields: Fields, body: bytes) -> Resources:
@@ -330,8 +340,8 @@ def identify(rules: Rules, request: Request) -> Verdict:
 
     def is_signed(secret_key: str) -> bool:
         expected = sign(request.fields, request.body, secret_key, version=request.version)
-        given = request.fields.get(SIGNATURE, "").encode("utf-8", "replace")
-        return hmac.compare_digest(expected.encode(), given)
+        signature = request.fields.get(SIGNATURE, "").encode("utf-8", "replace")
+        return hmac.compare_digest(expected.encode(), signature)
 
     return _identify(rules, request.host, request.fields.get(ACCESS_KEY), is_signed)
 
@@ -346,30 +356,38 @@ def identify_call(
     `age_s_max` limits for how long: the call is refused if its date is invalid or differs from
     `now_ms` by more seconds. 0 means no limit.
     """
-    scheme, _, rest = authorization.partition(" ")
-    parts = dict(part.strip().partition("=")[::2] for part in rest.split(","))
-    access_key = parts.get("Credential", "").partition("/")[0] or None
+    # `SCHEME Credential=KEY/…, SignedHeaders=…, Signature=HEX`
+    scheme, _, parameter_list = authorization.partition(" ")
+    parameters: dict[str, str] = {}
+    for parameter in parameter_list.split(","):
+        name, _, value = parameter.strip().partition("=")
+        parameters[name] = value
+    access_key = parameters.get("Credential", "").partition("/")[0] or None
 
     def is_signed(secret_key: str) -> bool:
         expected = hmac.new(secret_key.encode(), date_time.encode("utf-8", "replace"), "sha1")
-        given = parts.get("Signature", "").lower().encode("utf-8", "replace")
-        return scheme == CALL_SCHEME and hmac.compare_digest(expected.hexdigest().encode(), given)
+        signature = parameters.get("Signature", "").lower().encode("utf-8", "replace")
+        is_right = hmac.compare_digest(expected.hexdigest().encode(), signature)
+        return scheme == CALL_SCHEME and is_right
 
     verdict = _identify(rules, host, access_key, is_signed)
+    # Without an account the address alone has decided, or the call is refused already.
     if verdict.account is None or not age_s_max:
         return verdict
+
     date_ms = parse_call_date(date_time)
     if date_ms is not None and abs(now_ms - date_ms) <= age_s_max * 1000:
         return verdict
-    far = (
-        "is not a date: write it as 20261128T094500Z"
-        if date_ms is None
-        else f"differs by {abs(now_ms - date_ms) / 1000:.3f} s from the proxy's clock, the limit "
-        f"is {age_s_max} s (sluiceGrpcDateSeconds): correct the client's clock"
-    )
+    if date_ms is None:
+        problem = "is not a date: write it as 20261128T094500Z"
+    else:
+        problem = (
+            f"differs by {abs(now_ms - date_ms) / 1000:.3f} s from the proxy's clock, the limit "
+            f"is {age_s_max} s (sluiceGrpcDateSeconds): correct the client's clock"
+        )
     return Verdict(
         False,
-        f"The date of the signature for accessKey={access_key} {far}. It is {date_time!r:.80}.",
+        f"The date of the signature for accessKey={access_key} {problem}. It is {date_time!r:.80}.",
         "sluiceGrpcDateSeconds",
     )
 
@@ -383,8 +401,10 @@ def try_without_signature(
     white lists are ignored. Raises what `judge` raises.
     """
     if not host:
-        known = {name: replace(one, white_addresses=None) for name, one in rules.accounts.items()}
-        rules = Rules(known)
+        accounts_without_white_lists = {
+            name: replace(account, white_addresses=None) for name, account in rules.accounts.items()
+        }
+        rules = Rules(accounts_without_white_lists)
     verdict = _identify(rules, host, access_key or None, lambda _secret: True)
     return verdict if verdict.account is None else judge(verdict.account)
 
@@ -392,18 +412,30 @@ def try_without_signature(
 def _identify(
     rules: Rules, host: str, access_key: str | None, is_signed: Callable[[str], bool]
 ) -> Verdict:
+    """Return the verdict of steps 1 to 4, with the account of the request.
+
+    `access_key` is None if the request has none. `is_signed(secret_key)` says whether the request
+    has the signature that this secret key makes.
+    """
+    # 1: the address is in the global white list
     numbers = address_numbers(host)
     for pattern in rules.white_addresses:
         if pattern.matches(numbers):
             return Verdict(True, "", f"globalWhiteRemoteAddresses {pattern.text}")
+
+    # 2: no access key, or an unknown one
     if access_key is None:
         return Verdict(False, "No accessKey is configured", "no AccessKey in the request")
     account = rules.accounts.get(access_key)
     if account is None:
         return Verdict(False, f"No acl config for {access_key}", "no such account")
+
+    # 3: the address is in the account's white list
     if account.white_addresses is not None and account.white_addresses.matches(numbers):
         rule = f"{account.origin} whiteRemoteAddress {account.white_addresses.text}"
         return Verdict(True, "", rule, None)
+
+    # 4: the signature
     if not is_signed(account.secret_key):
         return Verdict(
             False,
@@ -414,14 +446,20 @@ def _identify(
 
 
 def authorize(account: Account, request: Request) -> Verdict:
-    """Return the verdict of steps 5 to 8 on a request of an account whose signature is right.
+    """Return whether an account whose signature is right may make a request.
+
+    - An admin may make every request (step 6 of the module's docstring).
+    - Other accounts may not make a request whose code requires admin (step 7).
+    - Otherwise the account needs the required permission for each topic and group that the request
+      uses (steps 5 and 8, see `authorize_resource`). The first one that it lacks decides.
 
     Raises ProtocolError if the body, which names topics and groups, cannot be parsed.
     """
-    code, need = request.code, requirement_of(request.code)
+    code = request.code
+    requirement = requirement_of(code)
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
-    if need.is_admin:
+    if requirement.is_admin:
         return Verdict(
             False,
             f"Need admin permission for request code={code}, but accessKey={account.access_key}"
@@ -429,31 +467,41 @@ def authorize(account: Account, request: Request) -> Verdict:
             f"{account.origin} admin: false",
             account,
         )
-    if need.resources is None:
+    if requirement.resources is None:
         return Verdict(True, "", f"request code {code} only needs an account", account)
-    rule = ""
-    for resource in need.resources(request.fields, request.body):
+
+    last_rule = ""
+    for resource in requirement.resources(request.fields, request.body):
         verdict = authorize_resource(account, resource)
         if not verdict.is_allowed:
             return verdict
-        rule = verdict.rule
-    return Verdict(True, "", rule or f"request code {code} names no topic or group", account)
+        last_rule = verdict.rule
+    rule = last_rule or f"request code {code} names no topic or group"
+    return Verdict(True, "", rule, account)
 
 
 def authorize_resource(account: Account, resource: Resource) -> Verdict:
-    """Return the verdict on the use of one topic or group by an account."""
+    """Return whether an account has the permission that is required for one topic or group.
+
+    An admin has every permission. Every account may send to the topics of WRITABLE_BY_ALL. Else the
+    account's entry for the topic or group decides, or the account's default if it has no entry.
+    """
     name, need = resource
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
     if name in WRITABLE_BY_ALL and need & Permission.PUB:
         return Verdict(True, "", f"every account may write to {name}", account)
-    owned, is_explicit = account.permission(name)
+
+    permission, is_explicit = account.permission(name)
     kind = "group" if name.startswith(GROUP_PREFIX) else "topic"
-    shown = name.removeprefix(GROUP_PREFIX)
-    default = f"default{kind.capitalize()}Perm"
-    entry = f"{kind}Perms {shown}" if is_explicit else f"{default} for {shown}"
-    rule = f"{account.origin} {entry}={PERMISSION_WORDS[owned]}"
-    if owned & need:
+    shown_name = name.removeprefix(GROUP_PREFIX)
+    if is_explicit:
+        entry = f"{kind}Perms {shown_name}"
+        lacking = "permission"
+    else:
+        entry = f"default{kind.capitalize()}Perm for {shown_name}"
+        lacking = "default permission"
+    rule = f"{account.origin} {entry}={PERMISSION_WORDS[permission]}"
+    if permission & need:
         return Verdict(True, "", rule, account)
-    what = "permission" if is_explicit else "default permission"
-    return Verdict(False, f"No {what} for {kind}:{shown}", rule, account)
+    return Verdict(False, f"No {lacking} for {kind}:{shown_name}", rule, account)

@@ -119,18 +119,26 @@ class TopicConfig:
 
     name: str
     read_queues: int = 8
+    """The number of queues that consumers read, those with the ids 0 to `read_queues` - 1."""
     write_queues: int = 8
+    """The number of queues that producers send to, those with the ids 0 to `write_queues` - 1."""
     perm: int = PERM_READ | PERM_WRITE
+    """The sum of PERM_READ, PERM_WRITE and PERM_INHERIT for what clients may do."""
     filter_type: str = "SINGLE_TAG"
     sys_flag: int = 0
     order: bool = False
+    """Whether the topic has strict order."""
     attributes: Mapping[str, str] = field(default_factory=dict)
+    """Further settings by name, such as `message.type`."""
 
     def __str__(self) -> str:
-        queues = f"{self.read_queues} queues"
-        if self.read_queues != self.write_queues:
-            queues = f"{self.read_queues} queues to read, {self.write_queues} to write"
-        facts = [queues, permission_name(self.perm), *["strict order"] * self.order]
+        if self.read_queues == self.write_queues:
+            queue_counts = f"{self.read_queues} queues"
+        else:
+            queue_counts = f"{self.read_queues} queues to read, {self.write_queues} to write"
+        facts = [queue_counts, permission_name(self.perm)]
+        if self.order:
+            facts.append("strict order")
         return _describe(self.name, facts, self.attributes)
 
 
@@ -157,8 +165,10 @@ class GroupConfig:
 
     def __str__(self) -> str:
         facts = [f"{self.retry_times_max} retries"]
-        facts += ["may not consume"] * (not self.consume_enable)
-        facts += ["in order"] * self.consume_message_orderly
+        if not self.consume_enable:
+            facts.append("may not consume")
+        if self.consume_message_orderly:
+            facts.append("in order")
         return _describe(self.name, facts, self.attributes)
 
 
@@ -169,8 +179,10 @@ def permission_name(perm: int) -> str:
 
 
 def _describe(name: str, facts: list[str], attributes: Mapping[str, str]) -> str:
-    shown_attributes = [f"{key}={value}" for key, value in attributes.items()]
-    return f"{name} ({', '.join([*facts, *shown_attributes])})"
+    """Return the name with the facts and attributes in brackets, separated by commas."""
+    attribute_facts = [f"{key}={value}" for key, value in attributes.items()]
+    details = ", ".join([*facts, *attribute_facts])
+    return f"{name} ({details})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +190,13 @@ class QueueData:
     """The numbers of queues of a topic on one broker, with the permission of the topic there."""
 
     broker: str
+    """The name of the broker."""
     read_queues: int
+    """The number of queues that consumers read, those with the ids 0 to `read_queues` - 1."""
     write_queues: int
+    """The number of queues that producers send to, those with the ids 0 to `write_queues` - 1."""
     perm: int
+    """The sum of PERM_READ, PERM_WRITE and PERM_INHERIT for what clients may do."""
     sys_flag: int = 0
 
 
@@ -217,8 +233,12 @@ Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[Messa
 because every member computes it by itself."""
 
 
-def read_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Return the readable queues of a topic, sorted as all clients sort them."""
+def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
+    """Return the queues that consumers of a topic read, sorted as all clients sort them.
+
+    They are the queues 0 to `read_queues` - 1 of each broker in `route` whose permission for the
+    topic includes PERM_READ.
+    """
     return sorted(
         MessageQueue(topic, data.broker, queue_id)
         for data in route.queues
@@ -238,11 +258,14 @@ def allocate_average(
     """
     if client_id not in members or not queues:
         return []
-    ordered, ids = sorted(queues), sorted(members)
-    index, count = ids.index(client_id), len(ids)
-    size, more = divmod(len(ordered), count)
-    start = index * size + min(index, more)
-    return ordered[start : start + size + (1 if index < more else 0)]
+    sorted_queues = sorted(queues)
+    member_index = sorted(members).index(client_id)
+
+    # If the queues cannot be divided evenly, each of the first members gets one queue more.
+    size, remainder = divmod(len(sorted_queues), len(members))
+    start = member_index * size + min(member_index, remainder)
+    end = start + size + (1 if member_index < remainder else 0)
+    return sorted_queues[start:end]
 
 
 def allocate_circle(
@@ -254,4 +277,5 @@ def allocate_circle(
     """
     if client_id not in members:
         return []
-    return sorted(queues)[sorted(members).index(client_id) :: len(members)]
+    member_index = sorted(members).index(client_id)
+    return sorted(queues)[member_index :: len(members)]

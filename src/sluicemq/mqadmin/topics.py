@@ -13,7 +13,7 @@ from sluicemq.model.topic import (
     ORDER_TOPICS,
     TopicConfig,
     allocate_average,
-    read_queues,
+    readable_queues,
 )
 from sluicemq.mqadmin import java
 from sluicemq.mqadmin.commands import FlagValues, Session
@@ -258,7 +258,7 @@ def list_topic_clusters(session: Session, values: FlagValues) -> None:
 def allocate_queues(session: Session, values: FlagValues) -> None:
     """Run allocateMQ: print how consumers with these addresses would share the queues."""
     topic, members = values["topic"], values["ipList"].split(",")
-    queues = read_queues(topic, session.admin.current_route(topic))
+    queues = readable_queues(topic, session.admin.current_route(topic))
     shares = {
         one: list(map(queue_object, allocate_average(one, queues, members))) for one in members
     }

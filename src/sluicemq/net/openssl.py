@@ -668,8 +668,13 @@ class TlsAcceptor:
             self._test_context_task = self._loop.create_task(self._make_test_context())
 
     async def _make_test_context(self) -> None:
-        """Make a certificate for test mode on another thread, then continue open handshakes."""
+        """Make a self-signed certificate for test mode, then continue the waiting handshakes.
+
+        Set `_test_context` to a context with the certificate, or `_test_context_error` if it
+        cannot be made. The handshakes of clients that came in the meantime then continue or fail.
+        """
         try:
+            # On another thread, because it takes about 10 ms.
             self._test_context = await asyncio.to_thread(self_signed_context, self._protocols)
         except ConfigurationError as error:
             self._test_context_error = str(error)
@@ -680,7 +685,10 @@ class TlsAcceptor:
                 "Clients cannot verify it, so an attacker may intercept the connection. Set "
                 "tls.server.certPath and tls.server.keyPath."
             )
-        for stream in tuple(self._handshakes):
+
+        # A failed handshake removes itself from `_handshakes`.
+        waiting_streams = tuple(self._handshakes)
+        for stream in waiting_streams:
             self._choose_context(stream)
 
     def handshake_ended(self, stream: TlsStream) -> None:

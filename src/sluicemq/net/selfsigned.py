@@ -31,7 +31,8 @@ _FIRST_DAY, _LAST_DAY = b"200101000000Z", b"491231235959Z"
 Point = tuple[int, int] | None
 """The affine coordinates of a point on the curve; None is the point at infinity."""
 
-# DER: tags, then object identifiers with tag and length.
+# The encoding (DER) is a sequence of values, each with a tag (its type), a length and a content.
+# These are the tags of the types that the certificate uses.
 _INTEGER, _BIT_STRING, _OCTET_STRING, _OID, _UTF8_STRING, _UTC_TIME = (
     0x02,
     0x03,
@@ -41,6 +42,16 @@ _INTEGER, _BIT_STRING, _OCTET_STRING, _OID, _UTF8_STRING, _UTC_TIME = (
     0x17,
 )
 _SEQUENCE, _SET, _BOOLEAN = 0x30, 0x31, 0x01
+# Context tags: a field's number in its structure takes the place of its type (RFC 5280, RFC 5915).
+# The digit after 0xA or 0x8 is the number of the field.
+_VERSION_FIELD, _EXTENSIONS_FIELD = 0xA0, 0xA3
+_DNS_NAME_FIELD, _IP_ADDRESS_FIELD = 0x82, 0x87
+_KEY_CURVE_FIELD, _KEY_PUBLIC_FIELD = 0xA0, 0xA1
+_X509_VERSION_3: Final = 2
+_EC_KEY_VERSION_1: Final = 1
+_TRUE: Final = b"\xff"
+
+# Object identifiers, each with its tag and length.
 _CURVE: Final = bytes((_OID, 8)) + bytes.fromhex("2a8648ce3d030107")
 _EC_KEY: Final = bytes((_OID, 7)) + bytes.fromhex("2a8648ce3d0201")
 _ECDSA_SHA256: Final = bytes((_OID, 8)) + bytes.fromhex("2a8648ce3d040302")
@@ -51,41 +62,67 @@ _BASIC_CONSTRAINTS: Final = bytes((_OID, 3)) + bytes.fromhex("551d13")
 
 def make_self_signed_pem() -> str:
     """Return a new certificate for localhost and 127.0.0.1, and its private key, as PEM."""
-    secret = _random_scalar()
-    public_point = _multiply(secret, _BASE_POINT)
-    public = b"\x04" + b"".join(_scalar_bytes(part) for part in public_point or ())
-    algorithm = _der(_SEQUENCE, _ECDSA_SHA256)
-    name = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8_STRING, _NAME))))
-    names = _der(_SEQUENCE, _der(0x82, b"localhost"), _der(0x87, bytes((127, 0, 0, 1))))
-    is_authority = _der(_SEQUENCE, _der(_BOOLEAN, b"\xff"))
-    body = _der(
-        _SEQUENCE,
-        _der(0xA0, _der_integer(2)),  # version 3
-        _der_integer(secrets.randbits(SERIAL_BITS)),
-        algorithm,
-        name,
-        _der(_SEQUENCE, _der(_UTC_TIME, _FIRST_DAY), _der(_UTC_TIME, _LAST_DAY)),
-        name,
-        _der(_SEQUENCE, _der(_SEQUENCE, _EC_KEY, _CURVE), _der_bits(public)),
-        _der(
-            0xA3,
-            _der(
-                _SEQUENCE,
-                _der(_SEQUENCE, _ALTERNATIVE_NAMES, _der(_OCTET_STRING, names)),
-                _der(_SEQUENCE, _BASIC_CONSTRAINTS, _der(_OCTET_STRING, is_authority)),
-            ),
-        ),
-    )
-    signature = _der(_SEQUENCE, *map(_der_integer, _sign(body, secret)))
-    certificate = _der(_SEQUENCE, body, algorithm, _der_bits(signature))
+    private_key = _random_scalar()
+    public_point = _multiply(private_key, _BASE_POINT)
+    assert public_point is not None, "a multiple below the order is not the point at infinity"
+    x, y = public_point
+    public_key = b"\x04" + _scalar_bytes(x) + _scalar_bytes(y)  # 4: both coordinates follow
+
+    certificate = _certificate(private_key, public_key)
     key = _der(
         _SEQUENCE,
-        _der_integer(1),
-        _der(_OCTET_STRING, _scalar_bytes(secret)),
-        _der(0xA0, _CURVE),
-        _der(0xA1, _der_bits(public)),
+        _der_integer(_EC_KEY_VERSION_1),
+        _der(_OCTET_STRING, _scalar_bytes(private_key)),
+        _der(_KEY_CURVE_FIELD, _CURVE),
+        _der(_KEY_PUBLIC_FIELD, _der_bits(public_key)),
     )
     return _pem("CERTIFICATE", certificate) + _pem("EC PRIVATE KEY", key)
+
+
+def _certificate(private_key: int, public_key: bytes) -> bytes:
+    """Return the certificate of `public_key` in DER, signed with `private_key`.
+
+    The fields are in the order of RFC 5280, section 4.1. Issuer and subject are the same name,
+    because the certificate is self-signed.
+    """
+    common_name = _der(_SEQUENCE, _COMMON_NAME, _der(_UTF8_STRING, _NAME))
+    distinguished_name = _der(_SEQUENCE, _der(_SET, common_name))
+    validity = _der(_SEQUENCE, _der(_UTC_TIME, _FIRST_DAY), _der(_UTC_TIME, _LAST_DAY))
+    key_algorithm = _der(_SEQUENCE, _EC_KEY, _CURVE)
+    signature_algorithm = _der(_SEQUENCE, _ECDSA_SHA256)
+
+    signed_part = _der(
+        _SEQUENCE,
+        _der(_VERSION_FIELD, _der_integer(_X509_VERSION_3)),
+        _der_integer(secrets.randbits(SERIAL_BITS)),
+        signature_algorithm,
+        distinguished_name,  # the issuer
+        validity,
+        distinguished_name,  # the subject
+        _der(_SEQUENCE, key_algorithm, _der_bits(public_key)),
+        _der(_EXTENSIONS_FIELD, _extensions()),
+    )
+    r, s = _sign(signed_part, private_key)
+    signature = _der(_SEQUENCE, _der_integer(r), _der_integer(s))
+    return _der(_SEQUENCE, signed_part, signature_algorithm, _der_bits(signature))
+
+
+def _extensions() -> bytes:
+    """Return the extensions of the certificate in DER: its host names, and that it may sign.
+
+    It signs itself, so it must be marked as the certificate of an authority.
+    """
+    host_names = _der(
+        _SEQUENCE,
+        _der(_DNS_NAME_FIELD, b"localhost"),
+        _der(_IP_ADDRESS_FIELD, bytes((127, 0, 0, 1))),
+    )
+    is_authority = _der(_SEQUENCE, _der(_BOOLEAN, _TRUE))
+    return _der(
+        _SEQUENCE,
+        _der(_SEQUENCE, _ALTERNATIVE_NAMES, _der(_OCTET_STRING, host_names)),
+        _der(_SEQUENCE, _BASIC_CONSTRAINTS, _der(_OCTET_STRING, is_authority)),
+    )
 
 
 # ---------------------------------------------------------------------------------- the curve
@@ -96,11 +133,15 @@ def _random_scalar() -> int:
     return 1 + secrets.randbelow(_ORDER - 1)
 
 
-def _add(one: Point, other: Point) -> Point:
+def _add(left: Point, right: Point) -> Point:
     """Return the sum of two points."""
-    if one is None or other is None:
-        return one or other
-    (x1, y1), (x2, y2) = one, other
+    if left is None:
+        return right
+    if right is None:
+        return left
+
+    x1, y1 = left
+    x2, y2 = right
     if x1 == x2:
         if (y1 + y2) % _PRIME == 0:
             return None
@@ -112,24 +153,27 @@ def _add(one: Point, other: Point) -> Point:
 
 
 def _multiply(factor: int, point: Point) -> Point:
-    """Return the sum of `factor` times the point."""
-    total: Point = None
+    """Return the sum of `factor` times the point, by doubling the point for each bit of it."""
+    product: Point = None
     while factor:
         if factor & 1:
-            total = _add(total, point)
+            product = _add(product, point)
         point = _add(point, point)
         factor >>= 1
-    return total
+    return product
 
 
-def _sign(data: bytes, secret: int) -> tuple[int, int]:
-    """Return the ECDSA signature (r, s) of `data` with the private key `secret`."""
+def _sign(data: bytes, private_key: int) -> tuple[int, int]:
+    """Return the ECDSA signature (r, s) of `data`.
+
+    Choose another nonce if r or s becomes 0, as the standard demands.
+    """
     digest = int.from_bytes(sha256(data).digest())
     while True:
         nonce = _random_scalar()
         point = _multiply(nonce, _BASE_POINT)
         r = point[0] % _ORDER if point else 0
-        s = pow(nonce, -1, _ORDER) * (digest + r * secret) % _ORDER
+        s = pow(nonce, -1, _ORDER) * (digest + r * private_key) % _ORDER
         if r and s:
             return r, s
 
@@ -139,26 +183,31 @@ def _sign(data: bytes, secret: int) -> tuple[int, int]:
 
 def _der(tag: int, *parts: bytes) -> bytes:
     """Return a DER value with this tag, whose content is the parts joined."""
-    data = b"".join(parts)
-    size = len(data)
+    content = b"".join(parts)
+    size = len(content)
     if size < 0x80:
-        return bytes((tag, size)) + data
-    length = size.to_bytes((size.bit_length() + 7) // 8)
-    return bytes((tag, 0x80 | len(length))) + length + data
+        return bytes((tag, size)) + content
+    # A longer content is preceded by the number of bytes of its size, and the size.
+    size_bytes = size.to_bytes((size.bit_length() + 7) // 8)
+    return bytes((tag, 0x80 | len(size_bytes))) + size_bytes + content
 
 
 def _der_integer(value: int) -> bytes:
+    """Return a DER integer. It has room for a sign bit, so `value` must not be negative."""
     return _der(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1))
 
 
 def _der_bits(data: bytes) -> bytes:
+    """Return a DER bit string of whole bytes, so that 0 bits of its last byte are unused."""
     return _der(_BIT_STRING, b"\0", data)
 
 
 def _scalar_bytes(value: int) -> bytes:
+    """Return a coordinate or a private key as 32 bytes, the first byte being the highest."""
     return value.to_bytes(_SCALAR_BYTES)
 
 
 def _pem(label: str, data: bytes) -> str:
+    """Return `data` in base64 between the lines that PEM puts around a `label`."""
     lines = encodebytes(data).decode()
     return f"-----BEGIN {label}-----\n{lines}-----END {label}-----\n"

@@ -1116,7 +1116,7 @@ ACL: Final = (
         "sends keep a permission that was taken away",
         "the fast path of sends goes on with the rules of the last file",
         "sluicemq.acl.guard",
-        "Guard._use",
+        "Guard._put_in_force",
         "        self._verifiers.clear()\n",
         "        pass\n",
         "tests/unit/broker/test_access.py",

@@ -45,7 +45,7 @@ from sluicemq.model.topic import (
     QueueData,
     TopicRoute,
     allocate_average,
-    read_queues,
+    readable_queues,
 )
 from sluicemq.wire.bodies import ClusterInfo
 from sluicemq.wire.frames import Command
@@ -64,7 +64,7 @@ def test_producers_see_writable_queues_whose_master_is_there():
 
 
 def test_consumers_see_readable_queues_in_the_order_all_clients_sort_them():
-    assert read_queues("t", ROUTE) == [
+    assert readable_queues("t", ROUTE) == [
         MessageQueue("t", "a", 0),
         *(MessageQueue("t", "b", n) for n in range(3)),
         MessageQueue("t", "x", 0),

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sluicemq.broker.failover.consensus import Entries
+from sluicemq.broker.failover.consensus import Entries, Entry
 
 INCOMPLETE: Final = -1
 """The end of a log that lacks messages or state, because the replica truncated or lost a part."""
@@ -98,8 +98,11 @@ class View(NamedTuple):
     @property
     def master(self) -> Member | None:
         """The live master of the term; None if its process has ended or is another run."""
-        member = self.state and self.members.get(self.state.master_id)
-        return member if member and self.state and member.run_id == self.state.run_id else None
+        if self.state is None:
+            return None
+        member = self.members.get(self.state.master_id)
+        is_alive = member is not None and member.run_id == self.state.run_id
+        return member if is_alive else None
 
     def is_in_sync(self, member: Member) -> bool:
         """Return whether the in-sync set contains the member with its present incarnation."""
@@ -177,6 +180,7 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
     if state is None:
         return _next_step_without_record(view, me, waited_s)
 
+    # An incomplete log must not become the log of the cluster, unless an operator wants it.
     if (state.master_id, state.run_id) == (me.id, me.run_id):
         may_lead = me.log_end != INCOMPLETE or state.is_unclean
         return Lead(state) if may_lead else _decline(view, state, me)
@@ -195,7 +199,8 @@ def next_step(view: View, me: Member, waited_s: float) -> Step:
             f"this log counts, elect it: {ELECT_COMMAND}."
         )
 
-    if view.master is not None or not view.is_in_sync(me) or me.log_end == INCOMPLETE:
+    may_be_elected = view.is_in_sync(me) and me.log_end != INCOMPLETE
+    if view.master is not None or not may_be_elected:
         if state.master_id != me.id:
             return Follow(state)
         return Wait(
@@ -215,12 +220,13 @@ def _next_step_without_record(view: View, me: Member, waited_s: float) -> Step:
     preferred to them, so that they elect themselves only if those do not.
     """
     members = {**view.members, me.id: me}
-    written = [member for member in members.values() if member.log_term]
-    if written:
+    # A log has a term only if there was a record of that term.
+    member_with_term = next((member for member in members.values() if member.log_term), None)
+    if member_with_term is not None:
         return Blocked(
-            f"There is no record, but replica {written[0].id} has a log of term "
-            f"{written[0].log_term}: the consensus service has lost its data. Elect the replica "
-            f"whose log counts, preferably the last master: {ELECT_COMMAND}."
+            f"There is no record, but replica {member_with_term.id} has a log of term "
+            f"{member_with_term.log_term}: the consensus service has lost its data. Elect the "
+            f"replica whose log counts, preferably the last master: {ELECT_COMMAND}."
         )
 
     delay_s = GATHER_S + RANK_DELAY_S * count_ahead(members.values(), me)
@@ -259,11 +265,11 @@ def _next_step_of_candidate(view: View, state: State, me: Member, waited_s: floa
         return BecomeCandidate(state)
 
     members = {**view.members, me.id: me}
-    able = [m for m in members.values() if view.is_in_sync(m) and m.log_end != INCOMPLETE]
-    candidates = [member for member in able if member.candidate_term == state.term]
+    electable = [m for m in members.values() if view.is_in_sync(m) and m.log_end != INCOMPLETE]
+    candidates = [member for member in electable if member.candidate_term == state.term]
 
     delay_s = RANK_DELAY_S * count_ahead(candidates, me)
-    if len(candidates) < len(able):
+    if len(candidates) < len(electable):
         delay_s += GATHER_S
 
     if waited_s < delay_s:
@@ -278,7 +284,7 @@ def find_successor(view: View, master_id: int, only_id: int | None = None) -> Me
     one with the longest log is returned, and of equal logs that with the smallest id. `only_id`
     restricts the choice to the member with that id; None means any member.
     """
-    able = [
+    successors = [
         member
         for member in view.members.values()
         if member.id != master_id
@@ -286,7 +292,8 @@ def find_successor(view: View, master_id: int, only_id: int | None = None) -> Me
         and member.log_end != INCOMPLETE
         and only_id in (None, member.id)
     ]
-    return min(able, key=lambda member: (-member.log_end, member.id), default=None)
+    # Negative, so that the longest log is the minimum, and of equal logs the smallest id.
+    return min(successors, key=lambda member: (-member.log_end, member.id), default=None)
 
 
 def count_ahead(members: Iterable[Member], me: Member) -> int:
@@ -308,13 +315,13 @@ def state_after_election(
 
     `state` is the present record; None if there is none yet. The new term is greater than the
     present one and than the term of the master's log. The in-sync set is the master and the other
-    `candidates`. They have every acknowledged message,
-    and have published that they follow no older master. Other replicas rejoin the set when they
-    have caught up.
+    `candidates`. They have every acknowledged message, and have published that they follow no older
+    master. Other replicas rejoin the set when they have caught up.
     """
     in_sync = {member.id: member.incarnation for member in (master, *candidates)}
-    term = 1 + max(state.term if state else 0, master.log_term)
-    return _new_state(master, term, in_sync, state.version if state else 0)
+    present_term, version = (state.term, state.version) if state else (0, 0)
+    term = 1 + max(present_term, master.log_term)
+    return _new_state(master, term, in_sync, version)
 
 
 def state_after_switch(state: State, successor: Member) -> State:
@@ -328,14 +335,16 @@ def state_after_unclean_election(view: View, member_id: int) -> State:
     The term is greater than that of the present record and than those of all logs in the view.
     The in-sync set contains only `member_id`. The log of that replica replaces those of the
     others, which may lose acknowledged messages.
+
     Raises KeyError if the view has no such member.
     """
+    master = view.members[member_id]
+    present_term, version = (view.state.term, view.state.version) if view.state else (0, 0)
     log_terms = [member.log_term for member in view.members.values()]
-    state, master = view.state, view.members[member_id]
-    term = 1 + max(*log_terms, state.term if state else 0)
+    term = 1 + max(present_term, *log_terms)
     in_sync = {master.id: master.incarnation}
-    version = state.version if state else 0
-    return _new_state(master, term, in_sync, version)._replace(is_unclean=True)
+    new_state = _new_state(master, term, in_sync, version)
+    return new_state._replace(is_unclean=True)
 
 
 def _new_state(master: Member, term: int, in_sync: Mapping[int, str], version: int) -> State:
@@ -403,21 +412,38 @@ def parse_view(prefix: str, entries: Entries) -> View:
 
     Raises ValueError if a record lacks a key or is not a JSON object of the expected shape.
     """
-    state, members = None, {}
+    state: State | None = None
+    members: dict[int, Member] = {}
     for key, entry in entries.items():
         try:
             if key == state_key(prefix):
-                found = orjson.loads(entry.value)
-                in_sync = {int(member): str(text) for member, text in found["inSync"].items()}
-                fields = {field: found[name] for field, name in STATE_JSON_KEYS.items()}
-                state = State(**fields, in_sync=in_sync, version=entry.version)
+                state = _parse_state(entry)
             elif key.startswith(f"{prefix}replicas/"):
-                found = orjson.loads(entry.value)
-                fields = {field: found[name] for field, name in MEMBER_JSON_KEYS.items()}
-                members[found["id"]] = Member(**fields, version=entry.version)
+                member = _parse_member(entry)
+                members[member.id] = member
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the record {key} has no {error}") from error
     return View(state, members)
+
+
+def _parse_state(entry: Entry) -> State:
+    """Return the state record in an entry.
+
+    Raises KeyError, TypeError, AttributeError or ValueError if it has another shape.
+    """
+    record = orjson.loads(entry.value)
+    in_sync = {
+        int(member_id): str(incarnation) for member_id, incarnation in record["inSync"].items()
+    }
+    fields = {field: record[json_key] for field, json_key in STATE_JSON_KEYS.items()}
+    return State(**fields, in_sync=in_sync, version=entry.version)
+
+
+def _parse_member(entry: Entry) -> Member:
+    """Return the member's record in an entry. Raise the errors of `_parse_state`."""
+    record = orjson.loads(entry.value)
+    fields = {field: record[json_key] for field, json_key in MEMBER_JSON_KEYS.items()}
+    return Member(**fields, version=entry.version)
 
 
 def encode_state(state: State) -> bytes:
@@ -425,13 +451,16 @@ def encode_state(state: State) -> bytes:
 
     `inSync` maps each id, as a string, to its incarnation. The version is not part of the JSON.
     """
-    fields: dict[str, Any] = {
-        name: getattr(state, field) for field, name in STATE_JSON_KEYS.items()
+    record: dict[str, Any] = {
+        json_key: getattr(state, field) for field, json_key in STATE_JSON_KEYS.items()
     }
-    in_sync = {str(key): value for key, value in sorted(state.in_sync.items())}
-    return orjson.dumps(fields | {"inSync": in_sync})
+    record["inSync"] = {
+        str(member_id): incarnation for member_id, incarnation in sorted(state.in_sync.items())
+    }
+    return orjson.dumps(record)
 
 
 def encode_member(member: Member) -> bytes:
     """Return the record of a replica as JSON with the keys of MEMBER_JSON_KEYS."""
-    return orjson.dumps({name: getattr(member, field) for field, name in MEMBER_JSON_KEYS.items()})
+    record = {json_key: getattr(member, field) for field, json_key in MEMBER_JSON_KEYS.items()}
+    return orjson.dumps(record)

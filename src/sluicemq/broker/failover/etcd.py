@@ -123,7 +123,8 @@ class Etcd:
         """
         scheme, _, rest = url.partition("://")
         hosts = [host.strip() for host in rest.rstrip("/").split(",")]
-        if scheme not in SCHEMES or not all(host.rpartition(":")[2].isdigit() for host in hosts):
+        have_ports = all(host.rpartition(":")[2].isdigit() for host in hosts)
+        if scheme not in SCHEMES or not have_ports:
             raise ConfigurationError(
                 f"sluiceConsensus = {url} is not valid.", fix="Write etcd://host:port,host:port."
             )
@@ -161,7 +162,8 @@ class Etcd:
 
     async def read(self, prefix: str) -> Entries:
         """Return all entries whose keys begin with `prefix`; see `Consensus.read`."""
-        return (await self._read(prefix))[0]
+        entries, _revision = await self._read(prefix)
+        return entries
 
     async def swap(
         self, changes: Sequence[Swap], conditions: Mapping[str, int] = NO_CONDITIONS
@@ -170,22 +172,17 @@ class Etcd:
 
         An expected version is compared with the key's `mod_revision`, which is 0 for a missing key.
         """
-        versions = {
-            **conditions,
-            **{
-                change.key: change.expected_version
-                for change in changes
-                if change.expected_version is not None
-            },
-        }
-        request = {
-            "compare": [
-                {"key": _encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": version}
-                for key, version in versions.items()
-            ],
-            "success": [_operation(change) for change in changes],
-        }
-        answer = await self._request("kv/txn", request)
+        expected_versions = dict(conditions)
+        for change in changes:
+            if change.expected_version is not None:
+                expected_versions[change.key] = change.expected_version
+        comparisons = [
+            {"key": _encode(key), "target": "MOD", "result": "EQUAL", "mod_revision": version}
+            for key, version in expected_versions.items()
+        ]
+        operations = [_operation(change) for change in changes]
+
+        answer = await self._request("kv/txn", {"compare": comparisons, "success": operations})
         return answer is not None and bool(answer.get("succeeded"))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
@@ -213,8 +210,11 @@ class Etcd:
         lease_id = int(answer["ID"])
 
         async def renew() -> bool:
-            found = await self._request("lease/keepalive", {"ID": lease_id})
-            return found is not None and int(found["result"].get("TTL", 0)) > 0
+            renewal = await self._request("lease/keepalive", {"ID": lease_id})
+            if renewal is None:
+                return False
+            # etcd answers without a time to live if the lease has ended.
+            return int(renewal["result"].get("TTL", 0)) > 0
 
         async def revoke() -> None:
             await self._request("lease/revoke", {"ID": lease_id})
@@ -238,14 +238,12 @@ class Etcd:
     async def _read(self, prefix: str) -> tuple[Entries, int]:
         """Return the entries whose keys begin with `prefix`, and etcd's revision at that moment."""
         answer = await self._request("kv/range", _key_range(prefix)) or {}
-        entries = {
-            base64.b64decode(found["key"]).decode(): Entry(
-                base64.b64decode(found.get("value", "")),
-                int(found["mod_revision"]),
-                int(found.get("lease", 0)),
-            )
-            for found in answer.get("kvs", ())
-        }
+        entries: Entries = {}
+        for pair in answer.get("kvs", ()):
+            key = base64.b64decode(pair["key"]).decode()
+            # The gateway leaves fields out that are empty or 0.
+            value = base64.b64decode(pair.get("value", ""))
+            entries[key] = Entry(value, int(pair["mod_revision"]), int(pair.get("lease", 0)))
         return entries, int(answer["header"]["revision"])
 
     async def _request(self, path: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -279,29 +277,32 @@ class Etcd:
         a connection, or on any other failure; the request may have reached etcd then, so it is not
         sent to another address, but the next request is.
         """
-        first_index, error = self._current, ""
-        for step in range(len(self._bases)):
-            self._current = (first_index + step) % len(self._bases)
+        first_index = self._current
+        last_error = ""
+        for attempt in range(len(self._bases)):
+            self._current = (first_index + attempt) % len(self._bases)
             try:
-                answer = await self._http.post(self._base + path, content=orjson.dumps(request))
-                found: dict[str, Any] = orjson.loads(answer.content)
-            except _UNSENT as unsent:
-                error = f"{type(unsent).__name__} {unsent}"
+                response = await self._http.post(self._base + path, content=orjson.dumps(request))
+                content: dict[str, Any] = orjson.loads(response.content)
+            except _UNSENT as error:
+                # There is no connection, so etcd has not seen the request: try the next address.
+                last_error = f"{type(error).__name__} {error}"
                 continue
-            except (httpx.HTTPError, orjson.JSONDecodeError) as failed:
+            except (httpx.HTTPError, orjson.JSONDecodeError) as error:
                 self._move_to_next_address()
-                raise self._failure(f"{type(failed).__name__} {failed}".strip()) from failed
+                raise self._failure(f"{type(error).__name__} {error}".strip()) from error
 
-            if answer.status_code == httpx.codes.OK:
-                return found
-            if found.get("code") == LEASE_NOT_FOUND:
+            if response.status_code == httpx.codes.OK:
+                return content
+            if content.get("code") == LEASE_NOT_FOUND:
                 return None
-            reason = str(found.get("message", answer.status_code))
-            if self._account is not None and any(text in reason for text in OLD_TOKEN):
+            reason = str(content.get("message", response.status_code))
+            needs_new_token = any(text in reason for text in OLD_TOKEN)
+            if self._account is not None and needs_new_token:
                 raise _OldTokenError(reason)
             self._move_to_next_address()
             raise self._failure(reason)
-        raise self._failure(error)
+        raise self._failure(last_error)
 
     @property
     def _base(self) -> str:
@@ -354,6 +355,7 @@ class Etcd:
             "POST", url, content=orjson.dumps(request), timeout=timeout
         ) as answer:
             async for line in answer.aiter_lines():
+                # A line without a result is an error, after which the watch has ended too.
                 result = orjson.loads(line).get("result", {"canceled": True})
                 if result.get("canceled"):
                     await asyncio.sleep(PAUSE_S)
@@ -390,5 +392,7 @@ def _encode(key: str | bytes) -> str:
 
 def _key_range(prefix: str) -> dict[str, Any]:
     """Return the request fields for all keys that begin with `prefix`, which must not be empty."""
-    first = prefix.encode()
-    return {"key": _encode(first), "range_end": _encode(first[:-1] + bytes([first[-1] + 1]))}
+    first_key = prefix.encode()
+    # The first key that does not begin with the prefix: its last byte is greater by one.
+    end_key = first_key[:-1] + bytes([first_key[-1] + 1])
+    return {"key": _encode(first_key), "range_end": _encode(end_key)}

@@ -188,21 +188,26 @@ class Forwarder:
         - Both remember heartbeats. A master, and a slave that `serves_reads`, also handle them.
         - All other requests are handled by `local`.
         """
-        found = dict(local)
+        handlers = dict(local)
+
         if is_slave:
-            forwarded = FORWARDED_CODES if serves_reads else FORWARDED_CODES | READ_CODES
-            found |= dict.fromkeys(forwarded & local.keys(), self._forward)
+            forwarded_codes = set(FORWARDED_CODES)
+            if not serves_reads:
+                forwarded_codes |= READ_CODES
+            for code in forwarded_codes & local.keys():
+                handlers[code] = self._forward
         else:
-            found |= {
-                code: self._wrap_to_restore_membership(local[code])
-                for code in MEMBER_CODES & local.keys()
-            }
+            for code in MEMBER_CODES & local.keys():
+                handlers[code] = self._wrap_to_restore_membership(local[code])
+
+        # Only a replica that delivers messages needs to know the members of groups.
+        delivers_messages = serves_reads or not is_slave
         for code in (Code.HEART_BEAT, Code.UNREGISTER_CLIENT):
             if code in local:
-                # Only a replica that delivers messages needs to know the members of groups.
-                runs_local = serves_reads or not is_slave
-                found[code] = self._wrap_to_remember_heartbeat(local[code], runs_local=runs_local)
-        return found
+                handlers[code] = self._wrap_to_remember_heartbeat(
+                    local[code], runs_local=delivers_messages
+                )
+        return handlers
 
     def disconnected(self, peer: Peer) -> None:
         """Retire the tunnel of a client whose connection was lost, and keep its heartbeat."""
@@ -231,13 +236,19 @@ class Forwarder:
         """
         if command.flag & FLAG_FORWARDED:
             raise NotMasterError
+        adopted_heartbeat = self._presence.adopt(command, peer, _now_s())
+
+        # A master that does not know the client yet needs its heartbeat before the request: a new
+        # tunnel sends the client's last heartbeat, an existing one only a heartbeat adopted now.
         tunnel = self._tunnels.get(peer)
-        heartbeat = self._presence.adopt(command, peer, _now_s())
         if tunnel is None:
             tunnel = self._tunnels[peer] = Tunnel(self, peer)
-            heartbeat = self._presence.heartbeat_of(peer)
-        if heartbeat is not None:
-            self.start_task(tunnel.forward(heartbeat))
+            first_heartbeat = self._presence.heartbeat_of(peer)
+        else:
+            first_heartbeat = adopted_heartbeat
+        if first_heartbeat is not None:
+            self.start_task(tunnel.forward(first_heartbeat))
+
         if tunnel.waiting_count >= WAITING_MAX:
             raise RequestError(
                 ResponseCode.SYSTEM_BUSY,
@@ -302,11 +313,12 @@ class Forwarder:
         guard = self.get_guard()
         if guard is None or ACCESS_KEY in (command.fields or {}):
             return command
-        command, account = command.copy(), guard.account
+        signed = command.copy()
+        account = guard.account
         if account is None:
-            return self.sign(command)
-        sign_command(command, account.access_key, account.secret_key)
-        return command
+            return self.sign(signed)
+        sign_command(signed, account.access_key, account.secret_key)
+        return signed
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task. `close` cancels it if it has not ended."""
@@ -325,18 +337,16 @@ class Forwarder:
         While there is no master, or it cannot be reached, try again every PAUSE_S. Raise
         NotMasterError after MASTER_WAIT_S.
         """
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + MASTER_WAIT_S
-        while loop.time() < end_s:
+        header = ForwardedForRequest(address=client.address, port=client.port)
+        deadline_s = _now_s() + MASTER_WAIT_S
+        while _now_s() < deadline_s:
             if self._master:
                 with contextlib.suppress(SluiceError, OSError):
                     channel = await self._dial(
                         self._master, timeout_s=DIAL_S, on_request=on_request
                     )
-                    header = ForwardedForRequest(address=client.address, port=client.port)
-                    channel.send_oneway(
-                        self.sign(Command(Code.SLUICE_SPEAK_FOR, encode_header(header)))
-                    )
+                    speak_for = Command(Code.SLUICE_SPEAK_FOR, encode_header(header))
+                    channel.send_oneway(self.sign(speak_for))
                     return channel
             await asyncio.sleep(PAUSE_S)
         raise NotMasterError("no replica is master now")
@@ -364,31 +374,35 @@ class Tunnel:
         """The monotonic time of the last request that was not a heartbeat."""
         self._forwarder = forwarder
         self._peer = peer
-        self._connecting: asyncio.Task[Channel] | None = None
-        """The task that connects, or has connected, to the master; None if there is none."""
+        self._connect_task: asyncio.Task[Channel] | None = None
+        """The task that connects, or has connected, to the master; None if there is none.
+
+        All requests that come while the task runs wait for the same task."""
 
     def retire(self) -> None:
         """Close the connection to the master. The next request opens another one.
 
         Requests in flight have `RETIRE_S` to be answered.
         """
-        connecting, self._connecting = self._connecting, None
-        if connecting is not None:
-            self._forwarder.start_task(self._close_later(connecting))
+        connect_task, self._connect_task = self._connect_task, None
+        if connect_task is not None:
+            self._forwarder.start_task(self._close_later(connect_task))
 
-    async def _close_later(self, connecting: asyncio.Task[Channel]) -> None:
+    async def _close_later(self, connect_task: asyncio.Task[Channel]) -> None:
         """Close the connection of a retired tunnel, or cancel the attempt to connect.
 
         Wait RETIRE_S before that if requests are in flight.
         """
         try:
-            if not connecting.done():
-                connecting.cancel()
+            if not connect_task.done():
+                connect_task.cancel()
             elif self.waiting_count:
                 await asyncio.sleep(RETIRE_S)
         finally:
+            # The awaited task raises CancelledError if it was cancelled above.
             with contextlib.suppress(asyncio.CancelledError, SluiceError):
-                await (await connecting).close()
+                channel = await connect_task
+                await channel.close()
 
     async def forward(self, command: Command) -> None:
         """Send a command to the master, and write the answer to the client.
@@ -420,46 +434,23 @@ class Tunnel:
         While the command is refused because there is no master, repeat it every PAUSE_S. Raise
         NotMasterError after MASTER_WAIT_S, or when the client has disconnected.
         """
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + MASTER_WAIT_S
+        deadline_s = _now_s() + MASTER_WAIT_S
         while True:
             try:
                 return await self._call_once(command)
             except NotMasterError:
-                if loop.time() >= end_s or self._peer.closed:
+                if _now_s() >= deadline_s or self._peer.closed:
                     raise
             await asyncio.sleep(PAUSE_S)
 
     async def _call_once(self, command: Command) -> Command | None:
         """Send a command to the master once. Return its answer; None if the command is one-way.
 
-        Connect first if there is no connection, or if the last attempt has failed.
-
         Raises NotMasterError if the command was not carried out, because the tunnel was retired or
         closed or the other replica is not the master. After any other error it is unknown whether
         the command was carried out.
         """
-        connecting = self._connecting
-        has_failed = (
-            connecting is not None
-            and connecting.done()
-            and (connecting.cancelled() or connecting.exception() is not None)
-        )
-        if connecting is None or has_failed:
-            work = self._forwarder.connect(self._peer.remote, self._on_request_of_master)
-            connecting = self._connecting = start_shared(work)
-
-        try:
-            channel = await asyncio.shield(connecting)
-        except asyncio.CancelledError:
-            if connecting.cancelled():  # The tunnel was retired: there is another master.
-                raise NotMasterError from None
-            raise
-
-        if channel.closed:
-            if self._connecting is connecting:
-                self._connecting = None
-            raise NotMasterError
+        channel = await self._open_channel()
 
         forwarded = command.copy(FLAG_FORWARDED)
         if command.is_oneway:
@@ -470,6 +461,34 @@ class Tunnel:
         if answer.code == ResponseCode.SERVICE_NOT_AVAILABLE and NOT_MASTER in remark:
             raise NotMasterError
         return answer
+
+    async def _open_channel(self) -> Channel:
+        """Return the open connection to the master, the same one for all requests of the tunnel.
+
+        Connect first if there is no connection, or if the last attempt has failed.
+
+        Raises NotMasterError if the tunnel was retired while it connected, or if the connection is
+        closed by now; the next call then connects again. Raises the errors of `Forwarder.connect`.
+        """
+        connect_task = self._connect_task
+        if connect_task is None or _has_failed(connect_task):
+            work = self._forwarder.connect(self._peer.remote, self._on_request_of_master)
+            connect_task = self._connect_task = start_shared(work)
+
+        # Other requests wait for the same task, so the end of this request must not cancel it.
+        try:
+            channel = await asyncio.shield(connect_task)
+        except asyncio.CancelledError:
+            if connect_task.cancelled():  # The tunnel was retired: there is another master.
+                raise NotMasterError from None
+            raise
+
+        if channel.closed:
+            # `retire` may have replaced the task during the await.
+            if self._connect_task is connect_task:
+                self._connect_task = None
+            raise NotMasterError
+        return channel
 
     def _on_request_of_master(self, command: Command, channel: Channel) -> None:
         """Send a request of the master to the client, and the client's response to the master.
@@ -483,3 +502,10 @@ class Tunnel:
         self._peer.send_request(
             command.copy(), lambda answer: channel.send_response(opaque, answer)
         )
+
+
+def _has_failed(connect_task: asyncio.Task[Channel]) -> bool:
+    """Return whether an attempt to connect has ended without a connection."""
+    if not connect_task.done():
+        return False
+    return connect_task.cancelled() or connect_task.exception() is not None

@@ -309,10 +309,13 @@ class Replica:
             log.error("unreadable replica records below %s: %s", self._prefix, error)
             return
 
-        old = self.view.state
-        is_older = old is not None and (view.state is None or view.state.version < old.version)
-        if is_older:
-            view = view._replace(state=old)
+        known = self.view.state
+        is_outdated = known is not None and (
+            view.state is None or view.state.version < known.version
+        )
+        if is_outdated:
+            view = view._replace(state=known)
+            # The next step then publishes, and the read before that shows a rollback, if any.
             self._published = None
         self.view = view
 
@@ -338,9 +341,12 @@ class Replica:
         `_on_entries` does not ignore the read one. Do nothing if `entries` cannot be parsed.
         """
         with contextlib.suppress(ValueError):  # `_on_entries` logs it
-            found = election.parse_view(self._prefix, entries).state
-            is_rolled_back = known is not None and (found is None or found.version < known.version)
-            if is_rolled_back and found and known and found.term > known.term:
+            read_state = election.parse_view(self._prefix, entries).state
+            is_rolled_back = known is not None and (
+                read_state is None or read_state.version < known.version
+            )
+            if is_rolled_back and read_state and known and read_state.term > known.term:
+                # A replica was elected since the rollback: accept its record.
                 self.view = self.view._replace(state=None)
                 is_rolled_back = False
             if is_rolled_back != self._is_rolled_back:
@@ -389,8 +395,10 @@ class Replica:
             # The disk must know that it had a log before other replicas rely on that log.
             self._incarnation.note_log()
         self._published = None
-        known, entries = self.view.state, await self._consensus.read(self._prefix)
-        self._check_for_rollback(known, entries)
+        known_state = self.view.state
+        entries = await self._consensus.read(self._prefix)
+        # The check comes first: `_on_entries` ignores an older state unless the check accepts it.
+        self._check_for_rollback(known_state, entries)
         self._on_entries(entries)
         existing = self.view.members.get(self._id)
         if existing is not None and existing.incarnation != member.incarnation:
@@ -421,10 +429,16 @@ class Replica:
             return True
         if published == member:
             return False
-        has_only_log_changed = published._replace(
+
+        was_incomplete = published.log_end == INCOMPLETE
+        is_incomplete = member.log_end == INCOMPLETE
+        published_with_new_log = published._replace(
             log_end=member.log_end, log_term=member.log_term
-        ) == member and (published.log_end == INCOMPLETE) == (member.log_end == INCOMPLETE)
-        return not has_only_log_changed or time_s - self._published_s >= PUBLISH_S
+        )
+        has_only_log_grown = published_with_new_log == member and was_incomplete == is_incomplete
+        if not has_only_log_grown:
+            return True
+        return time_s - self._published_s >= PUBLISH_S
 
     def _on_lease_lost(self) -> None:
         """Forget the lease and wake `run`, whose next step gets another lease."""
@@ -442,7 +456,7 @@ class Replica:
         change = Swap(election.state_key(self._prefix), election.encode_state(state), state.version)
         while True:
             try:
-                is_done = await self._consensus.swap([change])
+                is_swapped = await self._consensus.swap([change])
                 entries = await self._consensus.read(self._prefix)
             except ConsensusError as error:
                 log.warning("%s", error)
@@ -451,8 +465,10 @@ class Replica:
             self._on_entries(entries)
             # If the swap was repeated, the first one may have succeeded without an answer. Then
             # the last one was refused, but the record contains `state`.
-            found = self.view.state
-            return is_done or (found is not None and found._replace(version=state.version) == state)
+            present = self.view.state
+            if is_swapped or present is None:
+                return is_swapped
+            return present._replace(version=state.version) == state
 
     # ---------------------------------------------------------------------------------- acting
 
@@ -532,14 +548,14 @@ class Replica:
                 self._drop_dead_members()
             return
         # The role of a slave does not depend on the in-sync set.
-        has_role = (
-            state._replace(in_sync=self._term.in_sync, version=self._term.version) == self._term
-        )
-        if has_role:
+        state_with_old_set = state._replace(in_sync=self._term.in_sync, version=self._term.version)
+        if state_with_old_set == self._term:
             return
 
-        before, self._term = self._term, NO_TERM
-        if before.master_id == self._id:
+        # NO_TERM until the broker has its role: it has none if the change fails.
+        previous_term = self._term
+        self._term = NO_TERM
+        if previous_term.master_id == self._id:
             self._role_executor.depose(_describe_master(state))
         if self._forwarder is not None:
             self._forwarder.master = "" if state.master_id == self._id else state.address
@@ -587,15 +603,22 @@ class Replica:
         """
         if self._side_task is not None or self._is_handing_over or not self.is_master:
             return
-        gate, term = self._role_executor.in_sync, self._term
+        gate = self._role_executor.in_sync
         reports = gate.state_reports if gate is not None else {}
-        in_sync = {
-            member: term.in_sync.get(member) or reports[member].incarnation
-            for member in sorted(ids | {self._id})
+
+        # A present member keeps its incarnation in the set; a new one has reported its own.
+        present_in_sync = self._term.in_sync
+        proposed_in_sync = {
+            member_id: present_in_sync.get(member_id) or reports[member_id].incarnation
+            for member_id in sorted(ids | {self._id})
         }
-        now, before = (", ".join(map(str, sorted(ids))) for ids in (in_sync, term.in_sync))
-        log.info("in sync: replicas %s; before: %s", now, before)
-        self._start_side_task(self._change_record(term._replace(in_sync=in_sync)))
+        log.info(
+            "in sync: replicas %s; before: %s",
+            ", ".join(map(str, sorted(proposed_in_sync))),
+            ", ".join(map(str, sorted(present_in_sync))),
+        )
+        proposed = self._term._replace(in_sync=proposed_in_sync)
+        self._start_side_task(self._change_record(proposed))
 
     async def _change_record(self, state: State) -> None:
         """Swap `state` into the record as the side task, and wake `run` afterwards.
@@ -606,10 +629,10 @@ class Replica:
         """
         await self._swap_until_answered(state)
         self._side_task = None
-        found = self.view.state
+        present = self.view.state
         # If the record is of another term by now, `_take_role` must see the change.
-        if found is not None and (found.master_id, found.run_id) == (self._id, self.run_id):
-            self._update_term(found, even_if_same=True)
+        if present is not None and (present.master_id, present.run_id) == (self._id, self.run_id):
+            self._update_term(present, even_if_same=True)
         self._changed.set()
 
     def _drop_dead_members(self) -> None:
@@ -619,19 +642,23 @@ class Replica:
         with the incarnation in the set. Do nothing if no replica of the set is dead, or if the
         broker has no replication gate.
         """
-        in_sync, members = self._role_executor.in_sync, self.view.members
-        if in_sync is None:
+        gate = self._role_executor.in_sync
+        if gate is None:
             return
-        connected = {link.replica_id for link in in_sync.slaves}
-        live = {
-            member
-            for member, incarnation in self._term.in_sync.items()
-            if member in connected
-            or member == self._id
-            or (member in members and members[member].incarnation == incarnation)
+
+        connected_ids = {link.replica_id for link in gate.slaves}
+        published = {
+            member_id: member.incarnation for member_id, member in self.view.members.items()
         }
-        if live != self._term.in_sync.keys():
-            self.propose(frozenset(live))
+        live_ids = {
+            member_id
+            for member_id, incarnation in self._term.in_sync.items()
+            if member_id == self._id
+            or member_id in connected_ids
+            or published.get(member_id) == incarnation
+        }
+        if live_ids != self._term.in_sync.keys():
+            self.propose(frozenset(live_ids))
 
     def _start_side_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as the side task. It must set `_side_task` to None when it ends."""
@@ -649,21 +676,25 @@ class Replica:
         requests and remain the master.
         """
         self._is_handing_over = True
-        executor, state, is_confirmed = self._role_executor, self._term, asyncio.Event()
+        executor = self._role_executor
+        state = self._term
         executor.pause_requests(True)
         try:
             await asyncio.sleep(PAUSE_SETTLE_S)
-            if (in_sync := executor.in_sync) is not None:
-                in_sync.wait(executor.log_end.position, lambda _: is_confirmed.set())
+            gate = executor.in_sync
+            if gate is not None:
+                is_confirmed = asyncio.Event()
+                gate.wait(executor.log_end.position, lambda _: is_confirmed.set())
                 async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
                     await is_confirmed.wait()
 
+            # Before the swap: two masters of different terms must not both confirm messages.
             self._step_down(f"it hands over to replica {successor.id}")
             next_state = election.state_after_switch(state, successor)
             if leave_in_sync_set:
-                others = dict(next_state.in_sync)
-                others.pop(self._id, None)
-                next_state = next_state._replace(in_sync=others)
+                remaining = dict(next_state.in_sync)
+                remaining.pop(self._id, None)
+                next_state = next_state._replace(in_sync=remaining)
             await self._swap_until_answered(next_state)
         except TimeoutError:
             executor.pause_requests(False)
@@ -673,7 +704,8 @@ class Replica:
             )
             self._update_term(self._term, even_if_same=True)
         finally:
-            self._is_handing_over, self._side_task = False, None
+            self._is_handing_over = False
+            self._side_task = None
             self._changed.set()
 
     def _step_down(self, reason: str) -> None:
@@ -683,7 +715,8 @@ class Replica:
         term again, and the other replicas may elect. `reason` says why the broker is deposed.
         """
         self._role_executor.depose(reason)
-        self._term, self.run_id = NO_TERM, self._make_run_id()
+        self._term = NO_TERM
+        self.run_id = self._make_run_id()
 
     # --------------------------------------------- administration: methods of `RoleController`
 
@@ -693,10 +726,14 @@ class Replica:
         They are `role` (master, slave or none), `epoch` (the term, or None), `inSync` (ids, or
         None), `members` (ids of live replicas), `incarnation` and `reason`.
         """
-        term, state = self._term, self.view.state
+        state = self.view.state
+        if self.is_master:
+            role = "master"
+        else:
+            role = "slave" if self._term.master_id else "none"
         return {
-            "role": "master" if self.is_master else "slave" if term.master_id else "none",
-            "epoch": term.term or None,
+            "role": role,
+            "epoch": self._term.term or None,
             "inSync": sorted(state.in_sync) if state else None,
             "members": sorted(self.view.members),
             "incarnation": self._incarnation.text,
@@ -724,12 +761,14 @@ class Replica:
 
         successor = election.find_successor(self.view, self._id, to)
         if successor is None:
-            live = sorted(set(self.view.members) & set(self._term.in_sync) - {self._id})
+            in_sync_ids = set(self.view.members) & set(self._term.in_sync) - {self._id}
+            shown_ids = ", ".join(map(str, sorted(in_sync_ids))) or "none"
+            requested = "no replica" if to is None else f"replica {to}"
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"{'no replica' if to is None else f'replica {to}'} can take over: only a replica "
-                "of the in-sync set with a complete log can.",
-                fix=f"Replicas in sync: {', '.join(map(str, live)) or 'none'}.",
+                f"{requested} can take over: only a replica of the in-sync set with a complete log "
+                "can.",
+                fix=f"Replicas in sync: {shown_ids}.",
             )
         self._start_side_task(self._hand_over(successor))
 

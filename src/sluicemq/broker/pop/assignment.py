@@ -50,7 +50,7 @@ from sluicemq.model.topic import (
     TopicRoute,
     allocate_average,
     allocate_circle,
-    read_queues,
+    readable_queues,
 )
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.net.work.background import WorkItem
@@ -267,7 +267,7 @@ class Assignments:
         data = QueueData(
             self._settings.broker.broker_name, config.read_queues, config.write_queues, config.perm
         )
-        return read_queues(topic, TopicRoute((), (data,)))
+        return readable_queues(topic, TopicRoute((), (data,)))
 
     def _handle_route(self, topic: str, response: Command | None) -> None:
         """Remember the route of a topic, and answer the queries that wait for it.
@@ -280,7 +280,7 @@ class Assignments:
             self._routes.pop(topic, None)
         elif response is not None and response.code == ResponseCode.SUCCESS:
             with suppress(ProtocolError):
-                queues = read_queues(topic, bodies.decode_topic_route(response.body))
+                queues = readable_queues(topic, bodies.decode_topic_route(response.body))
                 self._routes[topic] = self._clock.monotonic_s(), queues
 
         queues_or_none: Queues | None = None

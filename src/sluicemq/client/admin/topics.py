@@ -29,7 +29,7 @@ from sluicemq.model.topic import (
     ORDER_TOPICS,
     MessageQueue,
     TopicConfig,
-    read_queues,
+    readable_queues,
 )
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -152,7 +152,7 @@ def topics(directory: Directory) -> Conversation[list[str]]:
 
 def queues(directory: Directory, topic: str) -> Conversation[list[MessageQueue]]:
     """Return the readable queues of a topic, sorted. Raises RouteNotFoundError."""
-    return read_queues(topic, (yield from directory.get_route(topic)))
+    return readable_queues(topic, (yield from directory.get_route(topic)))
 
 
 def create_topic(

@@ -53,7 +53,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute, read_queues
+from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute, readable_queues
 from sluicemq.wire.bodies import (
     BROADCASTING,
     CLUSTERING,
@@ -188,7 +188,7 @@ class Member:
             self.subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
             )
-        queues = read_queues(topic, route)
+        queues = readable_queues(topic, route)
         if self.options.broadcast and queues:
             # This raises an error if another consumer uses the offsets file.
             await self.readers.find_start_offset(queues[0])
@@ -512,7 +512,7 @@ class Member:
         """
         subscription = self.subscriptions[topic]
         route = await self._cluster.route(topic)
-        queues = read_queues(topic, route)
+        queues = readable_queues(topic, route)
         members = await self._fetch_members(route)
         if self._heartbeat_thread.client_id not in members:
             await self._handle_exclusion(topic, members)
