@@ -9,17 +9,20 @@ A plan is a tree that is cut where the expression reads only one property:
                             that occurs
     JoinPlan                AND, OR, NOT and comparisons of conditions: a look-up in a table
 
-A verdict is FALSE, TRUE, NULL or ERROR. A property may be unknown, because it is not a column or
-because only the range of its values is known. Therefore plans compute with the *set* of verdicts
-that are possible: a verdict set of four bits, from 1 to 15. A join is then one look-up,
+A verdict is the result of a condition for one message: FALSE, TRUE, NULL or ERROR, the numbers 0 to
+3. A property may be unknown, because it is not a column or because only the range of its values is
+known. Therefore plans compute with the *set* of verdicts that are possible. A verdict set is an
+integer from 1 to 15 in which bit `1 << verdict` is set for each member: `1 << TRUE | 1 << NULL`
+means TRUE or NULL. The union of two sets is `left | right`. A join is then one look-up,
 `table[left << 4 | right]`, or `table[operand]` for a single operand. The tables are not written by
 hand: they are computed with the scalar engine, with operands that evaluate to each combination of
 verdicts. Therefore short circuits and errors behave as in the scalar engine.
 
-A SinglePropertyPlan also contains a plan down to its atoms, for columns of thousands of values. An
-atom that compares with a number does so for all values at once, and the same tables join the atoms.
-AND and OR are associative, errors included (a test checks that), so neighbouring conditions on the
-same property become one SinglePropertyPlan.
+A SinglePropertyPlan also contains a plan down to its atoms (its comparisons and bare properties,
+the parts without AND, OR or NOT), for columns of thousands of values. An atom that compares with a
+number does so for all values at once, and the same tables join the atoms. AND and OR are
+associative, errors included (a test checks that), so neighbouring conditions on the same property
+become one SinglePropertyPlan.
 
 `can_match` evaluates a plan once for a whole block, from the statistics of its columns. Each leaf
 gives the set of verdicts that its values can have, as if the properties were independent of each
@@ -98,20 +101,20 @@ def stub_condition(number: int) -> Node:
     return Equal(Property(f"stub{number}"), Literal(1))
 
 
-def build_join_table(node: Node, operands: int) -> bytes:
+def build_join_table(node: Node, operand_count: int) -> bytes:
     """Return the verdict table of a join with one or two operands.
 
     The table contains the verdict set of the join for each verdict set of its operands. With one
     operand it has 16 bytes, and the index is the verdict set of the operand. With two operands it
     has 256 bytes, and the index is `left << 4 | right`.
 
-    `operands` is the number of operands. Those of `node` must be `stub_condition(0)` and, if there
-    are two, `stub_condition(1)`.
+    The operands of `node` must be `stub_condition(0)` and, if `operand_count` is 2,
+    `stub_condition(1)`.
     """
     # First the verdict of the join for each combination of single verdicts, by the scalar engine.
     condition = compile_node(node)
     result_sets: dict[tuple[int, ...], int] = {}
-    for verdicts in product(range(4), repeat=operands):
+    for verdicts in product(range(4), repeat=operand_count):
         properties = {
             f"stub{number}": _STUB_VALUES[verdict]
             for number, verdict in enumerate(verdicts)
@@ -121,7 +124,7 @@ def build_join_table(node: Node, operands: int) -> bytes:
 
     # Then, for each combination of verdict sets, the union of the verdicts that are possible.
     table = bytearray()
-    for operand_sets in product(range(16), repeat=operands):
+    for operand_sets in product(range(16), repeat=operand_count):
         union = 0
         for verdicts, result_set in result_sets.items():
             pairs = zip(operand_sets, verdicts, strict=True)
@@ -154,9 +157,12 @@ def settled_sets(table: bytes) -> frozenset[int]:
     if the result is this set whatever the right operand is. With AND these are the sets that
     contain FALSE or ERROR or both, and nothing else.
     """
-    return frozenset(
-        left for left in range(1, 16) if set(table[left << 4 | 1 : left + 1 << 4]) == {left}
-    )
+    settled = set()
+    for left in range(1, 16):
+        results = table[left << 4 | 1 : (left + 1) << 4]  # for the right sets 1 to 15
+        if set(results) == {left}:
+            settled.add(left)
+    return frozenset(settled)
 
 
 def union_of_sets(verdict_set_of: Callable[[str], int], values: tuple[str, ...]) -> int:
@@ -244,14 +250,23 @@ def as_number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | Non
     """
     if not isinstance(node, Order | Equal):
         return None
-    number = node.right
-    symbol: str = node.operator if isinstance(node, Order) else "<>" if node.negated else "="
+    operator: str
+    if isinstance(node, Order):
+        operator = node.operator
+    elif node.negated:
+        operator = "<>"
+    else:
+        operator = "="
+
     if isinstance(node.right, Property):
-        symbol, number = MIRRORED_OPERATORS[symbol], node.left
-    elif not isinstance(node.left, Property):
+        number_node = node.left
+        operator = MIRRORED_OPERATORS[operator]
+    elif isinstance(node.left, Property):
+        number_node = node.right
+    else:
         return None
-    bound = constant_number(number)
-    return None if bound is None else (java_class(number), symbol, bound)
+    bound = constant_number(number_node)
+    return None if bound is None else (java_class(number_node), operator, bound)
 
 
 def make_plan(node: Node) -> Plan:
@@ -363,11 +378,13 @@ def _chain(
     Neighbouring parts that read the same properties become one operand. If all parts read the same
     properties, each becomes an operand of its own. `plan_of` returns the plan of an operand.
     """
-    groups = [tuple(group) for _, group in groupby(parts, key=property_names)]
-    if len(groups) == 1:
-        groups = [(part,) for part in parts]
-    plans = [plan_of(group[0] if len(group) == 1 else kind(group)) for group in groups]
-    return JoinPlan(tuple(plans), verdict_tables()[kind])
+    neighbours = [tuple(group) for _, group in groupby(parts, key=property_names)]
+    operands: list[Node]
+    if len(neighbours) == 1:
+        operands = list(parts)
+    else:
+        operands = [group[0] if len(group) == 1 else kind(group) for group in neighbours]
+    return JoinPlan(tuple(map(plan_of, operands)), verdict_tables()[kind])
 
 
 def _possible_verdicts(node: Node) -> int:
@@ -404,39 +421,57 @@ def can_match(plan: Plan, stats: BlockStats) -> bool:
         column = stats.columns.get(leaf.name)
         if column is None:
             return leaf.absent_set
-        return _value_verdicts(leaf, column) | (leaf.absent_set if column.has_null else 0)
+        verdict_set = _verdict_set_of_column(leaf, column)
+        if column.has_null:
+            verdict_set |= leaf.absent_set
+        return verdict_set
 
-    return stats.has_odd or bool(combine_leaves(plan, possible_verdicts) & ONLY_TRUE)
+    if stats.has_odd:
+        return True
+    return bool(combine_leaves(plan, possible_verdicts) & ONLY_TRUE)
 
 
-def _value_verdicts(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) -> int:
+def _verdict_set_of_column(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) -> int:
     """Return the set of the verdicts that a leaf can have for the values of a column.
 
-    Rows without a value are not considered. The set may contain verdicts that do not occur: those
-    of a leaf are known exactly only if the statistics list the distinct values.
+    In the returned integer, bit `1 << verdict` is set for each possible verdict. Rows without a
+    value are not considered. The set is exact if the statistics list the distinct values.
+    Otherwise it may contain verdicts that do not occur, but it lacks none that does.
     """
     if column.values is not None:
-        name, condition = leaf.name, leaf.condition
         return union_of_sets(
-            lambda value: 1 << evaluate_verdict(condition, {name: value}), column.values
+            lambda value: 1 << evaluate_verdict(leaf.condition, {leaf.name: value}), column.values
         )
-    if isinstance(leaf, SinglePropertyPlan):
-        union: int = combine_leaves(
-            leaf.atom_plan, lambda atom: _value_verdicts(cast("AtomPlan", atom), column)
-        )
-        return union
-    node, low, high = leaf.node, column.low, column.high
+    if isinstance(leaf, AtomPlan):
+        return _verdict_set_of_range(leaf, column)
+    union: int = combine_leaves(
+        leaf.atom_plan, lambda atom: _verdict_set_of_range(cast("AtomPlan", atom), column)
+    )
+    return union
+
+
+def _verdict_set_of_range(atom: AtomPlan, column: ColumnStats) -> int:
+    """Return the set of the verdicts that an atom can have for numbers in the column's range.
+
+    The range is `column.low` to `column.high`, both included. The set is `atom.possible_set` if the
+    range is unknown, or if the atom does not compare the property with a number.
+    """
+    node = atom.node
     if isinstance(node, IsNull | BareProperty) and isinstance(node.operand, Property):
         # Every value has the same verdict.
-        return 1 << evaluate_verdict(leaf.condition, {leaf.name: "any"})
+        return 1 << evaluate_verdict(atom.condition, {atom.name: "any"})
+    low, high = column.low, column.high
     comparison = as_number_comparison(node)
     if low is None or high is None or comparison is None:
-        return leaf.possible_set
-    number_class, symbol, bound = comparison
+        return atom.possible_set
+    number_class, operator, bound = comparison
     if number_class is JavaClass.DOUBLE:
         low, high = float(low), float(high)
-    is_inside, is_single = low <= bound <= high, low == high
-    # Whether all numbers of the range fulfil the comparison, and whether one of them may.
+
+    is_inside = low <= bound <= high
+    is_single = low == high
+    # For each operator: whether all numbers of the range fulfil the comparison, and whether at
+    # least one of them may.
     is_always_true, is_sometimes_true = {
         "=": (is_inside and is_single, is_inside),
         "<>": (not is_inside, not (is_inside and is_single)),
@@ -444,7 +479,8 @@ def _value_verdicts(leaf: SinglePropertyPlan | AtomPlan, column: ColumnStats) ->
         ">=": (low >= bound, high >= bound),
         "<": (high < bound, low < bound),
         "<=": (high <= bound, low <= bound),
-    }[symbol]
+    }[operator]
+
     # ERROR is always possible: values with a fraction are errors for a whole number, and large
     # values are errors for an Integer. The range describes only values that can be converted.
     possible_set = 1 << ERROR

@@ -172,16 +172,16 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="Print what a run would do.")
     parser.add_argument("--json", action="store_true", help="Print JSON lines to stdout.")
     parser.add_argument("--progress", default="", help="Directory for the progress file.")
-    given = parser.parse_args()
-    settings = dict(one.split("=", 1) for one in given.conf if "=" in one)
+    arguments = parser.parse_args()
+    settings = dict(one.split("=", 1) for one in arguments.conf if "=" in one)
     try:
         return run_file(
-            given.file,
-            master=given.master,
+            arguments.file,
+            master=arguments.master,
             settings=settings,
-            dry_run=given.dry_run,
-            as_json=given.json,
-            progress=given.progress,
+            dry_run=arguments.dry_run,
+            as_json=arguments.json,
+            progress=arguments.progress,
         )
     except SluiceError as error:
         sys.stderr.write(f"{error}\n")

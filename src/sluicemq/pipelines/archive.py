@@ -147,7 +147,7 @@ class ArchiveRun:
         """
 
         def ranges_to_lists(ranges: tuple[QueueRange, ...]) -> list[list[Any]]:
-            return [[*one.queue, one.start, one.end] for one in ranges]
+            return [[*part.queue, part.start, part.end] for part in ranges]
 
         return {
             "version": VERSION,
@@ -164,12 +164,12 @@ class ArchiveRun:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], path: str) -> "ArchiveRun":
+    def from_json(cls, document: Mapping[str, Any], path: str) -> "ArchiveRun":
         """Return the run that the JSON object of a run file describes.
 
-        `found` has the keys that `to_json` writes, and `path` is the archive's path, for the texts
-        of errors. Raises ConfigurationError if the version is not `VERSION`, or if a key is missing
-        or has a wrong type.
+        `document` has the keys that `to_json` writes, and `path` is the archive's path, for the
+        texts of errors. Raises ConfigurationError if the version is not `VERSION`, or if a key is
+        missing or has a wrong type.
         """
 
         def lists_to_ranges(lists: list[list[Any]]) -> tuple[QueueRange, ...]:
@@ -179,22 +179,22 @@ class ArchiveRun:
             )
 
         try:
-            if found["version"] != VERSION:
+            if document["version"] != VERSION:
                 raise ConfigurationError(
-                    f"the archive {path} has version {found['version']!r}, not {VERSION}.",
+                    f"the archive {path} has version {document['version']!r}, not {VERSION}.",
                     fix="Use the SluiceMQ that wrote it, or a newer one.",
                 )
             return cls(
-                number=found["run"],
-                time=found["time"],
-                ranges=lists_to_ranges(found["ranges"]),
-                first_offsets=dict(iterate_table(found["first"])),
-                next_offsets=dict(iterate_table(found["next"])),
-                rows=found["rows"],
-                is_verified=found["verified"],
-                files=tuple(found["files"]),
-                staging=found["staging"],
-                gaps=lists_to_ranges(found["gaps"]),
+                number=document["run"],
+                time=document["time"],
+                ranges=lists_to_ranges(document["ranges"]),
+                first_offsets=dict(iterate_table(document["first"])),
+                next_offsets=dict(iterate_table(document["next"])),
+                rows=document["rows"],
+                is_verified=document["verified"],
+                files=tuple(document["files"]),
+                staging=document["staging"],
+                gaps=lists_to_ranges(document["gaps"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -215,11 +215,11 @@ class ArchiveRuns:
     last: ArchiveRun | None = field(init=False)
 
     def __post_init__(self) -> None:
-        names = [name for name in self.folder.list_names(RUNS) if name.endswith(".json")]
+        run_files = [name for name in self.folder.list_names(RUNS) if name.endswith(".json")]
         self.last = None
-        if names and not names[-1].startswith("."):
-            found = self.folder.read_json(f"{RUNS}/{names[-1]}")
-            self.last = ArchiveRun.from_json(found or {}, self.folder.path)
+        if run_files and not run_files[-1].startswith("."):
+            document = self.folder.read_json(f"{RUNS}/{run_files[-1]}")
+            self.last = ArchiveRun.from_json(document or {}, self.folder.path)
 
     @property
     def number(self) -> int:
@@ -245,7 +245,8 @@ class ArchiveRuns:
         """
         self.finish_last_run()
         for name in self.folder.list_names(STAGING):
-            if name.partition("-")[0].isdigit() and int(name.partition("-")[0]) <= self.number:
+            run_number = name.partition("-")[0]
+            if run_number.isdigit() and int(run_number) <= self.number:
                 self.folder.remove(f"{STAGING}/{name}")
 
     def finish_last_run(self) -> None:
@@ -318,14 +319,16 @@ class ArchivePlan:
         ConfigurationError if the options name no topic, or if an offset is beyond the end of its
         queue, which means that the topic was created again, and the client's errors.
         """
-        topics, pattern = ",".join(task.options["topics"]), task.options["pattern"]
-        given = {"topics": topics} if topics else {}
-        given |= {"topicsPattern": pattern} if pattern else {}
-        if not given:
+        topic_options = {}
+        if task.options["topics"]:
+            topic_options["topics"] = ",".join(task.options["topics"])
+        if task.options["pattern"]:
+            topic_options["topicsPattern"] = task.options["pattern"]
+        if not topic_options:
             raise ConfigurationError(
                 "no topic is named.", fix="Set topics, or a pattern that their names match."
             )
-        options = parse_options({**task.connection, **given})
+        options = parse_options({**task.connection, **topic_options})
         with open_admin(options) as admin:
             bounds = fetch_bounds(admin, parse_topics(options).resolve(admin))
         ranges, gaps = [], []
@@ -340,8 +343,9 @@ class ArchivePlan:
                 )
             if start < low:
                 gaps.append(QueueRange(queue, start, low))
-            if max(start, low) < high:
-                ranges.append(QueueRange(queue, max(start, low), high))
+                start = low
+            if start < high:
+                ranges.append(QueueRange(queue, start, high))
         return cls(tuple(ranges), bounds, tuple(gaps))
 
     @classmethod
@@ -352,30 +356,31 @@ class ArchivePlan:
         messages has no range.
         """
         ranges = []
-        for queue, end in sorted(runs.next_offsets.items()):
+        for queue, archived_end in sorted(runs.next_offsets.items()):
             low, high = bounds.get(queue, (0, 0))
             start = max(low, runs.first_offsets[queue])
-            if start < min(end, high):
-                ranges.append(QueueRange(queue, start, min(end, high)))
+            end = min(archived_end, high)
+            if start < end:
+                ranges.append(QueueRange(queue, start, end))
         return cls(tuple(ranges), bounds)
 
     @property
     def topics(self) -> list[str]:
         """The sorted topics that have a range."""
-        return sorted({one.queue.topic for one in self.ranges})
+        return sorted({planned.queue.topic for planned in self.ranges})
 
     @property
     def offset_count(self) -> int:
         """The number of offsets in all ranges."""
-        return sum(one.size for one in self.ranges)
+        return sum(planned.size for planned in self.ranges)
 
     def describe_gaps(self) -> str:
         """Return a text with the number of messages in gaps, and the first gaps."""
         listed = ", ".join(
-            f"{queue_label(one.queue)} of {one.queue.topic!r} offsets {one.start} to {one.end - 1}"
-            for one in self.gaps[:GAPS_SHOWN_MAX]
+            f"{queue_label(gap.queue)} of {gap.queue.topic!r} offsets {gap.start} to {gap.end - 1}"
+            for gap in self.gaps[:GAPS_SHOWN_MAX]
         )
-        count = sum(one.size for one in self.gaps)
+        count = sum(gap.size for gap in self.gaps)
         return f"{count:,} messages were deleted before they were archived: {listed}"
 
     def load_rows(self, task: Task, spark: Any) -> Any:
@@ -387,8 +392,8 @@ class ArchivePlan:
         topics = self.topics
         # A queue without a range is read from its end to its end.
         ends = {queue: high for queue, (_, high) in self.bounds.items() if queue.topic in topics}
-        starts = ends | {one.queue: one.start for one in self.ranges}
-        ends |= {one.queue: one.end for one in self.ranges}
+        starts = ends | {planned.queue: planned.start for planned in self.ranges}
+        ends |= {planned.queue: planned.end for planned in self.ranges}
         return load_messages(
             spark,
             task.connection,
@@ -424,7 +429,7 @@ def _run_once(task: Task) -> Report:
                 " often.",
             )
         task.say(planned.describe_gaps())
-        report.figures["lost"] = sum(one.size for one in planned.gaps)
+        report.figures["lost"] = sum(gap.size for gap in planned.gaps)
     if planned.offset_count:
         _write_run(spark, task, runs, planned, report)
     else:
@@ -442,16 +447,17 @@ def _verify_archive(
     `bounds` are those of the queues at the brokers. The number of rows is added to `report`. Raises
     StoreDamagedError if they differ.
     """
-    common = ArchivePlan.for_verification(runs, bounds)
-    if not common.ranges:
+    comparable = ArchivePlan.for_verification(runs, bounds)
+    if not comparable.ranges:
         task.report_lines(report, "no message of the archive is still at the brokers")
         return
-    archived = spark.read.schema(SCHEMA).parquet(runs.folder.path)
-    ranges = [(*one.queue, one.start, one.end) for one in common.ranges]
-    count = verify_rows(common.load_rows(task, spark), rows_in_ranges(archived, ranges))
-    report.figures["verified"] = count
+    ranges = [(*part.queue, part.start, part.end) for part in comparable.ranges]
+    archived_rows = spark.read.schema(SCHEMA).parquet(runs.folder.path)
+    archived_rows = rows_in_ranges(archived_rows, ranges)
+    row_count = verify_rows(comparable.load_rows(task, spark), archived_rows)
+    report.figures["verified"] = row_count
     task.report_lines(
-        report, f"verified {count:,} rows: all that are archived and still at the brokers"
+        report, f"verified {row_count:,} rows: all that are archived and still at the brokers"
     )
 
 
@@ -464,46 +470,72 @@ def _write_run(
     difference (nothing is committed then), and ConfigurationError if another run was faster.
     """
     started_s = SYSTEM_CLOCK.monotonic_s()
-    number, staging = runs.new_staging()
+    run_number, staging = runs.new_staging()
+    files, staged_rows = _stage_rows(spark, task, runs.folder, planned, staging)
+
+    # Verify before the commit: if the rows differ, this raises, and the staged rows never count.
+    is_verified = task.options["verify"] != NONE
+    if is_verified:
+        row_count = verify_rows(planned.load_rows(task, spark), staged_rows)
+    else:
+        row_count = staged_rows.count()
+
+    first_offsets = dict(runs.first_offsets)
+    next_offsets = dict(runs.next_offsets)
+    for archived in planned.ranges:
+        first_offsets.setdefault(archived.queue, archived.start)
+        next_offsets[archived.queue] = archived.end
+    run = ArchiveRun(
+        number=run_number,
+        time=datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(),
+        ranges=planned.ranges,
+        first_offsets=first_offsets,
+        next_offsets=next_offsets,
+        rows=row_count,
+        is_verified=is_verified,
+        files=files,
+        staging=staging,
+        gaps=planned.gaps,
+    )
+    runs.commit(run)
+    _report_run(task, report, run, planned, SYSTEM_CLOCK.monotonic_s() - started_s)
+
+
+def _stage_rows(
+    spark: Any, task: Task, folder: Folder, planned: ArchivePlan, staging: str
+) -> tuple[tuple[str, ...], Any]:
+    """Write the planned messages to the directory `staging` of the archive `folder`.
+
+    Return the names of the Parquet files, relative to `staging`, and a DataFrame that reads them.
+    """
+    staging_path = folder.full_path(staging)
     writer = planned.load_rows(task, spark).selectExpr("*", DAY).write.partitionBy("topic", "day")
     writer = writer.option("compression", task.options["compression"])
     writer = writer.option("maxRecordsPerFile", str(task.options["rows_per_file"]))
-    writer.parquet(runs.folder.full_path(staging))
+    writer.parquet(staging_path)
 
-    files = tuple(runs.folder.list_files(staging, ".parquet"))
-    written = spark.createDataFrame([], SCHEMA)
-    if files:
-        written = spark.read.schema(SCHEMA).parquet(runs.folder.full_path(staging))
-    is_verified = task.options["verify"] != NONE
-    count = verify_rows(planned.load_rows(task, spark), written) if is_verified else written.count()
+    files = tuple(folder.list_files(staging, ".parquet"))
+    if not files:
+        return files, spark.createDataFrame([], SCHEMA)
+    return files, spark.read.schema(SCHEMA).parquet(staging_path)
 
-    first_offsets, next_offsets = dict(runs.first_offsets), dict(runs.next_offsets)
-    for one in planned.ranges:
-        first_offsets.setdefault(one.queue, one.start)
-        next_offsets[one.queue] = one.end
-    runs.commit(
-        ArchiveRun(
-            number=number,
-            time=datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).isoformat(),
-            ranges=planned.ranges,
-            first_offsets=first_offsets,
-            next_offsets=next_offsets,
-            rows=count,
-            is_verified=is_verified,
-            files=files,
-            staging=staging,
-            gaps=planned.gaps,
-        )
+
+def _report_run(
+    task: Task, report: Report, run: ArchiveRun, planned: ArchivePlan, duration_s: float
+) -> None:
+    """Add the lines and figures of a committed run, which took `duration_s`, to `report`."""
+    report.figures["rows"] += run.rows
+    if run.is_verified:
+        report.figures["verified"] += run.rows
+    verification = f"verified {run.rows:,} rows" if run.is_verified else "not verified"
+    rate = run.rows / max(duration_s, 0.001)
+    task.report_lines(
+        report,
+        f"run {run.number}: archived {run.rows:,} rows of {len(planned.topics)} topics in"
+        f" {len(run.files)} files, {verification} ({rate:,.0f} rows/s)",
     )
-
-    report.figures["rows"] += count
-    report.figures["verified"] += count * is_verified
-    ending = f", verified {count:,} rows" if is_verified else ", not verified"
-    rate = count / max(SYSTEM_CLOCK.monotonic_s() - started_s, 0.001)
-    text = f"run {number}: archived {count:,} rows of {len(planned.topics)} topics"
-    task.report_lines(report, f"{text} in {len(files)} files{ending} ({rate:,.0f} rows/s)")
-    if count < planned.offset_count:
-        empty_count = planned.offset_count - count
+    empty_count = planned.offset_count - run.rows
+    if empty_count > 0:
         task.report_lines(report, f"{empty_count:,} offsets contained no message")
 
 
@@ -646,8 +678,8 @@ class Archive(ReadyPipeline):
         planned = ArchivePlan.create(task, runs.next_offsets)
         lines = [planned.describe_gaps()] if planned.gaps else []
         for topic in planned.topics:
-            ranges = [one for one in planned.ranges if one.queue.topic == topic]
-            count = sum(one.size for one in ranges)
+            ranges = [part for part in planned.ranges if part.queue.topic == topic]
+            count = sum(part.size for part in ranges)
             lines.append(f"archive {count:,} messages of {len(ranges)} queues of {topic!r}")
         return lines or ["nothing new: the archive is complete"]
 
@@ -663,10 +695,10 @@ class Archive(ReadyPipeline):
             while SYSTEM_CLOCK.monotonic_s() < end_s and not task.stopping():
                 threading.Event().wait(min(0.5, pause_s))
             if not task.stopping():
-                later = _run_once(task)
-                report.lines = later.lines
-                for name, number in later.figures.items():
-                    report.figures[name] = report.figures.get(name, 0) + number
+                next_report = _run_once(task)
+                report.lines = next_report.lines
+                for name, figure in next_report.figures.items():
+                    report.figures[name] = report.figures.get(name, 0) + figure
         return report
 
 
@@ -700,7 +732,7 @@ class Replay(ReadyPipeline):
         """
         state, rows = _open_replay(task)
         rows, undecodable_count = _split_off_undecodable(rows)
-        found = rows.groupBy("topic").agg(
+        topic_counts = rows.groupBy("topic").agg(
             F.expr("count(1) as n"),
             F.expr("min(store_time) as first"),
             F.expr("max(store_time) as last"),
@@ -709,7 +741,7 @@ class Replay(ReadyPipeline):
             f"send {row['n']:,} messages of {row['topic']!r}, stored"
             f" {row['first']:%Y-%m-%d %H:%M:%S} to {row['last']:%Y-%m-%d %H:%M:%S}, to"
             f" {task.options['to'] or row['topic']!r}"
-            for row in found.orderBy("topic").limit(100).collect()
+            for row in topic_counts.orderBy("topic").limit(100).collect()
         ]
         if state["steps"]:
             lines.append(f"{state['rows']:,} of them have been sent, in {state['steps']} steps")
@@ -752,12 +784,12 @@ class Replay(ReadyPipeline):
         if options["ids"] == "same":
             columns.append("msg_id as message_id")
 
-        def send(number: int, step_rows: Any) -> None:
-            chosen = step_rows.selectExpr(*columns)
-            write_step(chosen, task.connection, state["query"], number, **sink_options)
+        def send_step(step_number: int, step_rows: Any) -> None:
+            sink_rows = step_rows.selectExpr(*columns)
+            write_step(sink_rows, task.connection, state["query"], step_number, **sink_options)
 
-        is_done = run_steps(task, state, report, rows, send)
-        ending = "all messages are sent" if is_done else "stopped; run it again to continue"
+        all_sent = run_steps(task, state, report, rows, send_step)
+        ending = "all messages are sent" if all_sent else "stopped; run it again to continue"
         task.report_lines(report, f"sent {report.figures['rows']:,} messages; {ending}")
         return report
 

@@ -118,15 +118,15 @@ class TopicSample:
     @property
     def message_count(self) -> int:
         """The number of messages."""
-        return sum(one.count for one in self.counts)
+        return sum(counted.count for counted in self.counts)
 
     def bit_of(self, subscription: Subscription) -> int:
         """Return the integer in which only the bit of this expression is set; 0 if it has no bit.
 
         An expression has no bit if it is not among `expressions`.
         """
-        for index, one in enumerate(self.expressions):
-            if (one.kind, one.expression) == (subscription.kind, subscription.expression):
+        for index, sampled in enumerate(self.expressions):
+            if (sampled.kind, sampled.expression) == (subscription.kind, subscription.expression):
                 return 1 << index
         return 0
 
@@ -146,37 +146,53 @@ def sample_topic(
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - usual name, slow import
 
-    chosen = tuple(expressions[:EXPRESSIONS_MAX])
-    names: set[str] = set()
-    for subscription in chosen:
-        with contextlib.suppress(FilterSyntaxError):
-            if not is_tag_kind(subscription.kind):
-                names |= compile_sql92(subscription.expression).property_names
-    columns = "tags,properties,keys" if names - {"TAGS"} else "tags"
-    options = {"startingTimestamp": str(begin_ms)} if begin_ms is not None else {}
-    messages = load_messages(spark, connection, topic=topic, columns=columns, **options)
+    evaluated = tuple(expressions[:EXPRESSIONS_MAX])
+    source_columns = _columns_for(evaluated)
+    options = {} if begin_ms is None else {"startingTimestamp": str(begin_ms)}
+    messages = load_messages(spark, connection, topic=topic, columns=source_columns, **options)
 
+    # For each message, add the bits of the expressions that match it, and of those that fail.
     no_bit = F.lit(0).cast("bigint")
-    matched = failed = no_bit
-    for index, subscription in enumerate(chosen):
+    matched_by = failed_by = no_bit
+    for index, subscription in enumerate(evaluated):
         bit = F.lit(1 << index).cast("bigint")
-        is_match, is_error = _evaluate(subscription, columns)
-        matched = matched + F.when(is_match, bit).otherwise(no_bit)
+        is_match, is_error = _match_columns(subscription, source_columns)
+        matched_by = matched_by + F.when(is_match, bit).otherwise(no_bit)
         if is_error is not None:
-            failed = failed + F.when(is_error, bit).otherwise(no_bit)
-    found = messages.select("tags", matched.alias("matched_by"), failed.alias("failed_by"))
-    found = found.groupBy("tags", "matched_by", "failed_by").count()
-    ordered = found.orderBy(F.desc("count"), "tags", "matched_by")
-    rows = ordered.limit(COMBINATIONS_MAX + 1).collect()
+            failed_by = failed_by + F.when(is_error, bit).otherwise(no_bit)
+    bits = messages.select("tags", matched_by.alias("matched_by"), failed_by.alias("failed_by"))
+
+    # Count the messages of each combination. One row above the limit shows that there are more.
+    combinations = bits.groupBy("tags", "matched_by", "failed_by").count()
+    most_frequent = combinations.orderBy(F.desc("count"), "tags", "matched_by")
+    rows = most_frequent.limit(COMBINATIONS_MAX + 1).collect()
     counts = tuple(MessageCount(*row) for row in rows[:COMBINATIONS_MAX])
-    return TopicSample(topic, chosen, counts, len(rows) <= COMBINATIONS_MAX)
+    return TopicSample(topic, evaluated, counts, is_complete=len(rows) <= COMBINATIONS_MAX)
 
 
-def _evaluate(subscription: Subscription, columns: str) -> "tuple[Column, Column | None]":
-    """Return two columns: whether a message matches, and whether the expression fails on it.
+def _columns_for(subscriptions: Iterable[Subscription]) -> str:
+    """Return the option `columns` of the source for evaluating these subscriptions.
 
-    The second is None if the expression cannot fail. `columns` is the option `columns` with which
-    the messages are read. An expression that does not compile matches nothing.
+    It is "tags" if no expression reads a property other than TAGS. SQL92 expressions with syntax
+    errors are ignored.
+    """
+    property_names: set[str] = set()
+    for subscription in subscriptions:
+        if is_tag_kind(subscription.kind):
+            continue
+        with contextlib.suppress(FilterSyntaxError):
+            property_names |= compile_sql92(subscription.expression).property_names
+    return "tags,properties,keys" if property_names - {"TAGS"} else "tags"
+
+
+def _match_columns(
+    subscription: Subscription, source_columns: str
+) -> "tuple[Column, Column | None]":
+    """Return two Spark conditions: that a message matches, and that the expression fails on it.
+
+    The second is None if the expression cannot fail; only SQL92 expressions can, for example if
+    they compare text with a number. `source_columns` is the option `columns` with which the
+    messages are read. An expression that does not compile matches nothing.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as in sample_topic
 
@@ -186,13 +202,15 @@ def _evaluate(subscription: Subscription, columns: str) -> "tuple[Column, Column
         if subscription.is_everything:
             return F.lit(True), None
         tags = sorted(subscription.tags)
-        is_match = F.col("tags").isin(tags) if tags else F.lit(False)
-        return F.coalesce(is_match, F.lit(False)), None
+        has_tag = F.col("tags").isin(tags) if tags else F.lit(False)
+        # The comparison is null for a message without a tag, which does not match.
+        return F.coalesce(has_tag, F.lit(False)), None
+
     try:
-        found = compiled(compile_sql92(subscription.expression), columns=columns)
+        filter_columns = compiled(compile_sql92(subscription.expression), columns=source_columns)
     except FilterSyntaxError:
         return F.lit(False), None
-    return found.match, found.verdict == "ERROR"
+    return filter_columns.match, filter_columns.verdict == "ERROR"
 
 
 # ---- findings
@@ -271,107 +289,119 @@ class FailingFilter:
     of: int
 
 
-def find_unwanted_tags(found: TopicSample) -> list[UnwantedTag]:
+def find_unwanted_tags(sample: TopicSample) -> list[UnwantedTag]:
     """Return the tags whose messages no expression matches, the most frequent first.
 
     A tag is left out if an expression matches some of its messages.
     """
-    messages: dict[str | None, int] = defaultdict(int)
-    for one in found.counts:
-        messages[one.tag] += one.count
-    wanted = {one.tag for one in found.counts if one.matched_by}
-    unwanted = [
-        UnwantedTag(found.topic, tag, count) for tag, count in messages.items() if tag not in wanted
+    count_by_tag: dict[str | None, int] = defaultdict(int)
+    for counted in sample.counts:
+        count_by_tag[counted.tag] += counted.count
+    matched_tags = {counted.tag for counted in sample.counts if counted.matched_by}
+    unwanted_tags = [
+        UnwantedTag(sample.topic, tag, count)
+        for tag, count in count_by_tag.items()
+        if tag not in matched_tags
     ]
-    return sorted(unwanted, key=lambda one: (-one.messages, one.tag or ""))
+    return sorted(unwanted_tags, key=lambda unwanted: (-unwanted.messages, unwanted.tag or ""))
 
 
 def compute_loss(
-    found: TopicSample, group: str, subscription_by_member: Mapping[str, Subscription | None]
+    sample: TopicSample, group: str, subscription_by_member: Mapping[str, Subscription | None]
 ) -> Loss | None:
     """Return the loss of a group on a topic; None if its members have the same subscription.
 
     `subscription_by_member` maps client ids to subscriptions of the topic, None for members that do
     not subscribe to it. See `Loss` for the numbers.
     """
-    readers = list(subscription_by_member.values())
-    if len({(one and (one.kind, one.expression)) for one in readers}) < 2:
-        return None
-    texts = {
-        client_id: "nothing" if one is None else one.expression
-        for client_id, one in subscription_by_member.items()
+    distinct_subscriptions = {
+        None if subscription is None else (subscription.kind, subscription.expression)
+        for subscription in subscription_by_member.values()
     }
-    subscriptions = [one for one in readers if one is not None]
-    bits = [found.bit_of(one) for one in subscriptions]
-    wanted = sum(one.count for one in found.counts if any(one.matched_by & bit for bit in bits))
-    certain = sum(
-        one.count
-        for one in found.counts
-        if len(subscriptions) == len(readers) and all(one.matched_by & bit for bit in bits)
-    )
+    if len(distinct_subscriptions) < 2:
+        return None
 
-    delivered = []
+    member_count = len(subscription_by_member)
+    expression_by_member = {
+        client_id: "nothing" if subscription is None else subscription.expression
+        for client_id, subscription in subscription_by_member.items()
+    }
+    subscriptions = [
+        subscription for subscription in subscription_by_member.values() if subscription is not None
+    ]
+    bits = [sample.bit_of(subscription) for subscription in subscriptions]
+
+    # Count the messages that any member wants, and those that every member wants.
+    all_subscribe = len(subscriptions) == member_count
+    wanted_count = certain_count = 0
+    for counted in sample.counts:
+        if any(counted.matched_by & bit for bit in bits):
+            wanted_count += counted.count
+        if all_subscribe and all(counted.matched_by & bit for bit in bits):
+            certain_count += counted.count
+
+    # For each subscription that the broker may keep: how many messages reach a handler.
+    delivered_counts = []
     for kept_bit in bits:
-        # Messages that reach a handler if the broker keeps this subscription. A member that
-        # subscribes by tags compares the tag again. The broker also assigns queues to a member that
-        # does not subscribe to the topic, and that member does not read them.
-        total = 0.0
-        for one in found.counts:
-            if one.matched_by & kept_bit:
-                receiving = sum(
-                    1
-                    for reader in subscriptions
-                    if not is_tag_kind(reader.kind) or one.matched_by & found.bit_of(reader)
-                )
-                total += one.count * receiving / len(readers)
-        delivered.append(total)
+        # A member that subscribes by tags compares the tag again. The broker also assigns queues
+        # to a member that does not subscribe to the topic, and that member does not read them.
+        delivered_count = 0.0
+        for counted in sample.counts:
+            if not counted.matched_by & kept_bit:
+                continue
+            accepting_members = sum(
+                1
+                for subscription, bit in zip(subscriptions, bits, strict=True)
+                if not is_tag_kind(subscription.kind) or counted.matched_by & bit
+            )
+            delivered_count += counted.count * accepting_members / member_count
+        delivered_counts.append(delivered_count)
     return Loss(
         group=group,
-        topic=found.topic,
-        members=texts,
-        messages=found.message_count,
-        wanted=wanted,
-        certain=certain,
-        lost_min=round(wanted - max(delivered)),
-        lost_max=round(wanted - min(delivered)),
+        topic=sample.topic,
+        members=expression_by_member,
+        messages=sample.message_count,
+        wanted=wanted_count,
+        certain=certain_count,
+        lost_min=round(wanted_count - max(delivered_counts)),
+        lost_max=round(wanted_count - min(delivered_counts)),
     )
 
 
-def find_collisions(found: TopicSample) -> list[Collision]:
+def find_collisions(sample: TopicSample) -> list[Collision]:
     """Return the groups of tags with the same hash, ordered by the hash.
 
     Tags of messages and tags of subscriptions are compared.
     """
-    counts: dict[str, int] = defaultdict(int)
-    for one in found.counts:
-        counts[one.tag or ""] += one.count
-    for subscription in found.expressions:
+    count_by_tag: dict[str, int] = defaultdict(int)
+    for counted in sample.counts:
+        count_by_tag[counted.tag or ""] += counted.count
+    for subscription in sample.expressions:
         for tag in subscription.tags:
-            counts[tag] += 0
+            count_by_tag.setdefault(tag, 0)
     tags_by_code: dict[int, list[str]] = defaultdict(list)
-    for tag in sorted(counts):
+    for tag in sorted(count_by_tag):
         tags_by_code[tag_code(tag)].append(tag)
     return [
-        Collision(found.topic, code, tuple(tags), sum(counts[tag] for tag in tags))
+        Collision(sample.topic, code, tuple(tags), sum(count_by_tag[tag] for tag in tags))
         for code, tags in sorted(tags_by_code.items())
         if len(tags) > 1
     ]
 
 
-def find_failing_filters(found: TopicSample) -> list[FailingFilter]:
+def find_failing_filters(sample: TopicSample) -> list[FailingFilter]:
     """Return the expressions that failed on at least one message, in the order of the sample."""
-    counts = [
-        (
-            subscription.expression,
-            sum(one.count for one in found.counts if one.failed_by >> index & 1),
-        )
-        for index, subscription in enumerate(found.expressions)
-    ]
-    return [
-        FailingFilter(found.topic, text, count, found.message_count)
-        for text, count in counts
-        if count
-    ]
+    failing_filters = []
+    for index, subscription in enumerate(sample.expressions):
+        bit = 1 << index
+        failed_count = sum(counted.count for counted in sample.counts if counted.failed_by & bit)
+        if failed_count:
+            failing_filters.append(
+                FailingFilter(
+                    sample.topic, subscription.expression, failed_count, sample.message_count
+                )
+            )
+    return failing_filters
 
 
 # ---- the audit
@@ -398,14 +428,14 @@ class Audit:
     @property
     def figures(self) -> dict[str, int | float]:
         """Numbers for scripts. `findings` is 0 if nothing is wrong; lag is not counted there."""
-        parts: tuple[Sequence[Any], ...] = (
+        counted_lists: tuple[Sequence[Any], ...] = (
             self.unequal,
             self.unwanted_tags,
             self.collisions,
             self.failing,
         )
         return {
-            "findings": sum(len(part) for part in parts),
+            "findings": sum(len(findings) for findings in counted_lists),
             "groups": self.groups,
             "topics": self.topics,
             "messages": self.messages,
@@ -441,21 +471,21 @@ class Audit:
         if not sample.is_complete:
             self.not_known.append(f"{topic} has too many tags: the rarest are left out.")
         losses = [
-            compute_loss(sample, one.group, one.by_member(topic))
-            for one in known
-            if topic in one.topics
+            compute_loss(sample, group.group, group.by_member(topic))
+            for group in known
+            if topic in group.topics
         ]
-        self.unequal += [one for one in losses if one is not None]
+        self.unequal += [loss for loss in losses if loss is not None]
         self.collisions += find_collisions(sample)
         self.failing += find_failing_filters(sample)
-        unwanted = find_unwanted_tags(sample)
-        unknown_readers = [one.group for one in readers if not one.all_of(topic)]
-        if unwanted and unknown_readers:
+        unwanted_tags = find_unwanted_tags(sample)
+        unknown_readers = [reader.group for reader in readers if not reader.all_of(topic)]
+        if unwanted_tags and unknown_readers:
             self.not_known.append(
                 f"whether {', '.join(unknown_readers)} match tags of {topic} that no other group"
                 " matches: they have no members, and no broker remembers their subscriptions."
             )
-        self.unwanted_tags += unwanted
+        self.unwanted_tags += unwanted_tags
 
     def add_unknown(self, known: Iterable[GroupSubscriptions]) -> None:
         """Add to `not_known` what neither brokers nor members report about the groups `known`.
@@ -463,22 +493,22 @@ class Audit:
         That is what silent members subscribe to, and how much of a lag matches. The lag must have
         been set before.
         """
-        for one in known:
-            silent = sorted(
+        for group in known:
+            silent_members = sorted(
                 client_id
-                for client_id, subscriptions in one.members.items()
+                for client_id, subscriptions in group.members.items()
                 if subscriptions is None
             )
-            if silent:
+            if silent_members:
                 self.not_known.append(
-                    f"what {', '.join(silent)} of {one.group} subscribe to: they did not answer;"
-                    " the brokers' view of the group is used instead."
+                    f"what {', '.join(silent_members)} of {group.group} subscribe to: they did not"
+                    " answer; the brokers' view of the group is used instead."
                 )
-        inexact = sorted({one.group for one in self.lag if one.matching is None})
-        if inexact:
+        unmatched_groups = sorted({lag.group for lag in self.lag if lag.matching is None})
+        if unmatched_groups:
             self.not_known.append(
-                f"how much of the lag of {', '.join(inexact)} matches: a RocketMQ broker does not"
-                " count it, and the tags of a group without members are not remembered."
+                f"how much of the lag of {', '.join(unmatched_groups)} matches: a RocketMQ broker"
+                " does not count it, and the tags of a group without members are not remembered."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -565,40 +595,61 @@ def audit(
     called with lines about the progress. If `stopping()` is True, the remaining topics are skipped.
     Raises NameServerUnreachableError, and RequestError if a broker refuses a request.
     """
-    found = Audit()
+    findings = Audit()
     with open_admin(parse_options(connection)) as admin:
         known = fetch_subscriptions(admin, groups or list_groups(admin))
-        say(f"{len(known)} groups, {sum(one.is_online for one in known)} online")
+        say(f"{len(known)} groups, {sum(group.is_online for group in known)} online")
         lags = _fetch_lags(admin, known)
-        read = {topic for one in known for topic in one.topics} | {one.topic for one in lags}
-        named = sorted(topics or (name for name in read if not is_group_topic(name)))
+        audited_topics = sorted(topics or _topics_read(known, lags))
         # All readers of a topic count for its tags, including groups that are not audited.
         all_groups = known if not groups else fetch_subscriptions(admin, list_groups(admin))
         readers_by_topic = {}
-        for topic in named:
+        for topic in audited_topics:
             with contextlib.suppress(RouteNotFoundError):
                 if admin.queues(topic):
                     readers_by_topic[topic] = _readers_of(admin, topic, all_groups)
-    found.groups, found.topics = len(known), len(readers_by_topic)
-    found.not_known += [
+    findings.groups = len(known)
+    findings.topics = len(readers_by_topic)
+    findings.not_known += [
         f"what {topic} contains: no broker has a readable queue of it"
-        for topic in named
+        for topic in audited_topics
         if topic not in readers_by_topic
     ]
-    found.lag = [one for one in lags if one.lag and (not topics or one.topic in readers_by_topic)]
-    found.add_unknown(known)
+    findings.lag = [
+        lag for lag in lags if lag.lag and (not topics or lag.topic in readers_by_topic)
+    ]
+    findings.add_unknown(known)  # after the lag, of which it reports the unknown part
 
     begin_ms = None if recent_s is None else SYSTEM_CLOCK.now_ms() - int(recent_s * 1000)
     for topic, readers in readers_by_topic.items():
         if stopping():
             break
         say(f"reading {topic}")
-        wanted = {(s.kind, s.expression): s for one in readers for s in one.all_of(topic)}
-        expressions = [wanted[key] for key in sorted(wanted)]
+        expressions = _distinct_expressions(readers, topic)
         sample = sample_topic(spark, connection, topic, expressions, begin_ms)
-        found.add_findings(sample, known, readers, len(expressions))
-    found.unwanted_tags.sort(key=lambda one: -one.messages)
-    return found
+        findings.add_findings(sample, known, readers, len(expressions))
+    findings.unwanted_tags.sort(key=lambda unwanted: -unwanted.messages)
+    return findings
+
+
+def _topics_read(groups: Iterable[GroupSubscriptions], lags: Iterable[GroupLag]) -> set[str]:
+    """Return the topics that groups subscribe to or have a lag on.
+
+    Retry topics and dead-letter topics are left out.
+    """
+    subscribed_topics = {topic for group in groups for topic in group.topics}
+    read_topics = subscribed_topics | {lag.topic for lag in lags}
+    return {topic for topic in read_topics if not is_group_topic(topic)}
+
+
+def _distinct_expressions(readers: Iterable[GroupSubscriptions], topic: str) -> list[Subscription]:
+    """Return one subscription for each expression of a topic, ordered by kind and expression."""
+    subscription_by_key = {
+        (subscription.kind, subscription.expression): subscription
+        for reader in readers
+        for subscription in reader.all_of(topic)
+    }
+    return [subscription_by_key[key] for key in sorted(subscription_by_key)]
 
 
 def _readers_of(
@@ -608,10 +659,12 @@ def _readers_of(
 
     If the brokers do not tell which groups have offsets, only subscriptions count.
     """
-    names: set[str] = set()
+    groups_with_offsets: set[str] = set()
     with contextlib.suppress(SluiceError):
-        names = set(admin.groups_of_topic(topic))
-    return [one for one in groups if one.group in names or topic in one.topics]
+        groups_with_offsets = set(admin.groups_of_topic(topic))
+    return [
+        group for group in groups if group.group in groups_with_offsets or topic in group.topics
+    ]
 
 
 def _fetch_lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
@@ -619,25 +672,25 @@ def _fetch_lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[Group
 
     `matching` is None if the broker does not know it for a queue with a lag.
     """
-    found = []
-    for one in known:
-        by_topic: dict[str, list[QueueLag]] = defaultdict(list)
-        for item in admin.lag(one.group):
-            by_topic[item.queue.topic].append(item)
-        for topic, items in sorted(by_topic.items()):
-            counts = [item.matching for item in items if item.lag]
+    group_lags = []
+    for group in known:
+        lags_by_topic: dict[str, list[QueueLag]] = defaultdict(list)
+        for queue_lag in admin.lag(group.group):
+            lags_by_topic[queue_lag.queue.topic].append(queue_lag)
+        for topic, queue_lags in sorted(lags_by_topic.items()):
+            counts = [queue_lag.matching for queue_lag in queue_lags if queue_lag.lag]
             matching = None if None in counts else sum(count or 0 for count in counts)
-            found.append(
+            group_lags.append(
                 GroupLag(
-                    group=one.group,
+                    group=group.group,
                     topic=topic,
-                    lag=sum(item.lag for item in items),
+                    lag=sum(queue_lag.lag for queue_lag in queue_lags),
                     matching=matching,
-                    at_risk=sum(item.messages_at_risk for item in items),
-                    is_online=one.is_online,
+                    at_risk=sum(queue_lag.messages_at_risk for queue_lag in queue_lags),
+                    is_online=group.is_online,
                 )
             )
-    return sorted(found, key=lambda item: (-item.lag, item.group, item.topic))
+    return sorted(group_lags, key=lambda lag: (-lag.lag, lag.group, lag.topic))
 
 
 # ---- the ready pipeline

@@ -186,23 +186,24 @@ def _load_dead_letters(
 
     def find_causes(letters: pa.Array) -> pa.Array:
         """Return the cause of each dead letter. This runs in Python workers."""
-        causes = [
-            failure_reason(dict(one["own"] or ()), one["body"] or b"")
-            if one["error"] is None
-            else undecodable_reason(one["error"])
-            for one in letters.to_pylist()
-        ]
+        causes = []
+        for letter in letters.to_pylist():
+            if letter["error"] is None:
+                cause = failure_reason(dict(letter["own"] or ()), letter["body"] or b"")
+            else:
+                cause = undecodable_reason(letter["error"])
+            causes.append(cause)
         return pa.array(causes, pa.string())
 
-    letter = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
-    cause = F.arrow_udf(find_causes, "string")(F.expr(letter))
+    letter_struct = f"struct(own, cast(body as binary) as body, {ERROR_NAME} as error)"
+    cause_column = F.arrow_udf(find_causes, "string")(F.expr(letter_struct))
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
         .withColumn("own", F.expr(OWN_PROPERTIES))
         .withColumn("origin_topic", _first_property(*ORIGIN_TOPICS))
         .withColumn("origin_id", _first_property(*ORIGIN_IDS))
         .withColumn("sharding_key", _first_property(SHARDING_KEY))
-        .withColumn("cause", cause)
+        .withColumn("cause", cause_column)
         .drop("properties")
         .withColumnRenamed("own", "properties")
     )
@@ -226,9 +227,10 @@ def format_clusters(
     read the newest messages of the origin topics.
     """
     by_names = [f"by_{index}" for index in range(len(by))]
-    by_columns = (
-        f"cast({how} as string) as {name}" for how, name in zip(by, by_names, strict=True)
-    )
+    by_columns = [
+        f"cast({expression} as string) as {name}"
+        for expression, name in zip(by, by_names, strict=True)
+    ]
     keyed = letters.selectExpr("*", *by_columns)
     keys = ["origin_topic", "cause", *by_names]
     clusters = (
@@ -246,14 +248,17 @@ def format_clusters(
     )
     if not clusters:
         return ["no dead letters"]
-    names = ["messages", "origin_topic", "cause", *by, "retries", "first", "last", "example"]
+    titles = ["messages", "origin_topic", "cause", *by, "retries", "first", "last", "example"]
     columns = ["messages", *keys, "retries", "first", "last", "example"]
     table = [[row[name] for name in columns] for row in clusters]
-    lines = format_table("Dead letters by cause", names, table)
-    sizes = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
-    for row in _find_distinguishing_values(keyed, keys, sizes, admin, connection):
-        usual = row["usual"]
-        comparison = "" if usual is None else f", {usual:.0%} of the topic's newest messages"
+    lines = format_table("Dead letters by cause", titles, table)
+
+    cluster_sizes = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
+    for row in _find_distinguishing_values(keyed, keys, cluster_sizes, admin, connection):
+        usual_share = row["usual"]
+        comparison = ""
+        if usual_share is not None:
+            comparison = f", {usual_share:.0%} of the topic's newest messages"
         lines.append(
             f"  {row['origin_topic']}, {row['cause']}: {row['name']} = {row['value']!r} in"
             f" {row['share']:.0%}{comparison}"
@@ -264,7 +269,7 @@ def format_clusters(
 def _find_distinguishing_values(
     keyed: Any,
     keys: list[str],
-    sizes: list[tuple[Any, ...]],
+    cluster_sizes: list[tuple[Any, ...]],
     admin: Admin,
     connection: Mapping[str, str],
 ) -> list[Any]:
@@ -277,58 +282,62 @@ def _find_distinguishing_values(
     returned, those with the largest difference of the shares first. The clusters are ordered by
     size.
 
-    `keyed` are dead letters with the columns `keys`, which identify the cluster. `sizes` has the
-    values of these columns and the number of messages of each cluster. A row of the result has the
-    columns `keys`, messages, name, value, share (of the cluster) and usual (the share of the newest
-    messages, null if they could not be read).
+    `keyed` are dead letters with the columns `keys`, which identify the cluster. `cluster_sizes`
+    has the values of these columns and the number of messages of each cluster. A row of the result
+    has the columns `keys`, messages, name, value, share (of the cluster) and usual (the share of
+    the newest messages, null if they could not be read).
     """
     spark = keyed.sparkSession
     schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
-    clusters = F.broadcast(spark.createDataFrame(sizes, schema).alias("s"))
-    is_same = [F.col(f"s.{key}").eqNullSafe(F.col(f"l.{key}")) for key in keys]
+    clusters = F.broadcast(spark.createDataFrame(cluster_sizes, schema).alias("s"))
+    is_same_cluster = [F.col(f"s.{key}").eqNullSafe(F.col(f"l.{key}")) for key in keys]
     values = (
         _explode_properties(keyed)
         .alias("l")
-        .join(clusters, is_same)
+        .join(clusters, is_same_cluster)
         .select(*(F.col(f"s.{key}") for key in keys), "s.messages", "l.name", "l.value")
         .groupBy(*keys, "messages", "name", "value")
         .agg(F.expr("count(1) as n"))
         .where(f"n > 1 and n >= {SHARE_MIN} * messages")
         .withColumn("usual", F.expr("cast(null as double)"))
     )
-    topics = sorted({str(row[0]) for row in sizes if row[0]})[:TOPICS_SAMPLED_MAX]
+
+    # For some origin topics: the share of the newest messages that have each value.
+    topics = sorted({str(row[0]) for row in cluster_sizes if row[0]})[:TOPICS_SAMPLED_MAX]
     shares_by_topic = {}
     for topic in topics:
-        rows = _load_newest(spark, admin, connection, topic)
-        total = 0 if rows is None else rows.count()
-        if total:
-            counted = (
-                _explode_properties(rows)
+        newest_rows = _load_newest(spark, admin, connection, topic)
+        newest_count = 0 if newest_rows is None else newest_rows.count()
+        if newest_count:
+            shares = (
+                _explode_properties(newest_rows)
                 .groupBy("name", "value")
-                .agg((F.count(F.lit(1)) / total).alias("usual"))
+                .agg((F.count(F.lit(1)) / newest_count).alias("usual"))
             )
-            shares_by_topic[topic] = counted.withColumn("origin_topic", F.lit(topic))
+            shares_by_topic[topic] = shares.withColumn("origin_topic", F.lit(topic))
     if shares_by_topic:
         # `usual` stays null for topics that could not be read, and is 0 for values that do not
         # occur in the others.
-        shares = reduce(lambda one, other: one.unionByName(other), shares_by_topic.values())
-        values = values.drop("usual").join(shares, ["origin_topic", "name", "value"], "left")
+        all_shares = reduce(lambda left, right: left.unionByName(right), shares_by_topic.values())
+        values = values.drop("usual").join(all_shares, ["origin_topic", "name", "value"], "left")
         is_sampled = F.col("origin_topic").isin(list(shares_by_topic))
         values = values.withColumn("usual", F.when(is_sampled, F.expr("coalesce(usual, 0.0)")))
-    order = ", ".join(keys)
-    found: list[Any] = (
+
+    # Keep the values that are more than twice as common in the cluster as in its topic.
+    cluster_columns = ", ".join(keys)
+    distinguishing_values: list[Any] = (
         values.selectExpr("*", "n / messages as share")
         .where("usual is null or share > 2 * usual")
         .selectExpr(
             "*",
-            f"row_number() over (partition by {order} order by share - coalesce(usual, 0)"
+            f"row_number() over (partition by {cluster_columns} order by share - coalesce(usual, 0)"
             " desc, name, value) as place",
         )
         .where(f"place <= {VALUES_SHOWN}")
         .orderBy(F.desc("messages"), *keys, "place")
         .collect()
     )
-    return found
+    return distinguishing_values
 
 
 def _explode_properties(rows: Any) -> Any:
@@ -336,9 +345,10 @@ def _explode_properties(rows: Any) -> Any:
 
     The tag of a message counts as a property with the name "tag".
     """
-    own = "map_filter(properties, (name, value) -> name <> 'tag')"
+    other_properties = "map_filter(properties, (name, value) -> name <> 'tag')"
     tag = "if(tags is null, cast(map() as map<string,string>), map('tag', tags))"
-    exploded = rows.selectExpr("*", f"explode(map_entries(map_concat({own}, {tag}))) as entry")
+    entries = f"map_entries(map_concat({other_properties}, {tag}))"
+    exploded = rows.selectExpr("*", f"explode({entries}) as entry")
     return exploded.selectExpr("*", "entry.key as name", "entry.value as value")
 
 
@@ -353,8 +363,8 @@ def _load_newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic:
         return None
     if not bounds:
         return None
-    queue_messages = max(1, SAMPLE_MESSAGES // len(bounds))
-    starts = {queue: max(low, high - queue_messages) for queue, (low, high) in bounds.items()}
+    count_per_queue = max(1, SAMPLE_MESSAGES // len(bounds))
+    starts = {queue: max(low, high - count_per_queue) for queue, (low, high) in bounds.items()}
     return load_messages(
         spark,
         connection,
@@ -379,12 +389,12 @@ def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> 
     """
     expressions = {name: name for name in EDITABLE} | {"topic": "origin_topic"}
     single_properties: dict[str, str] = {}
-    for name, how in edits.items():
-        part, _, rest = name.partition(".")
-        if part == "properties" and rest:
-            single_properties[_to_sql_literal(rest)] = how
+    for name, expression in edits.items():
+        part, _, property_name = name.partition(".")
+        if part == "properties" and property_name:
+            single_properties[_to_sql_literal(property_name)] = expression
         elif name in EDITABLE:
-            expressions[name] = how
+            expressions[name] = expression
         else:
             raise ConfigurationError(
                 f"{name!r} cannot be edited.",
@@ -392,22 +402,27 @@ def apply_edits(letters: Any, edits: Mapping[str, str], to: str, group: str) -> 
             )
     origin_topic = expressions["topic"]
     target = {"origin": origin_topic, "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
+    # The group receives a message for its retry topic by its subscription to the origin topic.
+    subscribed_topic = origin_topic if to == "retry" else target
+
+    # Keys are stored as one text, but an edit may return an array of them.
     keys = expressions["keys"]
     keys_type = letters.selectExpr(f"{keys} as it").schema["it"].dataType.simpleString()
     is_array = keys_type.startswith("array")
+    keys_text = f"array_join({keys}, ' ')" if is_array else f"cast({keys} as string)"
     columns = {
         "new_body": f"cast({expressions['body']} as binary)",
         "new_tags": f"cast({expressions['tags']} as string)",
-        "new_keys": f"array_join({keys}, ' ')" if is_array else f"cast({keys} as string)",
+        "new_keys": keys_text,
         "new_sharding_key": f"cast({expressions['sharding_key']} as string)",
         "new_properties": _set_properties(expressions["properties"], single_properties),
         "target": f"cast({target} as string)",
-        "read_as": f"cast({origin_topic if to == 'retry' else target} as string)",
+        "read_as": f"cast({subscribed_topic} as string)",
         # An edit of the body replaces stored bytes that cannot be decompressed. Without one, they
         # must not be sent, because they are not what the producer sent.
         "body_error": "''" if "body" in edits else f"coalesce({ERROR_NAME}, '')",
     }
-    return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
+    return letters.selectExpr("*", *(f"{value} as {name}" for name, value in columns.items()))
 
 
 def _to_sql_literal(text: str) -> str:
@@ -424,9 +439,11 @@ def _set_properties(properties: str, single_properties: Mapping[str, str]) -> st
     if not single_properties:
         return properties
     names = ", ".join(single_properties)
-    values = ", ".join(f"{name}, cast({how} as string)" for name, how in single_properties.items())
+    entries = ", ".join(
+        f"{name}, cast({expression} as string)" for name, expression in single_properties.items()
+    )
     others = f"map_filter({properties}, (name, value) -> name not in ({names}))"
-    return f"map_filter(map_concat({others}, map({values})), (name, value) -> value is not null)"
+    return f"map_filter(map_concat({others}, map({entries})), (name, value) -> value is not null)"
 
 
 def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
@@ -437,17 +454,18 @@ def add_verdicts(rows: Any, judge: ReplayJudge) -> Any:
     """
 
     def find_verdicts(messages: pa.Array) -> pa.Array:
-        found = []
-        for row in messages.to_pylist():
-            row["properties"] = {name: text or "" for name, text in row["properties"] or ()}
-            found.append("\x01".join(judge.verdict(row)))
-        return pa.array(found, pa.string())
+        """Return the verdict and the reason of each message, joined by the character U+0001."""
+        verdicts = []
+        for message in messages.to_pylist():
+            message["properties"] = {name: text or "" for name, text in message["properties"] or ()}
+            verdicts.append("\x01".join(judge.verdict(message)))
+        return pa.array(verdicts, pa.string())
 
-    message = (
+    message_struct = (
         "struct(target, read_as, new_tags as tags, new_keys as keys, new_properties as properties,"
         " new_id, octet_length(new_body) as size, body_error)"
     )
-    joined = F.arrow_udf(find_verdicts, "string")(F.expr(message))
+    joined = F.arrow_udf(find_verdicts, "string")(F.expr(message_struct))
     return (
         rows.withColumn("joined", joined)
         .withColumn("verdict", F.expr("substring_index(joined, '\\u0001', 1)"))
@@ -463,12 +481,12 @@ def add_new_ids(rows: Any) -> Any:
     the same each time.
     """
 
-    def make_ids(places: pa.Array) -> pa.Array:
-        found = [replay_id(**one) for one in places.to_pylist()]
-        return pa.array(found, pa.string())
+    def make_ids(origins: pa.Array) -> pa.Array:
+        ids = [replay_id(**origin) for origin in origins.to_pylist()]
+        return pa.array(ids, pa.string())
 
-    place = "struct(topic, broker, queue_id, queue_offset, unix_millis(store_time) as stored_ms)"
-    return rows.withColumn("new_id", F.arrow_udf(make_ids, "string")(F.expr(place)))
+    origin = "struct(topic, broker, queue_id, queue_offset, unix_millis(store_time) as stored_ms)"
+    return rows.withColumn("new_id", F.arrow_udf(make_ids, "string")(F.expr(origin)))
 
 
 def _select_dead_letters(task: Task, bounds: Bounds) -> Any:
@@ -480,7 +498,7 @@ def _select_dead_letters(task: Task, bounds: Bounds) -> Any:
     return letters.where(task.options["where"]) if task.options["where"] else letters
 
 
-def _prepare_messages(task: Task, admin: Admin, letters: Any) -> Any:
+def _add_replay_columns(task: Task, admin: Admin, letters: Any) -> Any:
     """Return the dead letters with the columns of what would be sent, new id, verdict and reason.
 
     The brokers are asked whether the target topics exist, and for the group's subscription. Raises
@@ -488,13 +506,13 @@ def _prepare_messages(task: Task, admin: Admin, letters: Any) -> Any:
     """
     options = task.options
     rows = apply_edits(letters, options["edit"], options["to"], options["group"])
-    named = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
-    targets = {str(row["target"]) for row in named if row["target"]}
-    topics = {str(row["read_as"]) for row in named if row["read_as"]}
+    topic_rows = rows.select("target", "read_as").distinct().limit(TOPICS_MAX).collect()
+    targets = {str(row["target"]) for row in topic_rows if row["target"]}
+    subscribed_topics = {str(row["read_as"]) for row in topic_rows if row["read_as"]}
     # A retry topic may be missing: it is created when a consumer connects.
-    checked = {target for target in targets if not is_retry_topic(target)}
-    assumed = _assumed_subscriptions(task, topics)
-    judge = admin.dead_letter_judge(options["group"], checked, topics, assumed)
+    checked_targets = {target for target in targets if not is_retry_topic(target)}
+    assumed = _assumed_subscriptions(task, subscribed_topics)
+    judge = admin.dead_letter_judge(options["group"], checked_targets, subscribed_topics, assumed)
     return add_verdicts(add_new_ids(rows), judge)
 
 
@@ -529,30 +547,41 @@ def _report_causes(task: Task, report: Report, *, check: bool) -> None:
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _fetch_bounds(admin, options["group"])
         letters = _select_dead_letters(task, bounds)
-        by, count_max = list(options["cluster_by"]), int(options["top"])
-        lines = format_clusters(letters, admin, task.connection, by, count_max)
+        lines = format_clusters(
+            letters,
+            admin,
+            task.connection,
+            by=list(options["cluster_by"]),
+            count_max=int(options["top"]),
+        )
         task.report_lines(report, *lines)
         report.figures["letters"] = letters.count()
         if not check:
             return
+
         # Count the messages of each verdict and reason. The values in reasons are left out, so
         # that reasons which only differ there are counted together.
-        values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-        rows = _prepare_messages(task, admin, letters)
-        found = (
-            rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
+        value_pattern = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
+        rows = _add_replay_columns(task, admin, letters)
+        verdict_counts = (
+            rows.withColumn("why", F.expr(f"regexp_replace(reason, {value_pattern}, ' is …')"))
             .groupBy("target", "verdict", "why")
             .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
             .orderBy("verdict", F.desc("messages"), "why")
             .limit(REASONS_SHOWN_MAX)
             .collect()
         )
-    for row in found:
-        report.figures[row["verdict"]] = report.figures.get(row["verdict"], 0) + row["messages"]
-    names = ["messages", "verdict", "to", "example"]
-    table = [[row["messages"], row["verdict"], row["target"], row["example"]] for row in found]
-    task.report_lines(report, *format_table("If they were sent now", names, table))
-    task.report_lines(report, *(f"  {row['verdict']}: {row['why']}" for row in found if row["why"]))
+    table = []
+    reason_lines = []
+    for row in verdict_counts:
+        verdict = row["verdict"]
+        report.figures[verdict] = report.figures.get(verdict, 0) + row["messages"]
+        table.append([row["messages"], verdict, row["target"], row["example"]])
+        if row["why"]:
+            reason_lines.append(f"  {verdict}: {row['why']}")
+    titles = ["messages", "verdict", "to", "example"]
+    task.report_lines(report, *format_table("If they were sent now", titles, table))
+    task.report_lines(report, *reason_lines)
 
 
 def _replay(task: Task, report: Report) -> None:
@@ -570,42 +599,66 @@ def _replay(task: Task, report: Report) -> None:
     folder = Folder(task.spark, options["state"])
     state = JobState(folder, "job.json")
     settings = {name: options[name] for name in _FIXED_OPTIONS}
-    if not state.resume(f"dead letters of {options['group']}", settings):
+    is_resumed = state.resume(f"dead letters of {options['group']}", settings)
+    if not is_resumed:
         _write_plan(task, state)
     report.files += [folder.full_path(PLAN), folder.full_path(REPORT)]
     task.report_lines(report, describe_guarantee(task.connection, options["delivery"]))
-    refused = (INVALID, FILTERED) if options["only_matching"] else (INVALID,)
-    unsent = ", ".join(f"'{verdict}'" for verdict in refused)
 
-    def send(number: int, step_rows: Any) -> None:
-        """Send the rows of step `number` that are not refused, and write its part of the report."""
-        chosen = rows_to_send(step_rows.where(f"verdict not in ({unsent})"))
-        write_step(chosen, task.connection, state["query"], number, delivery=options["delivery"])
-        # A step that is repeated replaces its part of the report.
-        lines = step_rows.selectExpr(
-            "msg_id as id",
-            "struct(topic, broker, queue_id, queue_offset, origin_topic) as origin",
-            "target as to",
-            f"if(verdict in ({unsent}), verdict, 'sent') as verdict",
-            f"if(verdict in ({unsent}), null, new_id) as new_id",
-            "reason as error",
+    unsent_verdicts = (INVALID, FILTERED) if options["only_matching"] else (INVALID,)
+    is_unsent = f"verdict in ({', '.join(map(_to_sql_literal, unsent_verdicts))})"
+
+    def send_step(step_number: int, step_rows: Any) -> None:
+        """Send the rows of a step, except those with a verdict that forbids it, and report all."""
+        sent_rows = rows_to_send(step_rows.where(f"not ({is_unsent})"))
+        write_step(
+            sent_rows, task.connection, state["query"], step_number, delivery=options["delivery"]
         )
-        kind = "parquet" if options["report"] == PARQUET else "json"
-        path = folder.full_path(f"{REPORT}/step-{number:08d}")
-        lines.coalesce(1).write.mode("overwrite").format(kind).save(path)
+        # Write the report after the sending, so that it never lists a message as sent too early.
+        # A step that is repeated replaces its part of the report.
+        _write_step_report(folder, step_number, step_rows, is_unsent, options["report"])
 
-    rows = task.spark.read.parquet(folder.full_path(PLAN))
-    is_done = run_steps(task, state, report, rows, send)
+    planned_rows = task.spark.read.parquet(folder.full_path(PLAN))
+    is_complete = run_steps(task, state, report, planned_rows, send_step)
+    _report_replay(task, report, folder, is_complete=is_complete)
+
+
+def _write_step_report(
+    folder: Folder, step_number: int, step_rows: Any, is_unsent: str, report_format: str
+) -> None:
+    """Write the part of the report about the rows of one step to `folder`, replacing an older one.
+
+    `is_unsent` is the Spark SQL condition of the rows that were not sent. `report_format` is
+    JSON_LINES or PARQUET.
+    """
+    reported_rows = step_rows.selectExpr(
+        "msg_id as id",
+        "struct(topic, broker, queue_id, queue_offset, origin_topic) as origin",
+        "target as to",
+        f"if({is_unsent}, verdict, 'sent') as verdict",
+        f"if({is_unsent}, null, new_id) as new_id",
+        "reason as error",
+    )
+    spark_format = "parquet" if report_format == PARQUET else "json"
+    path = folder.full_path(f"{REPORT}/step-{step_number:08d}")
+    reported_rows.coalesce(1).write.mode("overwrite").format(spark_format).save(path)
+
+
+def _report_replay(task: Task, report: Report, folder: Folder, *, is_complete: bool) -> None:
+    """Add the numbers of messages by verdict, and a line with them, to `report`.
+
+    The numbers are counted in the report files in `folder`, so they include earlier runs.
+    """
     for row in read_report(task.spark, folder.path).groupBy("verdict").count().collect():
         report.figures[row["verdict"]] = row["count"]
-    counted = ", ".join(
+    counts = ", ".join(
         f"{report.figures[name]:,} {name}"
         for name in ("sent", FILTERED, INVALID)
         if name in report.figures
     )
-    ending = "" if is_done else "; stopped, run it again to continue"
+    ending = "" if is_complete else "; stopped, run it again to continue"
     task.report_lines(
-        report, f"{counted or 'nothing to send'}{ending}; report: {folder.full_path(REPORT)}"
+        report, f"{counts or 'nothing to send'}{ending}; report: {folder.full_path(REPORT)}"
     )
 
 
@@ -617,7 +670,8 @@ def _write_plan(task: Task, state: JobState) -> None:
     folder, options = state.folder, task.options
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _fetch_bounds(admin, options["group"])
-        rows = _prepare_messages(task, admin, _select_dead_letters(task, bounds))
+        letters = _select_dead_letters(task, bounds)
+        rows = _add_replay_columns(task, admin, letters)
         plan = rows.selectExpr(
             "topic",
             "broker",

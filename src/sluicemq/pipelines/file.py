@@ -182,16 +182,23 @@ def read_fields(
     a value is not in the result. `owner_name` says in the texts what the fields belong to, such as
     "a parquet sink". A missing key is reported at the line of `owner`.
     """
-    by_name = {one.name: one for one in fields}
-    values = {one.name: one.default for one in fields if one.default is not REQUIRED}
+    fields_by_name = {declared.name: declared for declared in fields}
+    values = {
+        declared.name: declared.default for declared in fields if declared.default is not REQUIRED
+    }
     for name, entry in entries.items():
-        if name not in by_name:
-            entry.add_problem(f"{owner_name} has no such key.", suggest(name, by_name))
-        elif (value := read_field(entry, by_name[name])) is not None:
+        if name not in fields_by_name:
+            entry.add_problem(f"{owner_name} has no such key.", suggest(name, fields_by_name))
+            continue
+        value = read_field(entry, fields_by_name[name])
+        if value is not None:
             values[name] = value
-    for one in fields:
-        if one.default is REQUIRED and one.name not in entries:
-            owner.add_problem(f"{owner_name} needs the key {one.name!r}.", one.description)
+
+    for declared in fields:
+        if declared.default is REQUIRED and declared.name not in entries:
+            owner.add_problem(
+                f"{owner_name} needs the key {declared.name!r}.", declared.description
+            )
     return values
 
 
@@ -209,8 +216,9 @@ def read_field(entry: Entry | None, declared: Field) -> Any:
         texts = [read_field(inner, item) for inner in entries or ()]
         return [text for text in texts if text is not None]
     if declared.kind == MAPPING:
-        found = {name: inner.read_scalar() for name, inner in (entry.read_mapping() or {}).items()}
-        return {name: text for name, text in found.items() if text is not None}
+        mapping = entry.read_mapping() or {}
+        text_by_name = {name: inner.read_scalar() for name, inner in mapping.items()}
+        return {name: text for name, text in text_by_name.items() if text is not None}
     text = entry.read_scalar()
     if text is None:
         return None
@@ -509,39 +517,55 @@ def _read_options(
     are accepted. Unknown names, repeated options and invalid values become problems. `owner_name`
     names in these texts what the options belong to; `other_keys` are further names to suggest.
     """
-    declared = [option for option in declared if use in option.uses]
-    known = [name for option in declared for name in (option.name, *option.aliases)]
-    by_lower, all_by_lower = index_by_name(declared), {one.name.lower(): one for one in OPTIONS}
-    found: OptionTexts = {}
+    accepted = [option for option in declared if use in option.uses]
+    accepted_names = [name for option in accepted for name in (option.name, *option.aliases)]
+    known_names = [*accepted_names, *other_keys]
+    accepted_by_name = index_by_name(accepted)
+    text_by_option: OptionTexts = {}
     lines: dict[str, int] = {}
     for name, entry in entries.items():
-        option, other = by_lower.get(name.lower()), all_by_lower.get(name.lower())
+        option = accepted_by_name.get(name.lower())
         if option is None:
-            message, fix = f"{owner_name} has no such key.", suggest(name, [*known, *other_keys])
-            if other is not None and use not in other.uses:
-                uses = ", ".join(sorted(other.uses))
-                message, fix = f"this is not supported for a {use}.", f"It is for: {uses}."
-            elif other is not None:
-                message = f"this option is not supported in {owner_name}."
-                fix = "Put it into source: or a sink."
+            message, fix = _explain_refused_option(name, use, owner_name, known_names)
             entry.add_problem(message, fix)
             continue
+
         # The text as it is written and the text with its variables replaced are both secrets.
         if option.name in SECRET:
             entry.document.secrets.add(str(getattr(entry.node, "value", "")))
         text = entry.read_option()
         if option.name in SECRET:
             entry.document.secrets.add(text or "")
-        if option.name in found:
+        if option.name in text_by_option:
             fix = f"Line {lines[option.name]} sets {option.name} already; keep one."
             entry.add_problem(f"this is the option {option.name!r} again.", fix)
         elif text is not None:
             try:
                 option.parse(text)
-                found[option.name], lines[option.name] = text, entry.line
             except ValueError as error:
                 entry.add_problem(f"invalid value {text!r}: {error}.")
-    return found
+            else:
+                text_by_option[option.name] = text
+                lines[option.name] = entry.line
+    return text_by_option
+
+
+def _explain_refused_option(
+    name: str, use: str, owner_name: str, known_names: Sequence[str]
+) -> tuple[str, str]:
+    """Return the message and the fix for a key that is not an accepted option.
+
+    The parameters are those of `_read_options`; `known_names` are the names to suggest. An option
+    that is accepted elsewhere gets a message that says where.
+    """
+    options_by_name = {option.name.lower(): option for option in OPTIONS}
+    option = options_by_name.get(name.lower())
+    if option is None:
+        return f"{owner_name} has no such key.", suggest(name, known_names)
+    if use not in option.uses:
+        uses = ", ".join(sorted(option.uses))
+        return f"this is not supported for a {use}.", f"It is for: {uses}."
+    return f"this option is not supported in {owner_name}.", "Put it into source: or a sink."
 
 
 # ---- sources
@@ -656,14 +680,14 @@ def _parse_sinks(entry: Entry, cluster: OptionTexts, mode: str) -> tuple[Sink, .
             "the list of sinks is empty.", "Name where to write, as in sinks: [{kind: topic, …}]."
         )
     sinks: list[Sink] = []
-    for one in entries or ():
-        sink = _parse_sink(one, cluster, mode)
+    for sink_entry in entries or ():
+        sink = _parse_sink(sink_entry, cluster, mode)
         if sink is None:
             continue
-        same = [other for other in sinks if other.name == sink.name]
-        if same:
-            fix = f"Give one of them name: OTHER; the other begins in line {same[0].line}."
-            one.add_problem(f"two sinks have the name {sink.name!r}.", fix)
+        namesakes = [other for other in sinks if other.name == sink.name]
+        if namesakes:
+            fix = f"Give one of them name: OTHER; the other begins in line {namesakes[0].line}."
+            sink_entry.add_problem(f"two sinks have the name {sink.name!r}.", fix)
         sinks.append(sink)
     return tuple(sinks)
 
@@ -686,15 +710,20 @@ def _parse_sink(entry: Entry, cluster: OptionTexts, mode: str) -> Sink | None:
     if kind is None:
         return None
 
-    declared, owner_name, options = _SINK_FIELDS[kind], f"a {kind} sink", OptionTexts()
-    names = [one.name for one in declared]
+    declared = _SINK_FIELDS[kind]
+    owner_name = f"a {kind} sink"
+    options = OptionTexts()
+    field_names = [field.name for field in declared]
     if kind == TOPIC:
-        option_entries = {name: inner for name, inner in entries.items() if name not in names}
-        given = _read_options(option_entries, OPTIONS, WRITE, owner_name, ("kind", *names))
-        options = {**cluster, **given}
-        field_entries = {name: inner for name, inner in entries.items() if name in names}
-        found = read_fields(field_entries, declared, entry, owner_name)
-        fields = {name: value for name, value in found.items() if value is not None}
+        # Every key that is not a field of the sink is an option of Spark's sink.
+        option_entries = {name: inner for name, inner in entries.items() if name not in field_names}
+        sink_options = _read_options(
+            option_entries, OPTIONS, WRITE, owner_name, ("kind", *field_names)
+        )
+        options = {**cluster, **sink_options}
+        field_entries = {name: inner for name, inner in entries.items() if name in field_names}
+        values = read_fields(field_entries, declared, entry, owner_name)
+        fields = {name: value for name, value in values.items() if value is not None}
     else:
         fields = read_fields(entries, declared, entry, owner_name)
         entry.document.secrets.add_url(fields.get("url", ""))

@@ -698,8 +698,8 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     frame, writers = load_checked_frame(pinned, spark)
 
     found = Plan({f"pipeline {pipeline.name}: {_describe_mode(pipeline)}": []})
-    for name, one in ranges.items():
-        found.sections[f"source{name}"] = _describe_range(one, source)
+    for name, topic_range in ranges.items():
+        found.sections[f"source{name}"] = _describe_range(topic_range, source)
     if not ranges:
         found.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
     found.sections["filter"] = _describe_filters(pipeline, frame, read_range)
@@ -708,7 +708,7 @@ def _plan_source_and_sinks(pipeline: Pipeline, spark: "SparkSession") -> Plan:
         text = get_query_execution(frame).analyzed().toString()
     else:
         text = explain_plan(frame, "simple")
-    found.sections["plan of Spark"] = [one for one in str(text).splitlines() if one.strip()]
+    found.sections["plan of Spark"] = [line for line in str(text).splitlines() if line.strip()]
 
     sinks = []
     for writer in writers:

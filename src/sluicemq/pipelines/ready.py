@@ -178,28 +178,30 @@ class ReadyPipeline(ABC):
         For a LIST field, a single text is accepted as a list of one. Raises ConfigurationError if
         an option is unknown, is missing, or is not one of the field's choices.
         """
-        known = {field.name: field for field in self.fields}
+        fields = {declared_field.name: declared_field for declared_field in self.fields}
         for name in options:
-            if name not in known:
+            if name not in fields:
+                suggestion = did_you_mean(name, fields)
                 raise ConfigurationError(
                     f"there is no option {name!r}.",
-                    fix=f"{did_you_mean(name, known)} The options are {', '.join(known)}.".lstrip(),
+                    fix=f"{suggestion} The options are {', '.join(fields)}.".lstrip(),
                 )
-        values = {}
-        for name, declared in known.items():
-            value = options.get(name, declared.default)
+
+        task_options = {}
+        for name, declared_field in fields.items():
+            value = options.get(name, declared_field.default)
             if value is REQUIRED:
                 raise ConfigurationError(
-                    f"the option {name!r} is missing.", fix=declared.description
+                    f"the option {name!r} is missing.", fix=declared_field.description
                 )
-            if declared.choices and value not in declared.choices:
+            if declared_field.choices and value not in declared_field.choices:
                 raise ConfigurationError(
                     f"the option {name!r} has the invalid value {value!r}.",
-                    fix=f"It can be {' or '.join(declared.choices)}.",
+                    fix=f"It can be {' or '.join(declared_field.choices)}.",
                 )
-            is_single = declared.kind == LIST and isinstance(value, str)
-            values[name] = [value] if is_single else value
-        return Task(spark, values, connection, say, stopping)
+            is_single_text = declared_field.kind == LIST and isinstance(value, str)
+            task_options[name] = [value] if is_single_text else value
+        return Task(spark, task_options, connection, say, stopping)
 
     def __call__(
         self,
@@ -235,9 +237,9 @@ def find_ready_pipeline(name: str) -> ReadyPipeline:
     Raises KeyError for a name that is not in `NAMES`.
     """
     module, _, attribute = _MODULE_AND_ATTRIBUTE[name].partition(":")
-    found = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
-    assert isinstance(found, ReadyPipeline)
-    return found
+    pipeline = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    assert isinstance(pipeline, ReadyPipeline)
+    return pipeline
 
 
 def load_messages(
@@ -248,8 +250,8 @@ def load_messages(
     `connection` are the options of the cluster. `options` are further options of the source, as
     `spark.options` declares them, and override them. No line about pushed predicates is logged.
     """
-    given = {"reportPushdown": "false", **connection, **options}
-    return spark.read.format("rocketmq").options(**given).load()
+    source_options = {"reportPushdown": "false", **connection, **options}
+    return spark.read.format("rocketmq").options(**source_options).load()
 
 
 # ---- tables as text
@@ -392,7 +394,7 @@ class Folder:
         if not self.exists(name):
             return []
         statuses = self._file_system.listStatus(self._hadoop_path(name))
-        return sorted(str(one.getPath().getName()) for one in statuses)
+        return sorted(str(status.getPath().getName()) for status in statuses)
 
     def list_files(self, name: str, suffix: str) -> list[str]:
         """Return the sorted paths of all files at any depth of a directory that end in `suffix`.
@@ -402,13 +404,14 @@ class Folder:
         if not self.exists(name):
             return []
         start = self._hadoop_path(name)
-        found, length = [], len(str(start.toString())) + 1
-        listed = self._file_system.listFiles(start, True)
-        while listed.hasNext():
-            path = str(listed.next().getPath().toString())
+        prefix_length = len(str(start.toString())) + 1
+        relative_paths = []
+        files = self._file_system.listFiles(start, True)
+        while files.hasNext():
+            path = str(files.next().getPath().toString())
             if path.endswith(suffix):
-                found.append(path[length:])
-        return sorted(found)
+                relative_paths.append(path[prefix_length:])
+        return sorted(relative_paths)
 
     def read_json(self, name: str) -> JsonObject | None:
         """Return the JSON object in a file, or None if the file does not exist.
@@ -424,15 +427,16 @@ class Folder:
             stream.close()
         reason = "it is not a JSON object"
         try:
-            found = json.loads(text)
+            document = json.loads(text)
         except ValueError as error:
-            found, reason = None, str(error)
-        if not isinstance(found, dict):
+            document = None
+            reason = str(error)
+        if not isinstance(document, dict):
             raise ConfigurationError(
                 f"{self.full_path(name)} is damaged: {reason}.",
                 fix="Restore the file, or use another path.",
             )
-        return found
+        return document
 
     def publish(self, name: str, value: JsonObject) -> bool:
         """Write `value` as a JSON file that does not exist yet, atomically.

@@ -266,7 +266,8 @@ def read_run(path: str, files: Files, now_ms: int) -> Progress:
     try:
         file = files.open(path)
         try:
-            if (size := file.size()) > FILE_BYTES_MAX:
+            size = file.size()
+            if size > FILE_BYTES_MAX:
                 raise ValueError(f"it has {size:,} bytes, the limit is {FILE_BYTES_MAX:,}")
             values = orjson.loads(file.pread(size, 0))
         finally:
@@ -296,37 +297,40 @@ def parse_progress(values: Mapping[str, Any], now_ms: int) -> Progress:
     """
     sinks = {
         str(name): {
-            **one,
-            "rows": int(one["rows"]),
-            **{key: parse_number(one.get(key)) for key in ("left", "rows_per_second", "eta_s")},
+            **sink,
+            "rows": int(sink["rows"]),
+            **{key: parse_number(sink.get(key)) for key in ("left", "rows_per_second", "eta_s")},
         }
-        for name, one in values["sinks"].items()
+        for name, sink in values["sinks"].items()
     }
     steps = tuple(
         {
-            **one,
-            "text": str(one["text"]),
-            "sink": one.get("sink"),
-            "time_ms": int(one["time_ms"]),
-            "left": parse_number(one.get("left")),
-            "rows_per_second": parse_number(one.get("rows_per_second")),
+            **step,
+            "text": str(step["text"]),
+            "sink": step.get("sink"),
+            "time_ms": int(step["time_ms"]),
+            "left": parse_number(step.get("left")),
+            "rows_per_second": parse_number(step.get("rows_per_second")),
         }
-        for one in values["steps"]
+        for step in values["steps"]
     )
     if values["state"] not in STATES:
         raise ValueError(f"{values['state']!r} is not a valid state")
 
-    left_by_sink = [one.get("left") for one in sinks.values()]
-    rates = [one["rows_per_second"] for one in sinks.values() if one.get("rows_per_second")]
-    etas_s = [one["eta_s"] for one in sinks.values() if one.get("eta_s") is not None]
-    known = [int(one) for one in left_by_sink if one is not None]
-    rows_left = sum(known) if known and len(known) == len(left_by_sink) else None
+    rates = [sink["rows_per_second"] for sink in sinks.values() if sink.get("rows_per_second")]
+    etas_s = [sink["eta_s"] for sink in sinks.values() if sink.get("eta_s") is not None]
+    # The rows that are left in the run are known only if they are known for every sink.
+    known_left = [int(sink["left"]) for sink in sinks.values() if sink.get("left") is not None]
+    rows_left = sum(known_left) if known_left and len(known_left) == len(sinks) else None
 
-    state, reason = str(values["state"]), ""
+    state = str(values["state"])
+    reason = ""
     if state == RUNNING and now_ms - values["seen_ms"] > DEAD_AFTER_MS:
-        state, reason = STALLED, "the process has ended: it was killed, or its machine is down"
+        state = STALLED
+        reason = "the process has ended: it was killed, or its machine is down"
     elif state == RUNNING and rows_left and now_ms - values["stepped_ms"] > STALLED_AFTER_MS:
-        state, reason = STALLED, "it is running, but has made no progress although rows are left"
+        state = STALLED
+        reason = "it is running, but has made no progress although rows are left"
     return Progress(
         name=str(values["pipeline"]),
         kind=str(values["kind"]),
@@ -336,7 +340,7 @@ def parse_progress(values: Mapping[str, Any], now_ms: int) -> Progress:
         reason=reason,
         started_ms=int(values["begun_ms"]),
         last_event_ms=int(values["stepped_ms"]),
-        rows=sum(int(one["rows"]) for one in sinks.values()),
+        rows=sum(int(sink["rows"]) for sink in sinks.values()),
         rows_left=rows_left,
         rows_per_second=sum(rates) if rates else None,
         eta_ms=max(etas_s) * 1000 if etas_s else None,

@@ -104,9 +104,9 @@ class EventEmitter:
         Secrets in it are masked. The figures get the name of the pipeline.
         """
         sink = figures.get("sink")
-        head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
-        shown = self.secrets.mask(head + text)
-        self.listener(Event(kind, shown, {"pipeline": self.pipeline, **figures}))
+        prefix = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
+        masked_text = self.secrets.mask(prefix + text)
+        self.listener(Event(kind, masked_text, {"pipeline": self.pipeline, **figures}))
 
 
 def run(
@@ -186,20 +186,26 @@ def _run_batch(
     read_range = resolve_read_range(pipeline)
     pinned = pipeline if read_range is None else read_range.pin(pipeline)
     frame, writers = load_checked_frame(pinned, spark)
-    messages = None if read_range is None else read_range.message_count
-    what = "a batch"
-    if read_range is not None:
-        what = f"{read_range.message_count:,} messages of {len(read_range.starts)} queues"
-    events.emit("started", f"{what}, sinks: {len(writers)}", messages=messages)
+
+    if read_range is None:
+        message_count = None
+        source_text = "a batch"
+    else:
+        message_count = read_range.message_count
+        source_text = f"{message_count:,} messages of {len(read_range.starts)} queues"
+    events.emit("started", f"{source_text}, sinks: {len(writers)}", messages=message_count)
+
     assert pipeline.source is not None
-    if {"filter.tags", "filter.sql"} & set(pipeline.source.options) or pipeline.transform:
-        messages = None  # the number of rows after a filter is unknown
+    has_filter = not {"filter.tags", "filter.sql"}.isdisjoint(pipeline.source.options)
+    if has_filter or pipeline.transform:
+        message_count = None  # the number of rows after a filter is unknown
     report = Report()
     for writer in writers:
         if stopping():
             report.skipped.append(writer.sink.name)
         else:
-            report.rows[writer.sink.name] = _write_sink(spark, writer, frame, events, messages)
+            row_count = _write_sink(spark, writer, frame, events, message_count)
+            report.rows[writer.sink.name] = row_count
     return report
 
 
@@ -286,11 +292,13 @@ class BatchMonitor:
         `messages` is the number of rows that are read, or None if it is unknown.
         """
         self._context = get_spark_context(spark)
-        self._events, self._sink, self._job_group = events, sink, job_group
+        self._events = events
+        self._sink = sink
+        self._job_group = job_group
         self._messages = messages
         self._clock = clock
         self._started_s: dict[int, float] = {}
-        self._last: dict[int, StageProgress] = {}
+        self._last_progress: dict[int, StageProgress] = {}
         self._completed: set[int] = set()
         self._is_over = threading.Event()
 
@@ -349,12 +357,14 @@ class BatchMonitor:
         started_ms = data.submissionTime().get().getTime()
         self._started_s.setdefault(stage, started_ms / 1000)
         rows = max(int(data.inputRecords()), int(data.shuffleReadRecords()))
-        tasks, done = int(data.numTasks()), int(data.numCompleteTasks())
-        progress = StageProgress(stage, tasks, done, rows)
-        if progress == self._last.get(stage):
+        progress = StageProgress(
+            stage, tasks=int(data.numTasks()), done=int(data.numCompleteTasks()), rows=rows
+        )
+        if progress == self._last_progress.get(stage):
             return
-        self._last[stage] = progress
-        is_complete = tasks > 0 and done == tasks
+        self._last_progress[stage] = progress
+
+        is_complete = progress.tasks > 0 and progress.done == progress.tasks
         if is_complete or (rows and not at_end):
             self._emit_stage(progress)
         if is_complete:
@@ -372,11 +382,11 @@ class BatchMonitor:
         if self._messages and progress.rows <= self._messages:
             share = max(share, progress.rows / self._messages)
         eta_s = None if share == 0 else round(spent_s * (1 - share) / share, 1)
-        left = "" if eta_s is None or share == 1 else f", {eta_s:.0f} s left"
+        remaining = "" if eta_s is None or share == 1 else f", {eta_s:.0f} s left"
         self._events.emit(
             "stage",
             f"stage {progress.stage}: {progress.done} of {progress.tasks} tasks,"
-            f" {progress.rows:,} rows, {rate:,.0f} rows/s{left}",
+            f" {progress.rows:,} rows, {rate:,.0f} rows/s{remaining}",
             sink=self._sink,
             stage=progress.stage,
             tasks=progress.tasks,
@@ -410,10 +420,10 @@ def _run_stream(
             query = _start_query(pipeline, writer, frame)
             monitors.append(QueryMonitor(query, writer.sink.name, events, reads_topics))
         events.emit("started", _describe_stream(writers))
-        while not stopping() and any(one.query.isActive for one in monitors):
+        while not stopping() and any(monitor.query.isActive for monitor in monitors):
             for monitor in monitors:
                 monitor.emit_new_batches()
-            if any(not one.query.isActive and one.query.exception() for one in monitors):
+            if any(monitor.has_failed() for monitor in monitors):
                 break
             threading.Event().wait(CHECK_S)
     finally:
@@ -424,7 +434,7 @@ def _run_stream(
         error = monitor.query.exception()
         if error is not None:
             raise _to_sink_error(writer, error)
-    return Report(rows={one.sink: one.rows for one in monitors})
+    return Report(rows={monitor.sink: monitor.rows for monitor in monitors})
 
 
 def _start_query(pipeline: Pipeline, writer: Writer, frame: "DataFrame") -> "StreamingQuery":
@@ -464,10 +474,14 @@ class QueryMonitor:
     last_batch: int = -1
     rows: int = 0
 
+    def has_failed(self) -> bool:
+        """Return whether the query has ended with an error."""
+        return not self.query.isActive and self.query.exception() is not None
+
     def emit_new_batches(self) -> None:
         """Emit an event for each micro-batch since the last call; empty triggers have none."""
-        last: Any = self.query.lastProgress
-        if last is None or int(last["batchId"]) <= self.last_batch:
+        last_progress: Any = self.query.lastProgress
+        if last_progress is None or int(last_progress["batchId"]) <= self.last_batch:
             return
         for progress in self.query.recentProgress:
             is_new = int(progress["batchId"]) > self.last_batch
@@ -480,21 +494,22 @@ class QueryMonitor:
         `progress` is Spark's report about the micro-batch.
         """
         self.last_batch = int(progress["batchId"])
-        found, rows = stream_progress(progress), int(progress["numInputRows"])
-        text = f"batch {found.batch}: {rows:,} rows, {found.rows_per_second:,.0f} rows/s"
+        batch = stream_progress(progress)
+        rows = int(progress["numInputRows"])
+        text = f"batch {batch.batch}: {rows:,} rows, {batch.rows_per_second:,.0f} rows/s"
         figures: dict[str, Any] = {}
         if self.reads_topics:
-            text = found.describe()
-            eta_s = None if found.lag is None else round(found.remaining_s(), 1)
-            figures = {"filtered": found.filtered, "lag": found.lag, "eta_s": eta_s}
+            text = batch.describe()
+            eta_s = None if batch.lag is None else round(batch.remaining_s(), 1)
+            figures = {"filtered": batch.filtered, "lag": batch.lag, "eta_s": eta_s}
         self.rows += rows
         self.events.emit(
             "batch",
             text,
             sink=self.sink,
-            batch=found.batch,
+            batch=batch.batch,
             rows=rows,
-            rows_per_second=round(found.rows_per_second, 1),
+            rows_per_second=round(batch.rows_per_second, 1),
             **figures,
         )
 
@@ -550,9 +565,9 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop.handle_signal) for number in SIGNALS}
+    old_handlers = {number: signal.signal(number, stop.handle_signal) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -87,7 +87,10 @@ def rows_per_step(rate: float, requested: int) -> int:
     """
     if requested:
         return requested
-    return STEP_ROWS_MAX if not rate else max(1, min(STEP_ROWS_MAX, int(rate * STEP_SECONDS)))
+    if not rate:
+        return STEP_ROWS_MAX
+    rows = int(rate * STEP_SECONDS)
+    return max(1, min(rows, STEP_ROWS_MAX))
 
 
 def iterate_windows(frame: Any, window_size: int) -> Iterator[OffsetWindow]:
@@ -96,11 +99,11 @@ def iterate_windows(frame: Any, window_size: int) -> Iterator[OffsetWindow]:
     `frame` has the columns topic, broker, queue_id, queue_offset and store_time. Windows of a queue
     begin at multiples of `window_size`. They come to the driver one at a time.
     """
-    part = F.expr(f"queue_offset div {window_size}").alias("part")
-    found = frame.groupBy(*_QUEUE_COLUMNS, part).agg(
+    window_number = F.expr(f"queue_offset div {window_size}").alias("part")
+    windows = frame.groupBy(*_QUEUE_COLUMNS, window_number).agg(
         F.expr("count(1)").alias("rows"), F.expr("min(store_time)").alias("first")
     )
-    for row in found.orderBy("first", *_QUEUE_COLUMNS, "part").toLocalIterator():
+    for row in windows.orderBy("first", *_QUEUE_COLUMNS, "part").toLocalIterator():
         start = row["part"] * window_size
         yield OffsetWindow(
             row["topic"], row["broker"], row["queue_id"], start, start + window_size, row["rows"]
@@ -118,9 +121,11 @@ def group_into_steps(
     step: list[OffsetWindow] = []
     rows = 0
     for window in windows:
-        if step and (rows + window.rows > rows_max or len(step) >= WINDOWS_MAX):
+        is_full = rows + window.rows > rows_max or len(step) >= WINDOWS_MAX
+        if step and is_full:
             yield tuple(step)
-            step, rows = [], 0
+            step = []
+            rows = 0
         step.append(window)
         rows += window.rows
     if step:
@@ -132,15 +137,15 @@ def windows_predicate(windows: Iterable[OffsetWindow]) -> Any:
 
     It consists of simple comparisons, so that Spark can skip row groups by Parquet's statistics.
     """
-    parts = [
-        (F.col("topic") == F.lit(one.topic))
-        & (F.col("broker") == F.lit(one.broker))
-        & (F.col("queue_id") == one.queue_id)
-        & (F.col("queue_offset") >= one.start)
-        & (F.col("queue_offset") < one.end)
-        for one in windows
+    predicates = [
+        (F.col("topic") == F.lit(window.topic))
+        & (F.col("broker") == F.lit(window.broker))
+        & (F.col("queue_id") == window.queue_id)
+        & (F.col("queue_offset") >= window.start)
+        & (F.col("queue_offset") < window.end)
+        for window in windows
     ]
-    return reduce(lambda one, other: one | other, parts)
+    return reduce(lambda left, right: left | right, predicates)
 
 
 @dataclass(slots=True)
@@ -159,29 +164,35 @@ class JobState:
         """Read the file of the job into `document`, and return whether there is one.
 
         Without a file the job is new: `document` is that of a job without complete steps, which
-        `start` writes. Raises
-        ConfigurationError if the job was started with other settings, because its steps would have
-        other rows.
+        `start` writes. Raises ConfigurationError if the job was started with other settings,
+        because its steps would have other rows.
         """
-        found = self.folder.read_json(self.file_name)
-        wanted = dict(settings)
-        if found is None:
-            self.document = {"name": name, "settings": wanted, "steps": 0, "rows": 0, "done": False}
+        stored_document = self.folder.read_json(self.file_name)
+        if stored_document is None:
+            self.document = {
+                "name": name,
+                "settings": dict(settings),
+                "steps": 0,
+                "rows": 0,
+                "done": False,
+            }
             return False
-        for key in sorted({*wanted, *found["settings"]}):
-            if wanted.get(key) != found["settings"].get(key):
+
+        stored_settings = stored_document["settings"]
+        for key in sorted({*settings, *stored_settings}):
+            if settings.get(key) != stored_settings.get(key):
                 raise ConfigurationError(
-                    f"the job {name!r} was started with {key}={found['settings'].get(key)!r}, and"
-                    f" now has {key}={wanted.get(key)!r}.",
+                    f"the job {name!r} was started with {key}={stored_settings.get(key)!r}, and"
+                    f" now has {key}={settings.get(key)!r}.",
                     fix="Use the same value to continue, or another name for a new job (state file:"
                     f" {self.folder.full_path(self.file_name)}).",
                 )
-        self.document = found
+        self.document = stored_document
         return True
 
-    def start(self, **more: Any) -> None:
-        """Add the values `more` to the document, and write the file."""
-        self.document |= more
+    def start(self, **values: Any) -> None:
+        """Add `values` to the document, and write the file."""
+        self.document |= values
         self.folder.replace(self.file_name, self.document)
 
     def finish_step(self, rows: int) -> None:
@@ -223,13 +234,13 @@ class Pacer:
 
 
 def run_steps(
-    task: Task, state: JobState, report: Report, rows: Any, send: Callable[[int, Any], None]
+    task: Task, state: JobState, report: Report, rows: Any, send_step: Callable[[int, Any], None]
 ) -> bool:
     """Run the steps that are not complete yet, and return whether all steps are complete.
 
     False means that the task was stopped. `rows` has the columns topic, broker, queue_id,
-    queue_offset and store_time. `send(number, rows)` is called for each step with its number,
-    counted from 0, and its rows as a DataFrame; after that the step is recorded in `state`.
+    queue_offset and store_time. `send_step(number, rows)` is called for each step with its
+    number, counted from 0, and its rows as a DataFrame; after that the step is recorded in `state`.
     `report.figures["rows"]` counts the rows that are sent. The state needs `step_rows`, and the
     task the option `rate`.
     """
@@ -238,25 +249,27 @@ def run_steps(
     rows_max = state["step_rows"]
     window_size = max(1, rows_max // WINDOWS_PER_STEP)
     pacer = Pacer(float(task.options["rate"]))
-    started_s = said_s = SYSTEM_CLOCK.monotonic_s()
-    steps_done = state["steps"]
-    for number, windows in enumerate(
-        group_into_steps(iterate_windows(rows, window_size), rows_max)
-    ):
-        if number < steps_done:
+    started_s = last_line_s = SYSTEM_CLOCK.monotonic_s()
+    complete_steps = state["steps"]
+    steps = group_into_steps(iterate_windows(rows, window_size), rows_max)
+    for number, windows in enumerate(steps):
+        if number < complete_steps:
             continue
         if task.stopping():
             return False
-        count = sum(one.rows for one in windows)
-        send(number, rows.where(windows_predicate(windows)))
-        state.finish_step(count)
-        report.figures["rows"] = report.figures.get("rows", 0) + count
+
+        # Record the step after it was sent: if the run is killed in between, the step is repeated.
+        row_count = sum(window.rows for window in windows)
+        send_step(number, rows.where(windows_predicate(windows)))
+        state.finish_step(row_count)
+        report.figures["rows"] = report.figures.get("rows", 0) + row_count
+
         now_s = SYSTEM_CLOCK.monotonic_s()
-        if now_s - said_s >= SAY_PERIOD_S:
-            said_s = now_s
+        if now_s - last_line_s >= SAY_PERIOD_S:
+            last_line_s = now_s
             speed = report.figures["rows"] / max(now_s - started_s, 0.001)
             task.say(f"step {number + 1}: {state['rows']:,} rows so far, {speed:,.0f} rows/s")
-        pacer.wait(count, task.stopping)
+        pacer.wait(row_count, task.stopping)
     state.finish()
     return True
 
@@ -272,10 +285,10 @@ def write_step(
     origin_names = [f"from_{name}" for name in _QUEUE_COLUMNS]
     ordered = frame.repartition(*origin_names).sortWithinPartitions("from_queue_offset")
     rows = ordered.drop(*origin_names, "from_queue_offset")
-    given = {**connection, **options}
-    if given.get("delivery") == EXACTLY_ONCE:
-        given |= {"queryId": query, "queryEpoch": str(number)}
-    rows.write.format("rocketmq").options(**given).mode("append").save()
+    sink_options = {**connection, **options}
+    if sink_options.get("delivery") == EXACTLY_ONCE:
+        sink_options |= {"queryId": query, "queryEpoch": str(number)}
+    rows.write.format("rocketmq").options(**sink_options).mode("append").save()
 
 
 def describe_guarantee(connection: Mapping[str, str], delivery: str) -> str:

@@ -101,49 +101,62 @@ class Tables:
         raises its own errors for other mistakes in the query.
         """
         check_is_query(self.spark, text)
-        known: list[Relation] = []
+        relations: list[Relation] = []
 
         def create_view(name: str) -> str:
             """Return the view for one reference. References to one archive share a view."""
-            shared = (one for one in known if one.name == name and one.topic is None)
-            relation = next(shared, None)
-            if relation is None:
-                relation = self._create_relation(name, f"{name.replace('`', '')} {len(known) + 1}")
-                known.append(relation)
+            for relation in relations:
+                is_archive = relation.topic is None
+                if is_archive and relation.name == name:
+                    return relation.view
+            view = f"{name.replace('`', '')} {len(relations) + 1}"
+            relation = self._create_relation(name, view)
+            relations.append(relation)
             return relation.view
 
         try:
             text, frame = replace_unknown_tables(self.spark, text, create_view)
-            topics = [one for one in known if one.topic is not None]
-            if not topics:
+            topic_relations = [relation for relation in relations if relation.topic is not None]
+            if not topic_relations:
                 return frame
-            self._narrow_views(text, frame, topics)
+            self._narrow_views(text, frame, topic_relations)
             return self.spark.sql(text)
         finally:  # the DataFrame keeps the meaning of its views
-            for one in known:
-                self.spark.catalog.dropTempView(one.view)
+            for relation in relations:
+                self.spark.catalog.dropTempView(relation.view)
 
-    def _narrow_views(self, text: str, frame: "DataFrame", topics: Sequence[Relation]) -> None:
+    def _narrow_views(
+        self, text: str, frame: "DataFrame", topic_relations: Sequence[Relation]
+    ) -> None:
         """Replace the placeholder views of topics by views that read only what the query needs.
 
         `text` is the query with the names of views, and `frame` its result over placeholders.
-        `topics` are the references to topics.
+        `topic_relations` are the references to topics.
         """
-        used = find_used_columns(frame, _MAP) or _ALL_COLUMNS
-        columns, expressions = narrow_columns(used)
+        used_columns = find_used_columns(frame, _MAP) or _ALL_COLUMNS
+        columns, expressions = narrow_columns(used_columns)
+
+        # Find the predicates: replace the views by placeholders with only the used columns.
         schema = to_spark_schema(parse_columns(columns))
-        placeholders = [PlaceholderTable.create(self.spark, schema) for _ in topics]
-        for one, placeholder in zip(topics, placeholders, strict=True):
-            self._create_view(one.view, placeholder.frame.selectExpr(*expressions))
-        found = extract_predicates(self.spark.sql(text), placeholders)
-        names = [one.topic for one in topics if one.topic is not None]
-        range_options = self._build_range_options(names)
-        for one, predicates in zip(topics, found, strict=True):
-            assert one.topic is not None
-            options = {"topic": one.topic, "columns": columns, **range_options[one.topic]}
-            options |= {"predicates": predicates} if predicates else {}
+        placeholders = [PlaceholderTable.create(self.spark, schema) for _ in topic_relations]
+        for relation, placeholder in zip(topic_relations, placeholders, strict=True):
+            self._create_view(relation.view, placeholder.frame.selectExpr(*expressions))
+        predicates_by_relation = extract_predicates(self.spark.sql(text), placeholders)
+
+        # Replace the placeholders by the topics.
+        topics = [relation.topic for relation in topic_relations if relation.topic is not None]
+        range_options = self._build_range_options(topics)
+        for relation, predicates in zip(topic_relations, predicates_by_relation, strict=True):
+            assert relation.topic is not None
+            options = {
+                "topic": relation.topic,
+                "columns": columns,
+                **range_options[relation.topic],
+            }
+            if predicates:
+                options["predicates"] = predicates
             reader = self.spark.read.format("rocketmq").options(**options, **self.connection)
-            self._create_view(one.view, reader.load().selectExpr(*expressions))
+            self._create_view(relation.view, reader.load().selectExpr(*expressions))
 
     def _build_range_options(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """Return, for each topic, the options of the source that limit the time or the offsets.

@@ -138,12 +138,13 @@ def decode_bodies(bodies: pa.Array) -> pa.Array:
 
     Spark calls this function as an Arrow UDF. A null body has no events.
     """
-    found = []
+    events_by_body = []
     for body in bodies.to_pylist():
         records, unread_count = decode_trace_records(body or b"")
-        events = [_to_event(one) for record in records for one in _split_batch(record)]
-        found.append(events + [{"kind": UNREAD}] * unread_count)
-    return pa.array(found, _EVENTS)
+        events = [_to_event(single) for record in records for single in _split_batch(record)]
+        events += [{"kind": UNREAD}] * unread_count
+        events_by_body.append(events)
+    return pa.array(events_by_body, _EVENTS)
 
 
 def _split_batch(record: TraceRecord) -> list[TraceRecord]:
@@ -157,8 +158,8 @@ def _split_batch(record: TraceRecord) -> list[TraceRecord]:
     # There may be fewer offset message ids than message ids.
     offset_ids = [*(record.offset_message_id or "").split(","), *(None for _ in ids)]
     return [
-        replace(record, message_id=one, offset_message_id=offset_id)
-        for one, offset_id in zip(ids, offset_ids, strict=False)
+        replace(record, message_id=message_id, offset_message_id=offset_id)
+        for message_id, offset_id in zip(ids, offset_ids, strict=False)
     ]
 
 
@@ -351,13 +352,21 @@ def trace(
     events = write_and_reload(traced, "events")
     sends = write_and_reload(spark.sql(_SENDS, events=events), "sends")
     deliveries = write_and_reload(spark.sql(_DELIVERIES, events=events, sends=sends), "deliveries")
-    newest = events.selectExpr("max(unix_millis(time))").collect()[0][0]
-    until_ms = (newest or 0) - int(settle_s * 1000)
-    named = deliveries.where("topic is not null and `group` is not null").select("topic", "group")
-    found = named.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
-    chosen = [(row[0], row[1]) for row in found if not groups or row[1] in groups]
+    newest_ms = events.selectExpr("max(unix_millis(time))").collect()[0][0] or 0
+    until_ms = newest_ms - int(settle_s * 1000)
+
+    # The pairs of topic and group in the trace, with the subscription of each.
+    pair_rows = (
+        deliveries.where("topic is not null and `group` is not null")
+        .select("topic", "group")
+        .distinct()
+        .orderBy("topic", "group")
+        .limit(PAIRS_MAX)
+        .collect()
+    )
+    traced_pairs = [(topic, group) for topic, group in pair_rows if not groups or group in groups]
     pairs = spark.createDataFrame(
-        _fetch_filters(connection, chosen),
+        _fetch_filters(connection, traced_pairs),
         "topic string, `group` string, tags array<string>, expression string",
     )
     journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
@@ -387,20 +396,22 @@ def _fetch_filters(
     client's errors.
     """
     with open_admin(parse_options(connection)) as admin:
-        known = {
-            one.group: one
-            for one in fetch_subscriptions(admin, sorted({group for _, group in pairs}))
+        groups = sorted({group for _, group in pairs})
+        subscriptions_by_group = {
+            fetched.group: fetched for fetched in fetch_subscriptions(admin, groups)
         }
-    found = []
+    filters = []
     for topic, group in pairs:
-        subscriptions = known[group].all_of(topic)
-        tags = {tag for one in subscriptions for tag in one.tags}
+        subscriptions = subscriptions_by_group[group].all_of(topic)
         is_by_tags = bool(subscriptions) and all(
-            is_tag_kind(one.kind) and one.tags for one in subscriptions
+            is_tag_kind(subscription.kind) and subscription.tags for subscription in subscriptions
         )
-        expression = "; ".join(one.expression for one in subscriptions) or None
-        found.append((topic, group, sorted(tags) if is_by_tags else [], expression))
-    return found
+        tags: set[str] = set()
+        if is_by_tags:
+            tags = {tag for subscription in subscriptions for tag in subscription.tags}
+        expressions = [subscription.expression for subscription in subscriptions]
+        filters.append((topic, group, sorted(tags), "; ".join(expressions) or None))
+    return filters
 
 
 # ---- the ready pipeline

@@ -43,9 +43,9 @@ def rows_in_ranges(rows: Any, ranges: Sequence[tuple[Any, ...]]) -> Any:
     A range is (topic, broker, queue id, start offset, end offset), without the end offset.
     """
     names = "topic string, broker string, queue_id int, range_start long, range_end long"
-    listed = rows.sparkSession.createDataFrame(ranges, names).hint("broadcast")
-    inside = "queue_offset >= range_start and queue_offset < range_end"
-    joined = rows.join(listed, list(_QUEUE_COLUMNS)).where(inside)
+    range_rows = rows.sparkSession.createDataFrame(ranges, names).hint("broadcast")
+    is_inside = "queue_offset >= range_start and queue_offset < range_end"
+    joined = rows.join(range_rows, list(_QUEUE_COLUMNS)).where(is_inside)
     return joined.drop("range_start", "range_end")
 
 
@@ -79,13 +79,13 @@ def verify_rows(brokers: Any, archived: Any) -> int:
         if not totals["different"]:
             return int(totals["archived"] or 0)
         different = compared.where(is_different).select(*_QUEUE_COLUMNS, "part")
-        found = _find_differences(brokers, archived, different.limit(RANGES_COMPARED_MAX))
+        differences = _find_differences(brokers, archived, different.limit(RANGES_COMPARED_MAX))
     finally:
         compared.unpersist()
-    listed = "; ".join(found) or "the rows have changed since"
+    examples = "; ".join(differences) or "the rows have changed since"
     raise StoreDamagedError(
         f"{totals['different']} ranges of {RANGE_OFFSETS:,} offsets differ: {totals['stored']:,}"
-        f" rows at the brokers, {totals['archived']:,} in the archive. {listed}.",
+        f" rows at the brokers, {totals['archived']:,} in the archive. {examples}.",
         fix="The rows of this run are discarded; if older ones differ, restore the named files.",
     )
 
@@ -118,28 +118,35 @@ def _find_differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
     """
 
     def select_rows(frame: Any) -> Any:
-        values = ", ".join(f"{how} as {name}" for name, how in _VALUE_EXPRESSIONS.items())
-        keyed = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
-        found = keyed.join(ranges.hint("broadcast"), [*_QUEUE_COLUMNS, "part"], "left_semi")
-        return found.selectExpr(*_KEY_COLUMNS, f"struct({values}) as row")
+        """Return the key columns of the rows in `ranges`, with a struct `row` of their values."""
+        values = ", ".join(
+            f"{expression} as {name}" for name, expression in _VALUE_EXPRESSIONS.items()
+        )
+        parted = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
+        in_ranges = parted.join(ranges.hint("broadcast"), [*_QUEUE_COLUMNS, "part"], "left_semi")
+        return in_ranges.selectExpr(*_KEY_COLUMNS, f"struct({values}) as row")
 
     keys = list(_KEY_COLUMNS)
-    grouped = select_rows(archived).groupBy(*keys)
-    other = grouped.agg(F.expr("first(row) as kept"), F.expr("count(1) as n"))
+    archived_rows = (
+        select_rows(archived)
+        .groupBy(*keys)
+        .agg(F.expr("first(row) as archived_row"), F.expr("count(1) as n"))
+    )
     different_columns = ", ".join(
-        f"if(row.{name} <=> kept.{name}, null, '{name}')" for name in _VALUE_COLUMNS
+        f"if(row.{name} <=> archived_row.{name}, null, '{name}')" for name in _VALUE_COLUMNS
     )
     reason = (
         f"case when n is null then '{_MISSING}' when row is null then '{_EXTRA}' "
         f"when n > 1 then '{_REPEATED}' "
         f"else concat_ws(', ', array_compact(array({different_columns}))) end"
     )
-    joined = select_rows(brokers).join(other, keys, "full_outer")
+    joined = select_rows(brokers).join(archived_rows, keys, "full_outer")
     rows = joined.selectExpr(*keys, f"{reason} as reason")
     lines = []
     for row in rows.where("reason <> ''").orderBy(*keys).limit(ROWS_SHOWN_MAX).collect():
-        text = row["reason"]
-        differs = "" if text in (_MISSING, _EXTRA, _REPEATED) else " differs"
+        difference = row["reason"]
+        if difference not in (_MISSING, _EXTRA, _REPEATED):
+            difference = f"{difference} differs"  # it is a list of columns
         queue = f"{row['broker']}:{row['queue_id']} of {row['topic']!r}"
-        lines.append(f"{queue} offset {row['queue_offset']}: {text}{differs}")
+        lines.append(f"{queue} offset {row['queue_offset']}: {difference}")
     return lines

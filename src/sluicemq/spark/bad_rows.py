@@ -74,44 +74,60 @@ class BadRowHandler:
         the policy `topic:NAME`. Raises RowError for the first bad row under the policy `fail`, and
         the errors of the send thread.
         """
-        for batch in (part for whole in batches for part in split_batch(whole)):
-            if not batch.num_rows:
-                continue
-            row_numbers = range(self.row_count + 1, self.row_count + batch.num_rows + 1)
-            try:
-                prepared = self._prepare(batch, row_numbers)
-            except RowError:
-                # The error does not say which rows are bad, so the batch is searched.
-                bad = dict(self._find_bad_rows(batch, 0, batch.num_rows))
-                good = [index for index in range(batch.num_rows) if index not in bad]
-                if good:
-                    good_rows = batch.take(pa.array(good, pa.int64()))
-                    yield self._prepare(good_rows, [row_numbers[index] for index in good])
-                yield from self._handle_bad_rows(batch, row_numbers, bad)
-            else:
-                yield prepared
-            self.row_count += batch.num_rows
-            yield from self._handle_refused_rows()
+        for whole_batch in batches:
+            for batch in split_batch(whole_batch):
+                if batch.num_rows:
+                    yield from self._prepare_batch(batch)
+                    # The caller has sent the batch, so brokers may have refused rows of it.
+                    yield from self._handle_refused_rows()
+        # Wait for the responses to the last rows, which brokers may refuse too.
         self._sender.send_thread.flush()
         yield from self._handle_refused_rows()
 
-    def _prepare(self, batch: Any, row_numbers: Sequence[int]) -> PreparedRows:
-        """Return the rows of `batch`, ready to send.
+    def _prepare_batch(self, batch: Any) -> Iterator[PreparedRows]:
+        """Yield the good rows of `batch`, then messages for its bad rows, and count the rows."""
+        row_numbers = range(self.row_count + 1, self.row_count + batch.num_rows + 1)
+        try:
+            checked_rows = self._check_rows(batch, row_numbers)
+        except RowError:
+            # The error does not say which rows are bad, so the batch is searched.
+            errors = dict(self._find_bad_rows(batch, 0, batch.num_rows))
+            good_indexes = [index for index in range(batch.num_rows) if index not in errors]
+            if good_indexes:
+                good_batch = batch.take(pa.array(good_indexes, pa.int64()))
+                good_numbers = [row_numbers[index] for index in good_indexes]
+                yield self._check_rows(good_batch, good_numbers)
+            yield from self._handle_bad_rows(batch, row_numbers, errors)
+        else:
+            yield checked_rows
+        self.row_count += batch.num_rows
 
-        `row_numbers` are their numbers in the task. The names of properties that are not written
-        are logged, each once. Raises RowError if one of the rows is bad.
+    def _check_rows(self, batch: Any, row_numbers: Sequence[int]) -> PreparedRows:
+        """Return the rows of `batch`, ready to send, or raise RowError if one of them is bad.
+
+        `row_numbers` are the numbers of the rows in the task. The names of properties that the sink
+        does not write are logged, each once in a task.
         """
-        rows = PreparedRows(batch, self._roles, self._topic, row_numbers)
-        if unlogged := rows.skipped_properties - self._logged_properties:
-            self._logged_properties |= unlogged
+        checked_rows = PreparedRows(batch, self._roles, self._topic, row_numbers)
+        unlogged_properties = checked_rows.skipped_properties - self._logged_properties
+        if unlogged_properties:
+            self._logged_properties |= unlogged_properties
             logger.info(
                 "Properties of a message's first delivery are not written: %s",
-                ", ".join(sorted(unlogged)),
+                ", ".join(sorted(unlogged_properties)),
             )
-        topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
-        added_bytes = max(self._sender.added_property_bytes_max(topic or "") for topic in topics)
-        rows.check_sizes(added_bytes)
-        return rows
+
+        # The sender adds properties to each message, and their size depends on the topic. All rows
+        # are checked with the largest size.
+        if checked_rows.topics is None:
+            topics = [self._topic]
+        else:
+            topics = pc.unique(checked_rows.topics).to_pylist()
+        added_bytes_max = max(
+            self._sender.added_property_bytes_max(topic or "") for topic in topics
+        )
+        checked_rows.check_sizes(added_bytes_max)
+        return checked_rows
 
     def _find_bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
         """Yield (index, error) of each bad row of `batch` in [start, stop), in order of the index.
@@ -120,7 +136,7 @@ class BadRowHandler:
         under the policy `fail`.
         """
         try:
-            self._prepare(batch.slice(start, stop - start), ())
+            self._check_rows(batch.slice(start, stop - start), ())
         except RowError as error:
             if stop - start > 1:
                 middle = (start + stop) // 2
@@ -138,7 +154,8 @@ class BadRowHandler:
         Raises RowError for the first refused row under the policy `fail`, and the broker's
         RequestError if the broker refused a message that was made for a bad row.
         """
-        by_batch: dict[int, tuple[PreparedRows, dict[int, RowError]]] = {}
+        # Collect the errors by the batch of the rows, with id(rows) as the key.
+        errors_by_batch: dict[int, tuple[PreparedRows, dict[int, RowError]]] = {}
         while self._sender.refused_rows:
             rows, index, error = self._sender.refused_rows.pop(0)
             if not rows.row_numbers:  # the message of a bad row, for the topic of bad rows
@@ -146,10 +163,12 @@ class BadRowHandler:
             # A broker names no column. It refuses a row for its size or for its delay.
             role = "body"
             if "delay" in error.fact:
-                role = next((one for one in _DELAY_ROLES if one in self._roles), role)
+                role = next((name for name in _DELAY_ROLES if name in self._roles), role)
             row_error = RowError(f"{error.fact}.", role=role, fix=error.fix)
-            by_batch.setdefault(id(rows), (rows, {}))[1][index] = row_error
-        for rows, errors in by_batch.values():
+            _, errors = errors_by_batch.setdefault(id(rows), (rows, {}))
+            errors[index] = row_error
+
+        for rows, errors in errors_by_batch.values():
             if self._policy == FAIL:
                 index = min(errors)
                 raise self._make_error(rows.batch, index, rows.row_numbers[index], errors[index])
@@ -183,14 +202,15 @@ class BadRowHandler:
         """Return a text such as `row 18 of partition 3 (keys 'k17'), column 'tag': …`."""
         context = TaskContext.get()
         partition = "" if context is None else f" of partition {context.partitionId()}"
-        identifiers = [
-            f"{role} {str(value)[:_SHOWN_LENGTH_MAX]!r}"
-            for role in _IDENTIFYING_ROLES
-            if role in self._roles and (value := batch.column(self._roles[role])[index].as_py())
-        ]
-        identified = f" ({', '.join(identifiers)})" if identifiers else ""
+        identifiers = []
+        for role in _IDENTIFYING_ROLES:
+            if role in self._roles:
+                value = batch.column(self._roles[role])[index].as_py()
+                if value:
+                    identifiers.append(f"{role} {str(value)[:_SHOWN_LENGTH_MAX]!r}")
+        identification = f" ({', '.join(identifiers)})" if identifiers else ""
         column = self._roles.get(error.role, error.role)
-        return f"row {row_number}{partition}{identified}, column {column!r}: {error.fact}."
+        return f"row {row_number}{partition}{identification}, column {column!r}: {error.fact}."
 
 
 def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[str, str]) -> Any:
@@ -213,13 +233,18 @@ def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[st
     for index, error in errors.items():
         (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
         column = roles.get(error.role, error.role)
-        about = {REASON_PROPERTY: str(error)[:_VALUE_LENGTH_MAX], COLUMN_PROPERTY: column}
+        row_properties = {
+            REASON_PROPERTY: str(error)[:_VALUE_LENGTH_MAX],
+            COLUMN_PROPERTY: column,
+        }
         body = orjson.dumps(row, default=to_text)
         if len(body) > BODY_BYTES_MAX:
             body = orjson.dumps(_truncate(row), default=to_text)
-            about[TRUNCATED_PROPERTY] = "true"
+            row_properties[TRUNCATED_PROPERTY] = "true"
         bodies.append(body)
-        properties.append([(name, replace_separators(text)) for name, text in about.items()])
+        properties.append(
+            [(name, replace_separators(text)) for name, text in row_properties.items()]
+        )
     map_type = pa.map_(pa.string(), pa.string())
     return pa.record_batch(
         {"body": pa.array(bodies, pa.binary()), "properties": pa.array(properties, map_type)}
