@@ -132,19 +132,28 @@ def lint_files(
 ) -> None:
     """Find rules that are valid but unsafe or without effect. Exit code 1 if there are findings."""
     files = _read_rule_files(path)
-    loaded = load_rule_files(files, is_compatible=is_compatible)
+    merged_rules = load_rule_files(files, is_compatible=is_compatible)
     rules_of_files = [
         load_rules(decode_text(name, data), name, is_compatible=is_compatible).rules
         for name, data in files.contents
     ]
-    topics = groups = None
+
+    existing_topics = existing_groups = None  # None means not to check against the cluster
     if online:
         with access.admin() as admin:
-            topics, groups = frozenset(admin.topics()), frozenset(admin.groups())
-    findings = lint(rules_of_files, secret_length_min=secret_length, topics=topics, groups=groups)
-    records = [{"place": one.place, "text": one.text, "cure": one.fix} for one in findings]
-    last_file = files.contents[-1][0]
-    records += [{"place": last_file, "text": text, "cure": ""} for text in loaded.warnings]
+            existing_topics = frozenset(admin.topics())
+            existing_groups = frozenset(admin.groups())
+    findings = lint(
+        rules_of_files,
+        secret_length_min=secret_length,
+        topics=existing_topics,
+        groups=existing_groups,
+    )
+    records = [
+        {"place": finding.place, "text": finding.text, "cure": finding.fix} for finding in findings
+    ]
+    last_file, _ = files.contents[-1]
+    records += [{"place": last_file, "text": text, "cure": ""} for text in merged_rules.warnings]
     print_records(records, as_json=as_json, empty="No findings.")
     if records:
         raise SystemExit(EXIT_FINDINGS)

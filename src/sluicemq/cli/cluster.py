@@ -38,10 +38,11 @@ def cluster() -> None:
 @admin_options
 def list_brokers(admin: Admin, as_json: bool) -> None:
     """List all brokers with their address, role and rates, and whether they can be reached."""
-    records = []
-    for data in sorted(
+    brokers = sorted(
         admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
-    ):
+    )
+    records = []
+    for data in brokers:
         for broker_id, address in sorted(data.addresses.items()):
             runtime: dict[str, str] = {}
             try:
@@ -109,12 +110,13 @@ def status(admin: Admin, as_json: bool) -> None:
     has no master.
     """
     rows = admin.replicas()
-    this_space = process_space()
+    local_process_space = process_space()
     for row in rows:
-        report = row.pop("said") or {}
+        state_report = row.pop("said") or {}  # what the replica says about itself
         # A process id has a meaning only in its own process namespace.
-        row["pid"] = report.get("pid") if report.get("processSpace") == this_space else None
-        row["consensus"] = report.get("consensus")
+        is_local_process = state_report.get("processSpace") == local_process_space
+        row["pid"] = state_report.get("pid") if is_local_process else None
+        row["consensus"] = state_report.get("consensus")
     if as_json:
         print_json({"brokers": rows})
     else:
@@ -123,8 +125,9 @@ def status(admin: Admin, as_json: bool) -> None:
             "state"
         )
         print_records(rows, columns=columns, empty=_NO_BROKERS)
-    with_master = {row["broker"] for row in rows if row["role"] == MASTER}
-    if {row["broker"] for row in rows} - with_master:
+    brokers_with_master = {row["broker"] for row in rows if row["role"] == MASTER}
+    brokers_without_master = {row["broker"] for row in rows} - brokers_with_master
+    if brokers_without_master:
         raise SystemExit(EXIT_FINDINGS)
 
 
@@ -144,8 +147,8 @@ _broker_option = click.option(
 def switch(admin: Admin, to: int | None, broker: str | None, as_json: bool) -> None:
     """Make another in-sync replica master, without failed sends."""
     note_pending_change("sluice cluster status")
-    before = admin.switch_master(broker=broker, to=to)
-    _await_master(admin, before, as_json=as_json)
+    row_before = admin.switch_master(broker=broker, to=to)
+    _await_master(admin, row_before, as_json=as_json)
 
 
 @cluster.command("elect")
@@ -170,31 +173,34 @@ def elect(
         yes=yes,
     )
     note_pending_change("sluice cluster status")
-    before = admin.elect_master(broker_id, broker=broker)
-    _await_master(admin, before, as_json=as_json)
+    row_before = admin.elect_master(broker_id, broker=broker)
+    _await_master(admin, row_before, as_json=as_json)
 
 
-def _await_master(admin: Admin, before: Mapping[str, Any], *, as_json: bool) -> None:
-    """Wait until the broker has a master in a later term than `before`, and print that replica.
+def _await_master(admin: Admin, row_before: Mapping[str, Any], *, as_json: bool) -> None:
+    """Wait until the broker has a master in a later term, and print that replica.
 
-    `before` is a row of the broker in `admin.replicas()` from before the change. Errors of requests
-    are ignored while waiting. Raises ConfigurationError if no replica is master after
-    `MASTER_TIMEOUT_S`.
+    `row_before` is a row of the broker in `admin.replicas()` from before the change; its key
+    "epoch" is the term (the period in which one replica is master). Errors of requests are ignored
+    while waiting. Raises ConfigurationError if no replica is master after `MASTER_TIMEOUT_S`.
     """
+    broker = row_before["broker"]
+    term_before = row_before["epoch"] or 0
     clock = SYSTEM_CLOCK
     deadline_s = clock.monotonic_s() + MASTER_TIMEOUT_S
     pause = threading.Event()
     while clock.monotonic_s() < deadline_s:
         with contextlib.suppress(SluiceError):
             for row in admin.replicas():
-                is_newer = (row["epoch"] or 0) > (before["epoch"] or 0)
-                if row["broker"] == before["broker"] and row["role"] == MASTER and is_newer:
+                is_master = row["broker"] == broker and row["role"] == MASTER
+                is_later_term = (row["epoch"] or 0) > term_before
+                if is_master and is_later_term:
                     row.pop("said")
-                    text = f"Replica {row['id']} of {row['broker']} is master, epoch {row['epoch']}"
+                    text = f"Replica {row['id']} of {broker} is master, epoch {row['epoch']}"
                     print_result(row, f"{text}, at {row['address']}.", as_json=as_json)
                     return
         pause.wait(MASTER_POLL_S)
     raise ConfigurationError(
-        f"the broker {before['broker']} has no new master after {MASTER_TIMEOUT_S:g} s.",
+        f"the broker {broker} has no new master after {MASTER_TIMEOUT_S:g} s.",
         fix="See `sluice cluster status` and the logs of its replicas.",
     )

@@ -130,13 +130,21 @@ def describe_error(error: Exception) -> tuple[str, int]:
             return _interrupt_text(""), EXIT_INTERRUPTED
         return "not confirmed: nothing is changed.", EXIT_FAILURE
     if isinstance(error, click.ClickException):
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        hint = f"\nSee {context.command_path} --help." if context is not None else ""
-        text = error.format_message()
-        if text[1:2].islower():  # not an acronym or an option
-            text = text[0].lower() + text[1:]  # click begins with a capital; our errors do not
-        return text + hint, error.exit_code
-    return str(error), EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILURE
+        return _click_error_text(error), error.exit_code
+    exit_code = EXIT_USAGE if isinstance(error, OptionError) else EXIT_FAILURE
+    return str(error), exit_code
+
+
+def _click_error_text(error: click.ClickException) -> str:
+    """Return the sentence for an error of click; for wrong usage, add the command's help."""
+    text = error.format_message()
+    is_acronym_or_option = not text[1:2].islower()
+    if not is_acronym_or_option:
+        text = text[0].lower() + text[1:]  # click begins with a capital; our errors do not
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return text
+    return f"{text}\nSee {context.command_path} --help."
 
 
 def _interrupt_text(progress: str) -> str:

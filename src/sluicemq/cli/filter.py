@@ -99,11 +99,15 @@ def eval_command(file: BufferedReader) -> None:
     # The garbage collector would traverse thousands of cached expressions again and again. They
     # have no cycles, and without the collector they compile 20 % faster.
     gc.disable()
-    output, first_number, rest = sys.stdout.buffer, 1, b""
+    output = sys.stdout.buffer
+    first_line_number = 1  # of the lines in `lines`
+    unfinished_line = b""
+    data_until_end = iter(partial(file.read1, READ_BYTES), b"")
     try:
-        # All complete lines that have arrived are answered, so that a script can use pipes.
-        for data in chain(iter(partial(file.read1, READ_BYTES), b""), (b"\n",)):
-            *lines, rest = (rest + data).split(b"\n")
+        # All complete lines that have arrived are answered, so that a script can use pipes. The
+        # last line may have no line end, so one is appended to the data.
+        for data in chain(data_until_end, (b"\n",)):
+            *lines, unfinished_line = (unfinished_line + data).split(b"\n")
             results: list[bytes] = []
             try:
                 results.extend(
@@ -111,13 +115,13 @@ def eval_command(file: BufferedReader) -> None:
                 )
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise InputError(
-                    f"Line {first_number + len(results)} is invalid: {error}. "
+                    f"Line {first_line_number + len(results)} is invalid: {error}. "
                     'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
                 ) from None
             finally:  # the lines before an invalid one are answered
                 output.write(b"".join(results))
                 output.flush()
-            first_number += len(lines)
+            first_line_number += len(lines)
     finally:
         gc.enable()
 
@@ -129,11 +133,11 @@ def _evaluate_line(line: bytes) -> bytes:
     KeyError, AttributeError or TypeError if the line has another format.
     """
     try:
-        case = orjson.loads(line)
+        input_object = orjson.loads(line)
     except orjson.JSONDecodeError:
-        case = json.loads(line)  # accepts lone surrogates such as \ud83d, which Java writes
-    selector = _compile(case["expr"])
-    properties = case.get("props") or {}
+        input_object = json.loads(line)  # accepts lone surrogates such as \ud83d, which Java writes
+    selector = _compile(input_object["expr"])
+    properties = input_object.get("props") or {}
     # Nearly always all values are strings, so nulls are only removed when one is not.
     for value in properties.values():
         if type(value) is not str:

@@ -45,6 +45,8 @@ from sluicemq.wire.bodies import GroupMatching, RunningInfo
 from sluicemq.wire.codes import version_name
 
 Record = dict[str, Any]
+FAILURES_SHOWN = 3
+"""The number of failed evaluations of a filter that `group show` prints, the newest ones."""
 _QUEUE_KEYS = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
 _lag_record = record_builder(
     f"group {_QUEUE_KEYS} committed offset_min offset_max lag in_flight lost "
@@ -161,24 +163,26 @@ def delete(
     create the group again.
     """
     member_count = len(admin.group(name).members)
-    parts = ["its settings"]
+    deleted_parts = ["its settings"]
     if offsets:
-        parts.append("offsets")
+        deleted_parts.append("offsets")
     if topics:
-        parts.append("topics")
-    what = " and ".join(parts)
-    members = f", currently used by {member_count} members" * bool(member_count)
-    confirm(f"Delete {name}{members}: {what}?", yes=yes)
+        deleted_parts.append("topics")
+    deleted_text = " and ".join(deleted_parts)
+    members_text = f", currently used by {member_count} members" if member_count else ""
+    confirm(f"Delete {name}{members_text}: {deleted_text}?", yes=yes)
+
     note_pending_change("sluice group list")
     masters = admin.masters(cluster)
     for address in masters.values():
         admin.delete_group(address, name, clean_offset=offsets)
     if topics:
-        for topic in {RETRY_PREFIX + name, DLQ_PREFIX + name} & set(admin.topics()):
+        topics_of_group = {RETRY_PREFIX + name, DLQ_PREFIX + name}
+        for topic in topics_of_group & set(admin.topics()):  # a group need not have them
             admin.delete_topic(topic, cluster=cluster)
     print_result(
         {"group": name, "deleted": True, "brokers": list(masters)},
-        f"Group {name} is deleted on {', '.join(masters)}: {what}.",
+        f"Group {name} is deleted on {', '.join(masters)}: {deleted_text}.",
         as_json=as_json,
     )
 
@@ -210,7 +214,11 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
         for client in fetch_proxy_status(address, admin.credentials)["clients"]
         if client["group"] == name
     ]
-    filters = [(one.broker, topic) for one in admin.matching(name) for topic in one.topics]
+    filters = [
+        (counts.broker, topic_counts)
+        for counts in admin.matching(name)
+        for topic_counts in counts.topics
+    ]
     unequal_findings = [
         finding for finding in admin.explain_group(name).findings if finding.code is Code.UNEQUAL
     ]
@@ -220,11 +228,15 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
                 "group": name,
                 "lag": report.lag,
                 "members": report.members,
-                "clients": [_client_record(one) | {"version": one.version} for one in clients],
+                "clients": [
+                    _client_record(client) | {"version": client.version} for client in clients
+                ],
                 "proxy_clients": proxy_clients,
                 "queues": [_progress_record(item) for item in report.progress],
                 "notes": report.notes,
-                "filters": [_filter_record(broker, topic) for broker, topic in filters],
+                "filters": [
+                    _filter_record(broker, topic_counts) for broker, topic_counts in filters
+                ],
                 "findings": [explain_record(finding) for finding in unequal_findings],
                 "contract": [_contract_record(item) for item in contracts],
             }
@@ -235,16 +247,26 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
         print_proxy_clients(proxy_clients, f"Members of {name} at {', '.join(proxies)}")
     _print_filters(
         [
-            (broker, topic)
-            for broker, topic in filters
-            if not is_retry_topic(topic.topic)
-            and (topic.expression != "*" or topic.filtered or topic.errors)
+            (broker, topic_counts)
+            for broker, topic_counts in filters
+            if _is_filter_shown(topic_counts)
         ]
     )
     for contract in contracts:
         _print_contract(contract)
     for finding in unequal_findings:
         click.echo(f"{finding.what} {finding.fix}")
+
+
+def _is_filter_shown(topic_counts: GroupMatching) -> bool:
+    """Return whether `group show` prints the counts of a filter.
+
+    The filter `*` matches everything, and is shown only if messages were dropped all the same.
+    """
+    if is_retry_topic(topic_counts.topic):
+        return False
+    is_selective = topic_counts.expression != "*"
+    return is_selective or bool(topic_counts.filtered) or bool(topic_counts.errors)
 
 
 def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
@@ -254,21 +276,26 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
     left out.
     """
     clients_by_id = {client.client_id: client for client in clients}
-    members = [
-        {
-            "member": member.client_id,
-            "language": client.language if (client := clients_by_id.get(member.client_id)) else "",
-            "version": version_name(client.version) if client else "",
-            "queues": ", ".join("/".join(map(str, queue)) for queue in member.queues),
-            "idle_because": member.idle_because,
-        }
-        for member in report.members
-    ]
+    member_records = []
+    for member in report.members:
+        client = clients_by_id.get(member.client_id)
+        member_records.append(
+            {
+                "member": member.client_id,
+                "language": client.language if client else "",
+                "version": version_name(client.version) if client else "",
+                "queues": ", ".join("/".join(map(str, queue)) for queue in member.queues),
+                "idle_because": member.idle_because,
+            }
+        )
     columns = "member language version queues idle_because=idle_because"
-    print_records(members, columns=columns, title=f"Members of {report.name}")
-    owners = {queue: member.client_id for member in report.members for queue in member.queues}
-    queues = [
-        _progress_record(item) | {"member": owners.get(item.queue, "")}
+    print_records(member_records, columns=columns, title=f"Members of {report.name}")
+
+    owner_by_queue = {
+        queue: member.client_id for member in report.members for queue in member.queues
+    }
+    queue_records = [
+        _progress_record(item) | {"member": owner_by_queue.get(item.queue, "")}
         for item in report.progress
         if not is_retry_topic(item.queue.topic) or item.lag
     ]
@@ -276,7 +303,8 @@ def _print_progress(report: GroupReport, clients: list[ConsumerClient]) -> None:
         "topic broker queue=queue_id committed end=offset_max lag in_flight=in_flight "
         "last_consumed=last_time_ms:time member"
     )
-    print_records(queues, columns=columns, title=f"Progress of {report.name}")
+    print_records(queue_records, columns=columns, title=f"Progress of {report.name}")
+
     idle_count = sum(bool(member.idle_because) for member in report.members)
     for note in report.notes:
         click.echo(note)
@@ -292,13 +320,14 @@ def _filter_record(broker: str, topic: GroupMatching) -> Record:
     `matching` is the number of unconsumed messages that match; it is None if the broker does not
     know it for one of the queues.
     """
-    counts = [queue.matching for queue in topic.queues]
+    matching_by_queue = [queue.matching for queue in topic.queues]
+    is_known = None not in matching_by_queue
     return {
         **_filter_base_record(topic),
         "broker": broker,
-        "matching": None if None in counts else sum(count or 0 for count in counts),
+        "matching": sum(count or 0 for count in matching_by_queue) if is_known else None,
         "errors": topic.errors,
-        "last_errors": [_failure_record(one) for one in topic.failures],
+        "last_errors": [_failure_record(failure) for failure in topic.failures],
     }
 
 
@@ -316,9 +345,10 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
     columns = "topic broker filter matched filtered_out=filtered errors matching"
     print_records(records, columns=columns, title="Filters")
     for _, topic in filters:
-        for reason, count in sorted(topic.errors.items(), key=lambda item: -item[1]):
+        most_frequent_first = sorted(topic.errors.items(), key=lambda item: -item[1])
+        for reason, count in most_frequent_first:
             click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
-        for failure in topic.failures[-3:]:
+        for failure in topic.failures[-FAILURES_SHOWN:]:
             location = f"queue {failure.queue_id} offset {failure.offset}"
             click.echo(f"    {topic.topic} {location}: {failure.text}")
 
@@ -326,35 +356,28 @@ def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
 def _print_contract(contract: GroupContract) -> None:
     """Print what one broker does for members of a group that have different subscriptions.
 
-    First comes a table of the lanes, oldest first: subscription, members and unread messages. After
+    Members with the same subscription form a lane, with committed offsets of its own. First comes a
+    table of the lanes, oldest first: subscription, members and unread messages. After
     it come lines about the contract, the subscriptions with which the group pops, the clients that
     the contract refuses (with the reason), and the subscriptions that the broker has forgotten. A
     part without content is left out.
     """
-    records = [
-        {
-            "lane": lane["lane"],
-            "subscription": "; ".join(
-                f"{topic}: {text}" for topic, (_, text) in lane["subscriptions"].items()
-            ),
-            "members": ", ".join(lane["clientIds"])
-            or ("none (idle)" if lane["isIdle"] else "none"),
-            "not_read": sum(queue["maxOffset"] - queue["offset"] for queue in lane["queues"]),
-            "left": lane["leftTimestamp"] or 0,
-        }
-        for lane in contract.lanes
-    ]
-    if records:
+    lane_records = [_lane_record(lane) for lane in contract.lanes]
+    if lane_records:
         columns = "lane subscription members not_read=not_read left:time"
         title = f"Lanes on {contract.broker} (the oldest first)"
-        print_records(records, columns=columns, title=title)
-        is_default = contract.contract == CONTRACTS[0]
-        click.echo(
+        print_records(lane_records, columns=columns, title=title)
+
+        sentences = [
             f"The contract is {contract.contract}: the members have different subscriptions, and "
             "each message goes to the oldest lane whose filter matches it."
-            + " If that is not intended, set the contract to strict." * is_default
-            + f" {contract.unmatched:,} messages match no lane." * bool(contract.unmatched)
-        )
+        ]
+        is_default_contract = contract.contract == CONTRACTS[0]
+        if is_default_contract:
+            sentences.append("If that is not intended, set the contract to strict.")
+        if contract.unmatched:
+            sentences.append(f"{contract.unmatched:,} messages match no lane.")
+        click.echo(" ".join(sentences))
     for topic, (kind, expression) in contract.pops.items():
         click.echo(f"Pops {topic} on {contract.broker} by {kind} {expression}.")
     for client_id, reason in contract.refused.items():
@@ -365,6 +388,26 @@ def _print_contract(contract: GroupContract) -> None:
             f"{lane['subscription']}, because {lane['why']}. Its filter had not been applied to "
             f"{lane['messagesMax']:,} messages."
         )
+
+
+def _lane_record(lane: Record) -> Record:
+    """Return the row of a lane in the table of `group show`.
+
+    `lane` is the broker's description of it. `not_read` is the number of messages that the lane has
+    not read, and `left` is when its last member left the group, or 0.
+    """
+    members = ", ".join(lane["clientIds"])
+    if not members:
+        members = "none (idle)" if lane["isIdle"] else "none"
+    return {
+        "lane": lane["lane"],
+        "subscription": "; ".join(
+            f"{topic}: {expression}" for topic, (_, expression) in lane["subscriptions"].items()
+        ),
+        "members": members,
+        "not_read": sum(queue["maxOffset"] - queue["offset"] for queue in lane["queues"]),
+        "left": lane["leftTimestamp"] or 0,
+    }
 
 
 # ------------------------------------------------------------------------------------ lag
@@ -387,12 +430,13 @@ def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_jso
     Also show how many messages match the group's filter, how many were deleted before the group
     consumed them, and when the next ones will be deleted.
     """
+    shows_system_groups = bool(name) or show_all
     lags = [
-        item
-        for item in admin.lag(name)
-        if (name or show_all or not is_system_group(item.group))
-        and (item.messages_at_risk or not only_risks)
+        item for item in admin.lag(name) if shows_system_groups or not is_system_group(item.group)
     ]
+    if only_risks:
+        lags = [item for item in lags if item.messages_at_risk]
+
     if as_json:
         for item in lags:
             print_json(_lag_record(item) | {"lanes": item.lanes})
@@ -408,7 +452,7 @@ def _print_lag(lags: list[QueueLag]) -> None:
     Queues of retry topics are left out if nothing in them matters. A committed offset beyond the
     end of its queue gets a line that says why that can happen.
     """
-    queues = [
+    queue_records = [
         _lag_record(item)
         for item in lags
         if not is_retry_topic(item.queue.topic) or item.lag or item.lost or item.beyond_end
@@ -418,8 +462,9 @@ def _print_lag(lags: list[QueueLag]) -> None:
         "in_flight=in_flight matching "
         "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
     )
-    print_records(queues, columns=columns)
-    lanes = [  # a lane has its own committed offset, which replaces that of the queue
+    print_records(queue_records, columns=columns)
+
+    lane_records = [  # a lane has its own committed offset, which replaces that of the queue
         _lag_record(item) | asdict(lane)
         for item in lags
         for lane in item.lanes
@@ -427,8 +472,11 @@ def _print_lag(lags: list[QueueLag]) -> None:
     ]
     columns = "group topic broker queue=queue_id lane filter=expression committed matching"
     print_records(
-        lanes, columns=columns, title="Lanes: a message counts in the lane that will receive it"
+        lane_records,
+        columns=columns,
+        title="Lanes: a message counts in the lane that will receive it",
     )
+
     for item in lags:
         if item.beyond_end:
             click.echo(
@@ -448,25 +496,26 @@ def _print_lag_totals(lags: list[QueueLag]) -> None:
     in_flight = sum(item.in_flight for item in lags)
     at_risk = sum(item.messages_at_risk for item in lags)
     loss_times_ms = [item.loss_time_ms for item in lags if item.messages_at_risk]
-    matching = [item.matching for item in lags if item.matching is not None]
-    if any(item.lag and item.matching is None for item in lags):
+    known_matching = [item.matching for item in lags if item.matching is not None]
+    is_matching_incomplete = any(item.lag and item.matching is None for item in lags)
+    if is_matching_incomplete:
         click.echo(
             "If matching is empty, the number of messages that match the filter is unknown: a "
             "RocketMQ broker does not count them, and the tags of a group without members are not "
             "known. The lag includes messages that a filter will drop."
         )
-    elif matching:
-        click.echo(f"{sum(matching):,} messages match the groups' filters.")
-    risk = (
-        f"{at_risk:,} of them will be deleted from {format_time(min(loss_times_ms))} on."
-        if loss_times_ms
-        else "None of them is about to be deleted."
-    )
-    click.echo(
-        f"The lag is {sum(item.lag for item in lags):,} messages"
-        + f", of which {in_flight:,} are in flight" * bool(in_flight)
-        + f". {risk}"
-    )
+    elif known_matching:
+        click.echo(f"{sum(known_matching):,} messages match the groups' filters.")
+
+    lag_text = f"The lag is {sum(item.lag for item in lags):,} messages"
+    if in_flight:
+        lag_text += f", of which {in_flight:,} are in flight"
+    if loss_times_ms:
+        first_loss = format_time(min(loss_times_ms))
+        risk_text = f"{at_risk:,} of them will be deleted from {first_loss} on."
+    else:
+        risk_text = "None of them is about to be deleted."
+    click.echo(f"{lag_text}. {risk_text}")
 
 
 # ------------------------------------------------------------------ reset, skip and clone
@@ -498,8 +547,10 @@ def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: 
     its message is not committed.
     """
     named_times = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
-    words = ", ".join(named_times)
-    time_ms = named_times[to] if to in named_times else parse_time_ms(to, "--to", words=words)
+    if to in named_times:
+        time_ms = named_times[to]
+    else:
+        time_ms = parse_time_ms(to, "--to", words=", ".join(named_times))
     _reset(admin, name, topic, time_ms, dry_run=dry_run, as_json=as_json)
 
 
@@ -559,12 +610,13 @@ def _print_changes(name: str, changes: list[OffsetChange], *, dry_run: bool, as_
     print_records(records, as_json=as_json, columns=columns)
     if not as_json:
         verb = "would continue" if dry_run else "continues"
-        again = sum(change.again for change in changes)
-        skipped = sum(change.skipped for change in changes)
-        click.echo(
-            f"{name} {verb} there. {again:,} messages are delivered again, {skipped:,} are skipped."
-            + " Nothing was changed." * dry_run
+        repeated_count = sum(change.again for change in changes)
+        skipped_count = sum(change.skipped for change in changes)
+        text = (
+            f"{name} {verb} there. {repeated_count:,} messages are delivered again, "
+            f"{skipped_count:,} are skipped."
         )
+        click.echo(f"{text} Nothing was changed." if dry_run else text)
 
 
 # ------------------------------------------------------------------------------- consumer
@@ -622,8 +674,11 @@ def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> Non
                 }
             )
             continue
-        since = format_time(int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0))
-        click.echo(f"--- {client.client_id} ({client.language}, {client.address}), since {since}")
+        start_ms = int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0)
+        click.echo(
+            f"--- {client.client_id} ({client.language}, {client.address}), "
+            f"since {format_time(start_ms)}"
+        )
         for item in sorted(info.subscriptions, key=lambda item: item.topic):
             click.echo(f"subscribed: {item.topic} {item.kind} {item.expression}")
         columns = (
@@ -664,17 +719,22 @@ def _request_running_info(
     report includes the stacks of the member's threads and tasks. Raises ConfigurationError if the
     member is not online, or no member is, and the errors of the request.
     """
-    clients = admin.consumers(name)
-    online = ", ".join(client.client_id for client in clients)
-    if client_id is not None:
-        clients = [client for client in clients if client.client_id == client_id]
-    if not clients:
+    online_clients = admin.consumers(name)
+    if client_id is None:
+        asked_clients = online_clients
+    else:
+        asked_clients = [client for client in online_clients if client.client_id == client_id]
+    if not asked_clients:
         missing = f"No consumer {client_id!r}" if client_id else "No consumer"
+        online_ids = ", ".join(client.client_id for client in online_clients)
+        fix = f"Choose one of those online: {online_ids}." if online_ids else ""
         raise ConfigurationError(
-            f"{missing} of group {name!r} is online.",
-            fix=f"Choose one of those online: {online}." if online else "See sluice group show.",
+            f"{missing} of group {name!r} is online.", fix=fix or "See sluice group show."
         )
-    return [(client, admin.running_info(name, client.client_id, stack=stack)) for client in clients]
+    return [
+        (client, admin.running_info(name, client.client_id, stack=stack))
+        for client in asked_clients
+    ]
 
 
 def _print_notes(info: RunningInfo) -> None:

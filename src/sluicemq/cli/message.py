@@ -8,7 +8,7 @@ consumers yet; only SluiceMQ brokers know their requests.
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,6 +39,9 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.model.system_names import TRACE_TOPIC
 from sluicemq.model.trace_records import SendTrace, TraceRecord, decode_trace_records
 from sluicemq.wire.bodies import ConsumeResult
+
+if TYPE_CHECKING:
+    from sluicemq.telemetry.spans import Span
 
 BODY_SHOWN_BYTES = 4096
 BODY_PREVIEW_BYTES = 60
@@ -92,20 +95,22 @@ def message() -> None:
 @admin_options
 def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> None:
     """Show the message with this message id or offset message id."""
-    found = admin.message_by_id(message_id, topic=topic)
-    record = message_record(found)
+    stored = admin.message_by_id(message_id, topic=topic)
+    record = message_record(stored)
     if as_json:
         print_json(record)
         return
+
+    # The properties and the body follow below the other fields.
     rows: list[tuple[str, object]] = []
     for name, value in record.items():
         if name.endswith("_time_ms"):
             rows.append((name.removesuffix("_ms"), format_time(value)))
         elif name not in ("properties", "body", "body_error"):
             rows.append((name, value))
-    rows += [(f"  {name}", value) for name, value in found.properties.items()]
-    print_table(f"Message {found.message_id}", ["field", "value"], rows)
-    click.echo(format_body(found, BODY_SHOWN_BYTES))
+    rows += [(f"  {name}", value) for name, value in stored.properties.items()]
+    print_table(f"Message {stored.message_id}", ["field", "value"], rows)
+    click.echo(format_body(stored, BODY_SHOWN_BYTES))
 
 
 @message.command("query")
@@ -150,10 +155,15 @@ def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> 
     )
     empty = f"No message of {topic} has the key {key}."
     print_records(records, as_json=as_json, columns=columns, empty=empty)
+    if not messages:
+        return
+
+    # Brokers do not say whether they have left messages out, so ask for older ones.
     complete_from_ms = _complete_from_ms(messages)
-    if messages and _has_others(
+    has_unlisted = _has_unlisted(
         admin, topic, key, messages, begin_ms=options["begin_ms"], end_ms=complete_from_ms
-    ):
+    )
+    if has_unlisted:
         click.echo(
             f"There are more messages with the key {key} than these {len(messages)}: --max is "
             f"{options['count_max']}, and a broker returns at most its maxMsgsNumBatch. Show older "
@@ -175,23 +185,23 @@ def _complete_from_ms(messages: Sequence[StoredMessage]) -> int:
     return max(oldest_ms_by_broker.values(), default=0)
 
 
-def _has_others(
+def _has_unlisted(
     admin: Admin,
     topic: str,
     key: str,
-    found: Sequence[StoredMessage],
+    listed: Sequence[StoredMessage],
     *,
     begin_ms: int,
     end_ms: int,
 ) -> bool:
-    """Return whether a message with the key exists that is not in `found`.
+    """Return whether a message with the key exists that is not in `listed`.
 
     Only messages stored from `begin_ms` to `end_ms` (milliseconds since 1970) are looked for.
     Messages are the same if broker and position are.
     """
     older = admin.messages_by_key(topic, key, begin_ms=begin_ms, end_ms=end_ms)
-    positions = {(stored.broker, stored.physical_offset) for stored in found}
-    return any((stored.broker, stored.physical_offset) not in positions for stored in older)
+    listed_positions = {(stored.broker, stored.physical_offset) for stored in listed}
+    return any((stored.broker, stored.physical_offset) not in listed_positions for stored in older)
 
 
 @message.command("consume")
@@ -312,60 +322,90 @@ def export_traces(
     Traces are committed after the endpoint has accepted their spans. So each span arrives at least
     once, always with the same id.
     """
-    from sluicemq.telemetry.otlp import export, open_exporter  # noqa: PLC0415 - few have the extra
-    from sluicemq.telemetry.spans import SpanBuilder, exportable  # noqa: PLC0415 - as above
+    from sluicemq.telemetry.otlp import open_exporter  # noqa: PLC0415 - few have the extra
+    from sluicemq.telemetry.spans import SpanBuilder  # noqa: PLC0415 - as above
 
     topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
-    exporter, builder = open_exporter("traces", endpoint), SpanBuilder()
+    exporter = open_exporter("traces", endpoint)
+    span_builder = SpanBuilder()
     start_at = parse_start(start)
     totals = {"messages": 0, "spans": 0, "unread": 0}
 
-    async def find_parents(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
-        """Return message id -> property traceparent of the messages that were sent.
-
-        The property is "" if a message does not have it. A message that cannot be found is left
-        out.
-        """
-        parent_by_id = {}
-        for record in records:
-            if isinstance(record, SendTrace) and record.message_id and record.offset_message_id:
-                # The message may be deleted. A Java client traces a batch as one message, whose
-                # offset message id is not that of a single message.
-                with contextlib.suppress(SluiceError):
-                    stored = await mq.admin.message_by_id(record.offset_message_id)
-                    parent_by_id[record.message_id] = stored.properties.get("traceparent", "")
-        return parent_by_id
-
     async def run() -> None:
+        """Export batches of trace messages until none arrives for `timeout_s`."""
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
             stream = mq.subscribe(topic, group=group, start=start_at)
             while messages := await stream.receive_many(EXPORT_BATCH_MAX, timeout_s):
-                decoded = [decode_trace_records(message.body_or_raw) for message in messages]
-                records = [record for some, _ in decoded for record in some]
-                parent_by_id = await find_parents(mq, records) if parents else {}
-                spans = list(builder.spans(records, mq.cluster.clock.now_ms(), parent_by_id))
-                data, is_reported = exportable(spans), False
-                while data and (reason := await asyncio.to_thread(export, exporter, data)):
-                    if not is_reported:
-                        click.echo(f"Spans not accepted, retrying: {reason}", err=True)
-                    is_reported = True
-                    await asyncio.sleep(EXPORT_RETRY_S)
+                records: list[TraceRecord] = []
+                unreadable_count = 0
+                for message in messages:
+                    message_records, unreadable = decode_trace_records(message.body_or_raw)
+                    records += message_records
+                    unreadable_count += unreadable
+
+                parent_by_id = await _find_trace_parents(mq, records) if parents else {}
+                now_ms = mq.cluster.clock.now_ms()
+                spans = list(span_builder.spans(records, now_ms, parent_by_id))
+                await _send_spans(exporter, spans)
+
+                # Only now, so that spans are not lost if the process ends before.
                 for message in messages:
                     await message.ack()
                 totals["messages"] += len(messages)
                 totals["spans"] += len(spans)
-                totals["unread"] += sum(unread for _, unread in decoded)
+                totals["unread"] += unreadable_count
 
     try:
         asyncio.run(run_until_interrupted(run()))
     finally:
         exporter.shutdown()
     print_result(
-        totals | {"unfinished": len(builder)},
+        totals | {"unfinished": len(span_builder)},
         f"Exported {totals['spans']:,} spans of {totals['messages']:,} trace messages. "
-        f"{len(builder)} deliveries had not ended, {totals['unread']} records were unreadable.",
+        f"{len(span_builder)} deliveries had not ended, "
+        f"{totals['unread']} records were unreadable.",
         as_json=as_json,
     )
+
+
+async def _find_trace_parents(mq: Sluice, records: list[TraceRecord]) -> dict[str, str]:
+    """Return message id -> property traceparent of the messages that were sent.
+
+    `records` are trace records of any kind; only those of sends name a stored message. The property
+    is "" if a message does not have it. A message that cannot be found is left out.
+    """
+    parent_by_id = {}
+    for record in records:
+        if not isinstance(record, SendTrace):
+            continue
+        if not record.message_id or not record.offset_message_id:
+            continue
+        # The message may be deleted. A Java client traces a batch as one message, whose offset
+        # message id is not that of a single message.
+        with contextlib.suppress(SluiceError):
+            stored = await mq.admin.message_by_id(record.offset_message_id)
+            parent_by_id[record.message_id] = stored.properties.get("traceparent", "")
+    return parent_by_id
+
+
+async def _send_spans(exporter: Any, spans: list["Span"]) -> None:
+    """Send spans to the endpoint of `exporter`, again and again until it accepts them.
+
+    The first refusal is printed to stderr. Without spans, nothing is sent.
+    """
+    from sluicemq.telemetry.otlp import export  # noqa: PLC0415 - few have the extra
+    from sluicemq.telemetry.spans import exportable  # noqa: PLC0415 - as above
+
+    data = exportable(spans)
+    is_refusal_reported = False
+    while data:
+        refusal = await asyncio.to_thread(export, exporter, data)
+        if not refusal:
+            return
+        if not is_refusal_reported:
+            click.echo(f"Spans not accepted, retrying: {refusal}", err=True)
+            is_refusal_reported = True
+        await asyncio.sleep(EXPORT_RETRY_S)
 
 
 def timeline_lines(timeline: Timeline) -> list[str]:
@@ -375,8 +415,10 @@ def timeline_lines(timeline: Timeline) -> list[str]:
     line counts trace records that could not be read, if there are any.
     """
     labels = (("topic", timeline.topic), ("tag", timeline.tags), ("keys", timeline.keys))
-    head = ", ".join(f"{name} {value}" for name, value in labels if value)
-    lines = [f"Message {timeline.message_id}{f' ({head})' if head else ''}", ""]
+    known_labels = ", ".join(f"{name} {value}" for name, value in labels if value)
+    suffix = f" ({known_labels})" if known_labels else ""
+    lines = [f"Message {timeline.message_id}{suffix}", ""]
+
     previous_ms = timeline.steps[0].time_ms if timeline.steps else 0
     for index, step in enumerate(timeline.steps):
         branch = "└─" if index == len(timeline.steps) - 1 else "├─"
@@ -466,28 +508,32 @@ def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) 
 
     Exit code 1 if no message was cancelled.
     """
-    delayed = admin.delayed(topic, key=key)
-    selected = [(address, item) for address, items in delayed.items() for item in items]
-    if len(selected) > 1 and not yes:
+    delayed_by_broker = admin.delayed(topic, key=key)
+    delayed_messages = [
+        (address, item) for address, items in delayed_by_broker.items() for item in items
+    ]
+    if len(delayed_messages) > 1 and not yes:
         raise click.UsageError(
-            f"{len(selected)} delayed messages have the key {key}. Give a message id, or --yes to "
-            "cancel them all."
+            f"{len(delayed_messages)} delayed messages have the key {key}. Give a message id, or "
+            "--yes to cancel them all."
         )
-    late, cancelled = 0, list[str]()
+    cancelled_ids: list[str] = []
+    late_count = 0  # messages that the broker refused to cancel
     describe_on_interrupt(
-        lambda: f"{len(cancelled)} cancelled; `sluice delay list` shows the others."
+        lambda: f"{len(cancelled_ids)} cancelled; `sluice delay list` shows the others."
     )
-    for address, item in selected:
+    for address, item in delayed_messages:
         try:
             admin.cancel_delayed(address, item.handle)
-            cancelled.append(item.unique_id)
+            cancelled_ids.append(item.unique_id)
         except RequestError as error:
-            late += 1
+            late_count += 1
             click.echo(f"{item.unique_id}: {error}", err=True)
-    if as_json or cancelled:
-        result = {"key": key, "cancelled": cancelled, "late": late}
-        print_result(result, f"Cancelled: {', '.join(cancelled)}.", as_json=as_json)
-    if not cancelled:
+
+    if as_json or cancelled_ids:
+        result = {"key": key, "cancelled": cancelled_ids, "late": late_count}
+        print_result(result, f"Cancelled: {', '.join(cancelled_ids)}.", as_json=as_json)
+    if not cancelled_ids:
         raise click.ClickException(f"No message with key {key} was cancelled.")
 
 

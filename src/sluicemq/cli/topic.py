@@ -39,20 +39,24 @@ def topic() -> None:
 def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
     """List the topics of the cluster with their queues and permission."""
     info = admin.cluster_info()
-    server_names = {*info.brokers, *info.clusters}  # each is also the name of a system topic
+    # RocketMQ creates a system topic with the name of each broker and of each cluster.
+    server_names = {*info.brokers, *info.clusters}
     records = []
     for name in admin.topics():
-        if not show_all and (is_group_topic(name) or is_system_topic(name, server_names)):
+        is_internal = is_group_topic(name) or is_system_topic(name, server_names)
+        if is_internal and not show_all:
             continue
+
+        # A topic without a route is listed with zeros.
         route = admin.find_route(name)
-        queues = route.queues if route else ()
+        broker_queues = route.queues if route else ()  # one item for each broker
         records.append(
             {
                 "topic": name,
-                "brokers": len(queues),
-                "read_queues": sum(data.read_queues for data in queues),
-                "write_queues": sum(data.write_queues for data in queues),
-                "permission": permission_name(queues[0].perm) if queues else "",
+                "brokers": len(broker_queues),
+                "read_queues": sum(queues.read_queues for queues in broker_queues),
+                "write_queues": sum(queues.write_queues for queues in broker_queues),
+                "permission": permission_name(broker_queues[0].perm) if broker_queues else "",
             }
         )
     print_records(records, as_json=as_json, empty="No topics (--all shows system topics).")
@@ -70,8 +74,12 @@ def _parse_attributes(
     for text in texts:
         key, separator, value = text.partition("=")
         is_removal = key.startswith("-") and not separator
-        key = key.removeprefix("-") if is_removal else key
-        if not key or key[0] == "-" or key in attributes or bool(value) == is_removal:
+        if is_removal:
+            key = key.removeprefix("-")
+
+        is_valid_key = bool(key) and not key.startswith("-")
+        is_complete = is_removal or bool(value)
+        if not is_valid_key or not is_complete or key in attributes:
             raise click.BadParameter("write KEY=VALUE, or -KEY to remove it, and each KEY once.")
         attributes[key] = None if is_removal else value
     return attributes
@@ -111,7 +119,7 @@ def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
         ),
         click.option(
             "--type",
-            type=click.Choice([one.lower() for one in MESSAGE_TYPES], case_sensitive=False),
+            type=click.Choice([name.lower() for name in MESSAGE_TYPES], case_sensitive=False),
             help="Type of the topic's messages (message.type). Only RocketMQ's gRPC proxy refuses "
             "messages of another type.",
         ),
@@ -147,21 +155,29 @@ def update(
     admin: Admin, name: str, queues: int | None, perm: str | None, as_json: bool, **options: Any
 ) -> None:
     """Change topic NAME on every broker. Properties without an option stay as they are."""
+    # The request replaces queues, permission and order, so those without an option are sent as
+    # they are now.
     current = admin.route(name).queues[0]
     options["perm"] = current.perm if perm is None else int(perm)
+    read_queues = queues or current.read_queues
     options["write_queues"] = queues or current.write_queues
+
     configs = admin.topic_configs(name).values()
     if options["order"] is None and any(config.order for config in configs):
         options["order"] = True
-    _create_or_update(admin, name, queues or current.read_queues, as_json, **options)
+
+    _create_or_update(admin, name, read_queues, as_json, **options)
 
 
 def _create_or_update(admin: Admin, name: str, queues: int, as_json: bool, **options: Any) -> None:
     """Set the topic on every broker, and print the result.
 
-    `options` are those of `Admin.create_topic`. A warning on stderr follows if strict order was
-    requested and the name servers do not send the order table to clients.
+    `queues` is the number of queues on each broker, and `options` are the other arguments of
+    `Admin.create_topic`. A warning on stderr follows if strict order was requested and the name
+    servers do not send the order table (the number of queues of each broker) to clients.
     """
+    # From here on, Ctrl-C leaves it unknown which brokers have the change. The text of the
+    # interrupt then names the command that shows it.
     note_pending_change(f"sluice topic show {name}")
     brokers = admin.create_topic(name, queues=queues, **options)
     print_result(
@@ -169,7 +185,9 @@ def _create_or_update(admin: Admin, name: str, queues: int, as_json: bool, **opt
         f"Topic {name} has {queues} queues on {', '.join(brokers)}.",
         as_json=as_json,
     )
-    route = admin.find_route(name) if options["order"] else None
+    if not options["order"]:
+        return
+    route = admin.find_route(name)
     if route is not None and not route.order_topic_config:
         click.echo(
             "The order is not strict yet: the name server stores the order table, but does not "
@@ -208,20 +226,33 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
         return
     columns = "broker queue_id offset_min offset_max messages last_message:time"
     print_records(records, columns=columns, title=name, empty="No queues.")
-    names_by_description: dict[str, list[str]] = {}
-    for broker in brokers:
+    _print_attributes(brokers)
+    message_count = sum(record["messages"] for record in records)
+    click.echo(f"{message_count:,} messages. Groups: {', '.join(groups) or 'none'}.")
+
+
+def _print_attributes(brokers: list[dict[str, Any]]) -> None:
+    """Print the type and the attributes that a topic has on each broker.
+
+    `brokers` are records with the keys `broker`, `type` and `attributes`. Brokers with the same
+    attributes share a line, which names them only if there is another line.
+    """
+    brokers_by_description: dict[str, list[str]] = {}
+    for record in brokers:
         attributes = [
             f"{key}={value}"
-            for key, value in sorted(broker["attributes"].items())
-            if key != MESSAGE_TYPE
+            for key, value in sorted(record["attributes"].items())
+            if key != MESSAGE_TYPE  # the type is printed first
         ]
-        text = "; ".join([f"Type {broker['type'] or 'not set'}", *attributes])
-        names_by_description.setdefault(text, []).append(broker["broker"])
-    for text, names in names_by_description.items():
-        is_only = len(names_by_description) == 1
-        click.echo(f"{text}." if is_only else f"{', '.join(names)}: {text}.")
-    total = sum(record["messages"] for record in records)
-    click.echo(f"{total:,} messages. Groups: {', '.join(groups) or 'none'}.")
+        description = "; ".join([f"Type {record['type'] or 'not set'}", *attributes])
+        brokers_by_description.setdefault(description, []).append(record["broker"])
+
+    are_all_equal = len(brokers_by_description) == 1
+    for description, broker_names in brokers_by_description.items():
+        if are_all_equal:
+            click.echo(f"{description}.")
+        else:
+            click.echo(f"{', '.join(broker_names)}: {description}.")
 
 
 @topic.command("delete")
@@ -231,7 +262,7 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
 @admin_options
 def delete(admin: Admin, name: str, cluster: str | None, yes: bool, as_json: bool) -> None:
     """Delete topic NAME with all its messages."""
-    admin.route(name)
+    admin.route(name)  # raises an error for an unknown topic, before the question
     confirm(f"Delete {name} with all its messages?", yes=yes)
     note_pending_change("sluice topic list")
     admin.delete_topic(name, cluster=cluster)

@@ -124,7 +124,8 @@ def produce(
     --json, print one JSON line for each message.
     """
     options["properties"] = parse_property_options(pairs)
-    chunks, stored_count = _iterate_chunks(body, path, count), 0
+    chunks = _iterate_chunks(body, path, count)  # lists of bodies
+    stored_count = 0
 
     def describe_progress() -> str:
         return f"{stored_count:,} messages stored in {topic}."
@@ -137,10 +138,11 @@ def produce(
 
     async def run() -> None:
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            # The first message is sent alone and opens the connection. Later ones are written to
-            # it in the order in which their sends are created.
             while chunk := _next_chunk(chunks):
-                for bodies in (chunk[:1], chunk[1:]) if not stored_count else (chunk,):
+                # The first message is sent alone and opens the connection. Later ones are written
+                # to it in the order in which their sends are created.
+                parts = [chunk] if stored_count else [chunk[:1], chunk[1:]]
+                for bodies in parts:
                     sends = [mq.send(topic, data, **options) for data in bodies]
                     await _gather_all(sends, record_result)
 
@@ -171,12 +173,12 @@ async def _gather_all(sends: list[Coroutine[Any, Any, T]], on_result: Callable[[
     Raises the first error of a send after all have ended. If Ctrl-C cancels the task, wait for the
     sends in flight and report their results before CancelledError is raised.
     """
-    work = asyncio.gather(*sends, return_exceptions=True)
+    all_results = asyncio.gather(*sends, return_exceptions=True)
     failures: list[BaseException] = []
     try:
-        await asyncio.shield(work)
-    finally:
-        for result in await work:
+        await asyncio.shield(all_results)
+    finally:  # also after Ctrl-C: the shield lets the sends go on
+        for result in await all_results:
             if isinstance(result, BaseException):
                 failures.append(result)
             else:
@@ -233,12 +235,14 @@ def _read_lines(open_stream: Callable[[], Any]) -> Generator[list[bytes], None, 
     the stream is closed when the iterator ends. Lines have no line end. They are yielded as soon as
     they can be read, because a pipe may be written slowly.
     """
-    rest = b""
+    unfinished_line = b""
     with open_stream() as stream:
+        data_until_end = iter(partial(stream.read1, READ_BYTES), b"")
         # The last line may have no line end, so one is appended to the data.
-        for data in itertools.chain(iter(partial(stream.read1, READ_BYTES), b""), (b"\n",)):
-            *complete, rest = (rest + data).split(b"\n")
-            lines = [line for text in complete if (line := text.rstrip(b"\r"))]
+        for data in itertools.chain(data_until_end, (b"\n",)):
+            *finished_lines, unfinished_line = (unfinished_line + data).split(b"\n")
+            stripped_lines = [line.rstrip(b"\r") for line in finished_lines]
+            lines = [line for line in stripped_lines if line]
             for start in range(0, len(lines), IN_FLIGHT_MAX):
                 yield lines[start : start + IN_FLIGHT_MAX]
 

@@ -69,12 +69,14 @@ class Sessions:
 
         If there are `SESSIONS_MAX` sessions, the oldest one ends.
         """
-        now_s, token = self._clock.monotonic_s(), secrets.token_urlsafe(32)
+        now_s = self._clock.monotonic_s()
+        token = secrets.token_urlsafe(32)
         form_token = secrets.token_urlsafe(32)
-        made = replace(session, form_token=form_token, started_s=now_s, used_s=now_s)
+        started_session = replace(session, form_token=form_token, started_s=now_s, used_s=now_s)
         while len(self._sessions) >= SESSIONS_MAX:
-            del self._sessions[next(iter(self._sessions))]
-        self._sessions[_hash(token)] = made
+            oldest_key = next(iter(self._sessions))
+            del self._sessions[oldest_key]
+        self._sessions[_hash(token)] = started_session
         return token
 
     def find(self, token: str, *, renews: bool = True) -> Session | None:
@@ -83,11 +85,15 @@ class Sessions:
         If `renews` is True, the idle time begins again. Use False for requests that a page sends
         without the user.
         """
-        key, now_s = _hash(token), self._clock.monotonic_s()
+        key = _hash(token)
         session = self._sessions.get(key)
         if session is None:
             return None
-        if now_s - session.started_s > LIFE_S or now_s - session.used_s > IDLE_S:
+
+        now_s = self._clock.monotonic_s()
+        is_too_old = now_s - session.started_s > LIFE_S
+        is_idle_too_long = now_s - session.used_s > IDLE_S
+        if is_too_old or is_idle_too_long:
             del self._sessions[key]
             return None
         if renews:
@@ -109,9 +115,13 @@ class Sessions:
 
         The result is False if there is no link.
         """
-        is_link = bool(self._link) and secrets.compare_digest(self._link, _hash(token))
-        self._link = "" if is_link else self._link
-        return is_link
+        if not self._link:
+            return False
+        # The comparison takes the same time for any token, so that its duration reveals nothing.
+        is_current_link = secrets.compare_digest(self._link, _hash(token))
+        if is_current_link:
+            self._link = ""
+        return is_current_link
 
 
 class Throttle:
@@ -119,6 +129,8 @@ class Throttle:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        # (name, address) -> (number of failures, end of the wait on the monotonic clock). The name
+        # "" means all names at the address. The order of the items is that of the last failures.
         self._failures: dict[tuple[str, str], tuple[int, float]] = {}
 
     def wait_s(self, name: str, address: str) -> float:
@@ -126,9 +138,10 @@ class Throttle:
 
         Failures of the name at this address count, and those of all names at this address.
         """
-        now_s = self._clock.monotonic_s()
-        ends = (self._failures.get(key, (0, 0.0))[1] for key in ((name, address), ("", address)))
-        return max(0.0, *(end - now_s for end in ends))
+        _, name_wait_end_s = self._failures.get((name, address), (0, 0.0))
+        _, address_wait_end_s = self._failures.get(("", address), (0, 0.0))
+        wait_end_s = max(name_wait_end_s, address_wait_end_s)
+        return max(0.0, wait_end_s - self._clock.monotonic_s())
 
     def add_failure(self, name: str, address: str) -> None:
         """Count a wrong secret for the name at this address, and for the address as a whole.
@@ -138,19 +151,26 @@ class Throttle:
         `WAIT_MAX_S`. Of more than `REMEMBERED_MAX` names and addresses, the oldest are dropped.
         """
         now_s = self._clock.monotonic_s()
-        for key, free in (
+        for key, failures_without_wait in (
             ((name, address), FAILURES_FREE),
             (("", address), FAILURES_FREE * ADDRESS_FACTOR),
         ):
-            count = self._failures.pop(key, (0, 0.0))[0] + 1
-            wait_s = min(2.0 ** min(count - free, 20), WAIT_MAX_S) if count >= free else 0.0
+            # The entry is removed and added again, so that the dict stays in the order of failures.
+            earlier_failures, _ = self._failures.pop(key, (0, 0.0))
+            failures = earlier_failures + 1
+            wait_s = 0.0
+            if failures >= failures_without_wait:
+                doublings = min(failures - failures_without_wait, 20)  # keeps the power finite
+                wait_s = min(2.0**doublings, WAIT_MAX_S)
             while len(self._failures) >= REMEMBERED_MAX:
-                del self._failures[next(iter(self._failures))]
-            self._failures[key] = count, now_s + wait_s
+                oldest_key = next(iter(self._failures))
+                del self._failures[oldest_key]
+            self._failures[key] = failures, now_s + wait_s
 
     def add_success(self, name: str, address: str) -> None:
         """Forget the failures of the name, and undo the last `add_failure` for the address."""
         self._failures.pop((name, address), None)
-        count, end_s = self._failures.pop(("", address), (0, 0.0))
-        if count > 1:
-            self._failures["", address] = count - 1, min(end_s, self._clock.monotonic_s())
+        failures, wait_end_s = self._failures.pop(("", address), (0, 0.0))
+        if failures > 1:
+            now_s = self._clock.monotonic_s()
+            self._failures["", address] = failures - 1, min(wait_end_s, now_s)

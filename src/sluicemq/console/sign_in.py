@@ -76,29 +76,34 @@ async def sign_in(console: Console, request: Request) -> Response:
     form = await read_form(request, FORM_BYTES_MAX)
     if form is None or not is_same_site(request):
         return console.render_refusal(request, 403, "error.form")
-    name, secret, address = form.get("name", ""), form.get("secret", ""), client_address(request)
-    kind = form.get("kind", "")
+    name = form.get("name", "")
+    secret = form.get("secret", "")
+    is_access_key = form.get("kind", "") == "key"
+    address = client_address(request)
     if len(name) > NAME_LENGTH_MAX:  # no account has such a name: it is neither counted nor logged
         return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name="")
 
-    logged = {"account": name, "address": address}
+    audit_fields = {"account": name, "address": address}
     if console.throttle.wait_s(name, address) > 0:
-        console.audit.write("sign-in", {}, state="throttled", **logged)
+        console.audit.write("sign-in", {}, state="throttled", **audit_fields)
         return console.render(request, "sign_in.html", 429, failure="sign_in.wait", name=name)
     # The attempt counts as a failure until it has succeeded, because a client may send several
     # attempts at the same time.
     console.throttle.add_failure(name, address)
+
+    check_secret = check_access_key if is_access_key else check_account
     try:
-        check = check_access_key if kind == "key" else check_account
-        session = await check(console, name, secret)
+        session = await check_secret(console, name, secret)
     except SluiceError as error:
-        console.audit.write("sign-in", {}, state="failed", why=str(error), **logged)
+        console.audit.write("sign-in", {}, state="failed", why=str(error), **audit_fields)
         return console.render_error(request, error, None)
     if session is None:
-        console.audit.write("sign-in", {}, state="refused", **logged)
+        console.audit.write("sign-in", {}, state="refused", **audit_fields)
         return console.render(request, "sign_in.html", 401, failure="sign_in.wrong", name=name)
+
     console.throttle.add_success(name, address)
-    console.audit.write("sign-in", {}, state="done", role=session.role.name.lower(), **logged)
+    role_name = session.role.name.lower()
+    console.audit.write("sign-in", {}, state="done", role=role_name, **audit_fields)
     next_path = local_path(request.query_params.get("next", ""))
     return _start_session(console, request, session, next_path)
 
@@ -118,10 +123,16 @@ async def check_access_key(console: Console, key: str, secret: str) -> Session |
     signatures. The role is ADMIN if the key may read the state of the access rules, else OPERATE.
     Raises SluiceError if the cluster cannot be asked.
     """
-    if not key or not secret or await _is_accepted(console, key, secrets.token_urlsafe()):
+    if not key or not secret:
+        return None
+
+    # A cluster that accepts any secret does not check signatures, so the key proves nothing.
+    wrong_secret = secrets.token_urlsafe()
+    if await _is_accepted(console, key, wrong_secret):
         return None
     if not await _is_accepted(console, key, secret):
         return None
+
     role = Role.OPERATE
     with contextlib.suppress(RequestError):
         await console.client((key, secret)).admin.access_status()
@@ -138,27 +149,38 @@ async def _is_accepted(console: Console, key: str, secret: str) -> bool:
     """
     client = console.connect((key, secret))
     try:
-        for address in (await client.admin.masters()).values():
-            # This request needs no permission, only a valid signature.
-            command = Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-            expect_success(await client.cluster.call(address, command), address)
-            return True
+        masters = await client.admin.masters()
+        if not masters:
+            raise ClientError("There is no broker to check the access key.", fix="Start one.")
+        address = next(iter(masters.values()))
+        # This request needs no permission, only a valid signature.
+        command = Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        response = await client.cluster.call(address, command)
+        expect_success(response, address)
     except PermissionDeniedError:
         return False
     finally:
         await client.close()
-    raise ClientError("There is no broker to check the access key.", fix="Start one.")
+    return True
 
 
 async def sign_in_by_link(console: Console, request: Request) -> Response:
-    """Sign in by the link, which works once and only while there are no accounts."""
-    is_valid = console.sessions.take_link(request.query_params.get("token", ""))
-    is_valid = is_valid and not console.accounts.load()
+    """Start a session of the account OWNER with the role ADMIN, and return a redirect to "/".
+
+    The query value `token` must be that of the link which the console printed at its start. The
+    link works once, and only while the console has no accounts; otherwise the response is 403. Each
+    attempt is written to the audit log, as "link" with the state "done" or "refused".
+    """
+    token = request.query_params.get("token", "")
+    # The link is used up even if there are accounts, so that it cannot work later.
+    is_current_link = console.sessions.take_link(token)
+    is_valid = is_current_link and not console.accounts.load()
     state = "done" if is_valid else "refused"
     console.audit.write("link", {}, state=state, address=client_address(request))
     if not is_valid:
         return console.render_refusal(request, 403, "error.link")
-    return _start_session(console, request, Session(OWNER, Role.ADMIN), "/")
+    owner_session = Session(OWNER, Role.ADMIN)
+    return _start_session(console, request, owner_session, "/")
 
 
 async def sign_out(console: Console, request: Request) -> Response:
@@ -166,7 +188,8 @@ async def sign_out(console: Console, request: Request) -> Response:
 
     The session itself ends only if the form has its token, so that other sites cannot end it.
     """
-    session, form = console.find_session(request), await read_form(request)
+    session = console.find_session(request)
+    form = await read_form(request)
     if session is not None and form is not None and has_form_token(request, session, form):
         console.sessions.end(request.cookies.get(cookie_name(request), ""))
     response = RedirectResponse(SIGN_IN, 303)

@@ -184,20 +184,30 @@ def query_by_key(session: Session, values: FlagValues) -> None:
 def query_by_unique_key(session: Session, values: FlagValues) -> None:
     """Run queryMsgByUniqueKey: print the oldest message with a producer's message id.
 
-    With `-a`, all messages with the id are printed. With the flags `consumerGroup` and `clientId`,
-    that client processes the message instead.
+    Only messages stored from flag `startTime` to flag `endTime` count (milliseconds since 1970,
+    both included); the defaults are 0 and `TIME_MAX_MS`. With flag `showAll` (`-a`), all of these
+    messages are printed, the oldest first. If there is none, nothing is printed.
+
+    With the flags `consumerGroup` and `clientId`, nothing of this happens: that client processes
+    the message, and the result is printed.
     """
+    message_id = values["msgId"]
     if "consumerGroup" in values and "clientId" in values:
-        _consume_directly(session, values, values["msgId"])
+        _consume_directly(session, values, message_id)
         return
-    begin_ms, end_ms = values.get_int("startTime"), values.get_int("endTime", TIME_MAX_MS)
-    messages = [
+
+    begin_ms = values.get_int("startTime")
+    end_ms = values.get_int("endTime", TIME_MAX_MS)
+    messages_in_range = [
         message
-        for message in session.admin.messages_with_id(values["topic"], values["msgId"])
+        for message in session.admin.messages_with_id(values["topic"], message_id)
         if begin_ms <= message.store_time_ms <= end_ms
     ]
-    messages.sort(key=lambda message: message.store_time_ms)
-    for message in messages if "showAll" in values else messages[:1]:
+    messages_in_range.sort(key=lambda message: message.store_time_ms)
+
+    show_all = "showAll" in values
+    messages_to_print = messages_in_range if show_all else messages_in_range[:1]
+    for message in messages_to_print:
         print_message(session, message, with_offset_id=False)
 
 

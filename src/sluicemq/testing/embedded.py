@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 from sluicemq.broker.server import SWEEP_S, Broker
 from sluicemq.client.aio.sluice import ClientOptions, Sluice
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.config import NameServerConfig, load_broker_config
+from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.hints import with_call_hints, with_hints
@@ -81,8 +81,8 @@ class IdlePauses:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._stored_bytes = -1
-        self._stored_since_s = 0.0
+        self._log_end = -1
+        self._idle_since_s = 0.0
         self._broker: Broker | None = None
 
     def attach(self, broker: Broker) -> None:
@@ -93,17 +93,34 @@ class IdlePauses:
         """Return the next pause of a job whose period is `period_s`, which is the minimum."""
         if self._broker is None:
             return period_s
-        now_s, stored_bytes = self._clock.monotonic_s(), self._broker.store.written_offset
-        if stored_bytes != self._stored_bytes:
-            self._stored_bytes, self._stored_since_s = stored_bytes, now_s
+
+        # Find out since when the broker has stored nothing: since when its log has this length.
+        now_s = self._clock.monotonic_s()
+        log_end = self._broker.store.written_offset
+        if log_end != self._log_end:
+            self._log_end = log_end
+            self._idle_since_s = now_s
+        idle_s = now_s - self._idle_since_s
+
         pause_max_s = PAUSE_MAX_S
-        if period_s == SWEEP_S:
-            core, now_ms = self._broker.core, self._clock.now_ms()
-            wheel = core.delayed.timers.files.wheel
-            due_soon = wheel.iter_occupied_ms(now_ms, now_ms + int(2000 * SWEEP_PAUSE_MAX_S))
-            has_work = core.transactions.table or any(True for _ in due_soon)
-            pause_max_s = SWEEP_PAUSE_DUE_S if has_work else SWEEP_PAUSE_MAX_S
-        return max(period_s, min((now_s - self._stored_since_s) / 4, pause_max_s))
+        if period_s == SWEEP_S:  # a job is known here by its period only
+            pause_max_s = SWEEP_PAUSE_DUE_S if self._is_sweep_due_soon() else SWEEP_PAUSE_MAX_S
+        return max(period_s, min(idle_s / 4, pause_max_s))
+
+    def _is_sweep_due_soon(self) -> bool:
+        """Return whether a transaction is open, or a timed message is due before long.
+
+        "Before long" is within two of the longest pauses of the sweep. The broker must be attached.
+        """
+        assert self._broker is not None
+        core = self._broker.core
+        if core.transactions.table:
+            return True
+        # The timer wheel finds timed messages by the second in which they are due.
+        timer_wheel = core.delayed.timers.files.wheel
+        now_ms = self._clock.now_ms()
+        horizon_ms = now_ms + int(2 * SWEEP_PAUSE_MAX_S * 1000)
+        return any(True for _ in timer_wheel.iter_occupied_ms(now_ms, horizon_ms))
 
 
 class InlineExecutor(Executor):
@@ -129,20 +146,30 @@ class InlineExecutor(Executor):
 
 @with_hints
 class EmbeddedSluice(Sluice):
-    """A client of an embedded cluster. `servers` is the cluster, `clock` its virtual clock."""
+    """A client of an embedded cluster.
+
+    `servers` is the cluster: its name server and brokers, which a test can stop and start.
+    """
 
     def __init__(self, servers: "Servers", **options: Unpack[ClientOptions]) -> None:
-        """Make a client. `options` are the arguments of `Sluice`."""
+        """Make a client of the cluster `servers`, with its clock, network and random numbers.
+
+        `options` are the arguments of `Sluice`. The name server must have been started before,
+        because its port is assigned then. If the clock of `servers` is a VirtualClock, the client's
+        long polls last `POLL_S`, much longer than in real time. Use `Servers.client` instead of
+        this constructor if the client is to be closed with the cluster.
+        """
         super().__init__(
             servers.name_server_address,
             clock=servers.clock,
             network=servers.network,
-            heartbeat_thread=False,
+            heartbeat_thread=False,  # a thread would not follow a virtual clock
             rng=servers.rng,
             **options,
         )
         self.servers = servers
         if isinstance(servers.clock, VirtualClock):
+            # Virtual hours pass in a moment: with short polls, most work would be to repeat them.
             self.cluster.long_poll_s = POLL_S
 
     @property
@@ -181,8 +208,10 @@ class Servers:
     ) -> None:
         """Prepare the cluster; `start` starts it.
 
-        Files are in `directory`, in memory if that is None. `settings` are keys of a broker.conf
-        for every broker. With `proxy`, each broker gets a proxy.
+        `clock` is the time of all servers and clients; on a VirtualClock, servers pause longer
+        between their background jobs. `network` carries the frames between them. Files are in
+        `directory`, or in memory if that is None. `settings` are keys of a broker.conf for every
+        broker. With `proxy`, each broker gets a proxy.
         """
         self.clock = clock
         self.network = network
@@ -243,11 +272,14 @@ class Servers:
             config, clock=self.clock, files=self._files_of("names"), network=self.network
         )
         await server.start()
-        self.name_server, self._name_port = server, server.port
+        self.name_server = server
+        self._name_port = server.port
 
     async def stop_name_server(self) -> None:
         """Stop the name server. Brokers and clients lose their connections to it."""
-        server, self.name_server = self.name_server, None
+        server = self.name_server
+        # It counts as stopped from here on, also if `close` raises or is cancelled.
+        self.name_server = None
         if server is not None:
             await server.close()
 
@@ -261,23 +293,7 @@ class Servers:
             raise ConfigurationError(
                 f"the broker {name!r} is running already.", fix="Stop it first."
             )
-        keys = {
-            **SMALL_SETTINGS,
-            **(VIRTUAL_TIME_SETTINGS if self._is_virtual else {}),
-            "brokerName": name,
-            "bindAddress": HOST,
-            "listenPort": str(self._ports.get(name, 0)),
-            "namesrvAddr": self.name_server_address,
-            "storePathRootDir": f"{self._directory or MEMORY_ROOT}/{name}",
-            **self.settings,
-            **settings,
-        }
-        config, store, warnings = load_broker_config("", overrides=keys, environment={})
-        if warnings:
-            raise ConfigurationError(warnings[0], fix="Pass keys of a broker.conf.")
-        # On a free port, the broker listens on loopback, whatever `settings` say.
-        if config.listen_port == 0:
-            config = dataclasses.replace(config, bind_address=HOST)
+        config, store = self._broker_config(name, settings)
         pauses = IdlePauses(self.clock) if isinstance(self.clock, VirtualClock) else None
         broker = Broker(
             config,
@@ -292,14 +308,47 @@ class Servers:
         if pauses is not None:
             pauses.attach(broker)
         self.brokers[name] = broker
-        self._ports[name] = broker.port
+        self._ports[name] = broker.port  # the port for the next start
         if self._has_proxies:
-            from sluicemq.proxy.local import make_local_proxy  # noqa: PLC0415 - protobuf may be missing
-
-            proxy = self.proxies[name] = make_local_proxy(broker)
-            await proxy.start(HOST, self._proxy_ports.get(name, 0))
-            self._proxy_ports[name] = proxy.port
+            await self._start_proxy(name, broker)
         return broker
+
+    def _broker_config(
+        self, name: str, settings: Mapping[str, str]
+    ) -> tuple[BrokerConfig, StoreConfig]:
+        """Return the configuration of the broker `name` and of its store.
+
+        `settings` override those of the cluster, which override the defaults. Raises
+        ConfigurationError for an unknown key or an invalid value.
+        """
+        keys = {
+            **SMALL_SETTINGS,
+            **(VIRTUAL_TIME_SETTINGS if self._is_virtual else {}),
+            "brokerName": name,
+            "bindAddress": HOST,
+            "listenPort": str(self._ports.get(name, 0)),
+            "namesrvAddr": self.name_server_address,
+            "storePathRootDir": f"{self._directory or MEMORY_ROOT}/{name}",
+            **self.settings,
+            **settings,
+        }
+        config, store_config, warnings = load_broker_config("", overrides=keys, environment={})
+        if warnings:
+            raise ConfigurationError(warnings[0], fix="Pass keys of a broker.conf.")
+        # On a free port, the broker listens on loopback, whatever `settings` say.
+        if config.listen_port == 0:
+            config = dataclasses.replace(config, bind_address=HOST)
+        return config, store_config
+
+    async def _start_proxy(self, name: str, broker: Broker) -> None:
+        """Start the proxy of the broker `name`, on the port that it had before."""
+        from sluicemq.proxy.local import make_local_proxy  # noqa: PLC0415 - protobuf may be missing
+
+        proxy = make_local_proxy(broker)
+        # It is registered before it starts, so that `stop_broker` also closes it if that fails.
+        self.proxies[name] = proxy
+        await proxy.start(HOST, self._proxy_ports.get(name, 0))
+        self._proxy_ports[name] = proxy.port
 
     async def stop_broker(self, name: str = "broker-a") -> None:
         """Stop the proxy of a broker, then the broker, in an orderly way. Its files are kept."""
@@ -315,7 +364,7 @@ class Servers:
     def client(self, **options: Unpack[ClientOptions]) -> EmbeddedSluice:
         """Return another client of the cluster. `options` are the arguments of `Sluice`.
 
-        It is closed with the cluster, if not before.
+        The client is closed with the cluster, if not before.
         """
         client = EmbeddedSluice(self, **options)
         self._clients.append(client)
@@ -326,6 +375,7 @@ class Servers:
 
         If closing one raises, the others are closed all the same.
         """
+        # The stack calls in reverse order, and goes on if one of the calls raises.
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.stop_name_server)
             for name in self.brokers:
@@ -356,6 +406,9 @@ async def embedded(
     **client: Unpack[ClientOptions],
 ) -> AsyncIterator[EmbeddedSluice]:
     """Run a name server and a broker inside the block, and yield a client of them.
+
+    At the end of the block, the client, the broker and the name server are closed, together with
+    all that the test has started by `mq.servers`.
 
     - `clock`: a `VirtualClock`; None means real time.
     - `tcp`: listen on free loopback ports, for other threads and processes. The address is
@@ -388,7 +441,7 @@ async def embedded(
         proxy=proxy,
     )
     if clock is not None:
-        clock.drive()
+        clock.drive()  # from here on, the event loop sleeps by this clock
     try:
         with _let_time_pass(clock):
             await servers.start()
@@ -409,8 +462,9 @@ def _let_time_pass(clock: VirtualClock | None) -> Any:
     if clock is None:
         yield
         return
-    stands_still, clock.stands_still = clock.stands_still, False
+    previous_stands_still = clock.stands_still
+    clock.stands_still = False
     try:
         yield
     finally:
-        clock.stands_still = stands_still
+        clock.stands_still = previous_stands_still
