@@ -250,7 +250,7 @@ class QueueRepair:
             end_position = self._find_end_position(key, sequence, log_end)
             if end_position is None:
                 continue
-            # A queue whose first file went would begin anew: its files are only cleared.
+            # Only a queue with records loses whole files. The files of others are cleared.
             can_remove_files = bool(self._end_offsets.get(key))
             for segment in sequence.segments:
                 start = max(end_position, segment.base)
