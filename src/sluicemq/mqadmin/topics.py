@@ -203,7 +203,9 @@ def show_route(session: Session, values: FlagValues) -> None:
     """Run topicRoute: print the route of a topic as JSON, or, with `-l`, as a table."""
     route = session.admin.current_route(values["topic"])
     if "list" not in values:
-        session.print_line(java.format_json(dict(sorted(bodies.route_object(route).items()))))
+        session.print_line(
+            java.format_json(dict(sorted(bodies.route_object_with_integer_ids(route).items())))
+        )
         return
     queues = {data.broker: data for data in route.queues}
     session.print_line(

@@ -118,7 +118,7 @@ class Client:
     @property
     def streams(self) -> list[Call]:
         """The open telemetry streams, with the one that the client used last at the end."""
-        self._streams = [it for it in self._streams if not it.is_closed]
+        self._streams = [stream for stream in self._streams if not stream.is_closed]
         return self._streams
 
     @property
@@ -158,10 +158,17 @@ class Client:
 
         The settings take precedence, because the metadata of Node.js clients say HTTP.
         """
-        number = self.settings.user_agent.language if self.settings is not None else 0
-        in_settings = next((it.name for it in m.Language if it == number), "")
-        names = (_LANGUAGES.get(it, it) for it in (in_settings, self.language.upper()))
-        return next((it for it in names if it in LANGUAGES), "OTHER")
+        settings_language = ""
+        if self.settings is not None:
+            number = self.settings.user_agent.language
+            settings_language = next(
+                (language.name for language in m.Language if language == number), ""
+            )
+        for grpc_name in (settings_language, self.language.upper()):
+            remoting_name = _LANGUAGES.get(grpc_name, grpc_name)
+            if remoting_name in LANGUAGES:
+                return remoting_name
+        return "OTHER"
 
     @property
     def wire_version(self) -> int:
@@ -169,25 +176,35 @@ class Client:
 
         A version that is not 5.x.y counts as the version of this proxy.
         """
-        found = re.fullmatch(r"[vV]?5\.(\d)\.(\d)", self.version)
-        return VERSION if found is None else _V5_0_0 + 2 * (10 * int(found[1]) + int(found[2]))
+        match = re.fullmatch(r"[vV]?5\.(\d)\.(\d)", self.version)
+        if match is None:
+            return VERSION
+        minor, patch = int(match[1]), int(match[2])
+        # The table has ten patch releases for each minor version, with two numbers each.
+        return _V5_0_0 + 2 * (10 * minor + patch)
 
     @property
     def info(self) -> ClientInfo:
         """A snapshot of the client; later changes of the client do not change it."""
-        settings, heartbeat = self.settings, self.heartbeat
-        topics = dict.fromkeys(heartbeat.producer_groups if heartbeat is not None else (), "")
-        consumers = heartbeat.consumers if heartbeat is not None else ()
-        for consumer in consumers:
-            topics |= {it.topic: it.expression for it in consumer.subscriptions}
+        group = ""
+        topics: dict[str, str] = {}
+        if self.heartbeat is not None:
+            # The producer groups of a gRPC client are the topics to which it sends.
+            topics = dict.fromkeys(self.heartbeat.producer_groups, "")
+            for consumer in self.heartbeat.consumers:
+                for subscription in consumer.subscriptions:
+                    topics[subscription.topic] = subscription.expression
+            if self.heartbeat.consumers:
+                group = self.heartbeat.consumers[0].group
+        addresses = sorted(str(peer.remote) for peer in self.connections)
         return ClientInfo(
             client_id=self.id,
-            kind=client_type_name(settings) if settings is not None else "",
+            kind=client_type_name(self.settings) if self.settings is not None else "",
             language=self.wire_language,
             version=self.version,
-            addresses=tuple(sorted(str(it.remote) for it in self.connections)),
+            addresses=tuple(addresses),
             since_ms=self.since_ms,
-            group=consumers[0].group if consumers else "",
+            group=group,
             topics=topics,
             has_stream=self.command_stream is not None,
         )
@@ -196,7 +213,10 @@ class Client:
 def client_type_name(settings: m.Settings) -> str:
     """Return RocketMQ's name of the client type in the settings, or its number if it is unknown."""
     number = settings.client_type
-    return next((it.name for it in m.ClientType if it == number), f"{number}")
+    for client_type in m.ClientType:
+        if client_type == number:
+            return client_type.name
+    return f"{number}"
 
 
 OnBrokerRequest = Callable[[Client, Command, Callable[[Command], None]], None]
@@ -207,7 +227,9 @@ class Clients:
     """All clients of one proxy."""
 
     def __init__(self, backend: Backend) -> None:
+        """Create an empty table of clients, whose sessions `backend` opens."""
         self._backend = backend
+        # The clients of each connection, in the order of their first calls.
         self._by_peer: dict[Peer, dict[Client, None]] = {}
         self._reconnect_count = 0
         self.by_id: dict[str, Client] = {}

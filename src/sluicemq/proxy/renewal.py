@@ -98,13 +98,20 @@ class ReceiptHandleRenewer:
     def __init__(
         self, backend: Backend, clients: Clients, change: ChangeHandle, limits: ProxyLimits
     ) -> None:
+        """Renew messages of `clients` with `change`, at the times that `limits` sets.
+
+        The messages of a removed client are released.
+        """
         clients.on_removed.append(self.release_client)
         self._backend = backend
         self._clients = clients.by_id
         self._change = change
         self._limits = limits
+        # The tracked messages of each client, by (group, client handle).
         self._in_flight: dict[Client, dict[tuple[str, str], InFlightMessage]] = {}
+        # The tracked messages by the period in which they are due.
         self._due: dict[int, dict[InFlightMessage, None]] = {}
+        # The requests that wait because REQUESTS_MAX are running.
         self._pending: deque[Conversation[None]] = deque()
         self._running_count = 0
         self._is_starting = False
@@ -224,8 +231,9 @@ class ReceiptHandleRenewer:
 
         The proxy calls this every `PERIOD_MS`.
         """
-        now = self._now_ms() // PERIOD_MS
-        for period in [it for it in self._due if it <= now]:
+        current_period = self._now_ms() // PERIOD_MS
+        due_periods = [period for period in self._due if period <= current_period]
+        for period in due_periods:
             for message in self._due.pop(period):
                 message.renewing = asyncio.get_running_loop().create_future()
                 self._pending.append(self._renew(message))
@@ -266,19 +274,20 @@ class ReceiptHandleRenewer:
         now_ms = self._now_ms()
         is_last = now_ms - message.received_ms >= self._limits.renew_ms_max
         if is_last:
-            time_ms = backoff_ms(message)
+            invisible_ms = backoff_ms(message)
         else:
-            time_ms = INVISIBLE_STEPS_MS[min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)]
+            step = min(message.renewals, len(INVISIBLE_STEPS_MS) - 1)
+            invisible_ms = INVISIBLE_STEPS_MS[step]
+
         try:
             message.handle = yield from self._change(
-                message.group, message.topic, message.handle, time_ms
+                message.group, message.topic, message.handle, invisible_ms
             )
         except SluiceError as error:
             message.failures += 1
-            is_last |= (
-                isinstance(error, StatusError)
-                or message.failures >= self._limits.renew_attempts_max
-            )
+            is_gone = isinstance(error, StatusError)
+            has_failed_too_often = message.failures >= self._limits.renew_attempts_max
+            is_last = is_last or is_gone or has_failed_too_often
             log.warning(
                 "Cannot renew message %s of group %s: %s",
                 message.client_handle,
@@ -289,7 +298,10 @@ class ReceiptHandleRenewer:
             message.handle_received_ms = now_ms
             message.renewals += 1
             message.failures = 0
-        renewing, message.renewing = message.renewing, None
+
+        # The message is untracked or scheduled before `take` resumes, which waits for `renewing`.
+        renewing = message.renewing
+        message.renewing = None
         if not message.is_tracked:
             yield from self._return_message(message)  # its client has disconnected
         elif is_last:
@@ -323,4 +335,5 @@ def backoff_ms(message: InFlightMessage) -> int:
     if not steps:
         return DEFAULT_BACKOFF_MS
     # The first two delays are not used for retries, as in RocketMQ.
-    return to_ms(steps[min(message.reconsume_times + 2, len(steps) - 1)])
+    step = min(message.reconsume_times + 2, len(steps) - 1)
+    return to_ms(steps[step])

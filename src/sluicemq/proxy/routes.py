@@ -40,16 +40,19 @@ _PERMISSIONS: Final = {
 
 def topic_type(config: TopicConfig | None) -> str:
     """Return the message type in the attributes of a topic, or NORMAL if there is none."""
-    return (config and config.attributes.get(MESSAGE_TYPE)) or "NORMAL"
+    if config is None:
+        return "NORMAL"
+    return config.attributes.get(MESSAGE_TYPE) or "NORMAL"
 
 
 def accepted_types(config: TopicConfig | None) -> list[MessageType]:
     """Return the message types that a topic accepts, for producers to check."""
-    kind = topic_type(config)
-    if kind == MIXED:
+    type_name = topic_type(config)
+    if type_name == MIXED:
         return [MessageType[name] for name in MESSAGE_TYPES]
-    known = kind in MessageType.__members__
-    return [MessageType[kind] if known else MessageType.MESSAGE_TYPE_UNSPECIFIED]
+    if type_name in MessageType.__members__:
+        return [MessageType[type_name]]
+    return [MessageType.MESSAGE_TYPE_UNSPECIFIED]
 
 
 class Routing:
@@ -65,16 +68,19 @@ class Routing:
 
         Raises StatusError for an invalid topic name, and RouteNotFoundError.
         """
-        name = checked_topic(request.topic)
-        route = yield from self._backend.fetch_route(name)
-        config = yield from self._backend.fetch_topic_config(name)
-        types, endpoints = accepted_types(config), advertised_endpoints(request.endpoints, client)
+        topic = checked_topic(request.topic)
+        route = yield from self._backend.fetch_route(topic)
+        config = yield from self._backend.fetch_topic_config(topic)
+        types = accepted_types(config)
+        endpoints = advertised_endpoints(request.endpoints, client)
+
         response = m.QueryRouteResponse(status=OK)
-        copies = {data.broker: sorted(data.addresses) for data in route.brokers}
-        for data in route.queues:
-            for broker_id in copies.get(data.broker, ()):
-                broker = m.Broker(name=data.broker, id=broker_id, endpoints=endpoints)
-                for queue_id, permission in queue_permissions(data):
+        # The ids of the replicas of each broker; the master has id 0.
+        replica_ids = {data.broker: sorted(data.addresses) for data in route.brokers}
+        for queue_data in route.queues:
+            for broker_id in replica_ids.get(queue_data.broker, ()):
+                broker = m.Broker(name=queue_data.broker, id=broker_id, endpoints=endpoints)
+                for queue_id, permission in iter_queue_permissions(queue_data):
                     response.message_queues.add(
                         topic=request.topic,
                         id=queue_id,
@@ -92,24 +98,29 @@ class Routing:
         A group that consumes in order gets an entry for each queue. Raises StatusError for an
         invalid name, or (FORBIDDEN) if no queue is readable, and RouteNotFoundError.
         """
-        name, group = checked_topic(request.topic), checked_group(request.group)
-        route = yield from self._backend.fetch_route(name)
+        topic = checked_topic(request.topic)
+        group = checked_group(request.group)
+        route = yield from self._backend.fetch_route(topic)
         config = yield from self._backend.fetch_group_config(group)
         endpoints = advertised_endpoints(request.endpoints, client)
+        is_ordered = config is not None and config.consume_message_orderly
+
         response = m.QueryAssignmentResponse(status=OK)
-        masters = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
-        for data in route.queues:
-            if not data.perm & PERM_READ or data.broker not in masters:
+        brokers_with_master = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
+        for queue_data in route.queues:
+            is_readable = bool(queue_data.perm & PERM_READ)
+            if not is_readable or queue_data.broker not in brokers_with_master:
                 continue
-            is_ordered = config is not None and config.consume_message_orderly
-            queues = range(data.read_queues) if is_ordered else (ANY_QUEUE,)
-            for queue_id in queues:
+            permission = _PERMISSIONS[queue_data.perm & (PERM_READ | PERM_WRITE)]
+            broker = m.Broker(name=queue_data.broker, id=MASTER_ID, endpoints=endpoints)
+            queue_ids = range(queue_data.read_queues) if is_ordered else (ANY_QUEUE,)
+            for queue_id in queue_ids:
                 response.assignments.add(
                     message_queue=m.MessageQueue(
                         topic=request.topic,
                         id=queue_id,
-                        permission=_PERMISSIONS[data.perm & (PERM_READ | PERM_WRITE)],
-                        broker=m.Broker(name=data.broker, id=MASTER_ID, endpoints=endpoints),
+                        permission=permission,
+                        broker=broker,
                     )
                 )
         if not response.assignments:
@@ -117,29 +128,34 @@ class Routing:
         return response
 
 
-def queue_permissions(data: QueueData) -> Iterator[tuple[int, Permission]]:
-    """Yield each queue id of a topic on one broker, with the permission of the queue.
+def iter_queue_permissions(queue_data: QueueData) -> Iterator[tuple[int, Permission]]:
+    """Yield (queue id, permission) for each queue of a topic on one broker.
 
-    A topic that can neither be read nor written has at least one queue, without permissions.
+    The first `read_queues` queues can be read if the topic can, and the first `write_queues` be
+    written. A topic that allows neither has at least one queue, without permissions.
     """
-    readable = data.read_queues if data.perm & PERM_READ else 0
-    writable = data.write_queues if data.perm & PERM_WRITE else 0
-    if not readable and not writable:
-        for queue_id in range(max(1, data.read_queues, data.write_queues)):
+    readable_count = queue_data.read_queues if queue_data.perm & PERM_READ else 0
+    writable_count = queue_data.write_queues if queue_data.perm & PERM_WRITE else 0
+    if not readable_count and not writable_count:
+        queue_count = max(1, queue_data.read_queues, queue_data.write_queues)
+        for queue_id in range(queue_count):
             yield queue_id, Permission.NONE
-    for queue_id in range(max(readable, writable)):
-        bits = (PERM_READ if queue_id < readable else 0) | (
-            PERM_WRITE if queue_id < writable else 0
-        )
-        yield queue_id, _PERMISSIONS[bits]
+        return
+
+    for queue_id in range(max(readable_count, writable_count)):
+        read_bit = PERM_READ if queue_id < readable_count else 0
+        write_bit = PERM_WRITE if queue_id < writable_count else 0
+        yield queue_id, _PERMISSIONS[read_bit | write_bit]
 
 
-def advertised_endpoints(asked: m.Endpoints, client: Client) -> m.Endpoints:
-    """Return the endpoints that the client named, or the address at which it reached the proxy."""
-    if asked.addresses:
-        return asked
+def advertised_endpoints(requested: m.Endpoints, client: Client) -> m.Endpoints:
+    """Return the endpoints that the client requested, or the address where it reached the proxy."""
+    if requested.addresses:
+        return requested
+    # An address that is a host name counts as IPv4.
     address = parse_address(client.local.address)
-    scheme = AddressScheme.IPv6 if address and address.version > 4 else AddressScheme.IPv4
+    is_ipv6 = address is not None and address.version > 4
+    scheme = AddressScheme.IPv6 if is_ipv6 else AddressScheme.IPv4
     return m.Endpoints(
         scheme=scheme,
         addresses=[m.Address(host=client.local.address, port=client.local.port)],

@@ -518,17 +518,23 @@ decode_broker_member_group = member_codec("brokerMemberGroup", BrokerData, "brok
 def encode_topic_route(route: TopicRoute, *, standard: bool = True) -> bytes:
     """Encode the response to GET_ROUTEINFO_BY_TOPIC (105).
 
-    If `standard` is False, broker ids are not quoted, as old clients require.
+    If `standard` is False, broker ids are not quoted, as old clients require. Such a body is no
+    standard JSON, since the names of JSON members are strings.
     """
-    return fastjson.dumps(_ROUTE.write(route) if standard else route_object(route))
+    if standard:
+        return fastjson.dumps(_ROUTE.write(route))
+    return fastjson.dumps(route_object_with_integer_ids(route))
 
 
-def route_object(route: TopicRoute) -> dict[str, Any]:
-    """Return a route as a JSON object in which broker ids are not quoted."""
-    return {
-        **_ROUTE.write(route),
-        "brokerDatas": [_broker_with_integer_ids(broker) for broker in route.brokers],
-    }
+def route_object_with_integer_ids(route: TopicRoute) -> dict[str, Any]:
+    """Return a route as a JSON object whose broker ids are integers, not strings.
+
+    The ids are keys of `brokerAddrs` in each item of `brokerDatas`. `fastjson.dumps` does not quote
+    integer keys.
+    """
+    route_object = _ROUTE.write(route)
+    brokers = [_broker_with_integer_ids(broker) for broker in route.brokers]
+    return {**route_object, "brokerDatas": brokers}
 
 
 def encode_broker_member_group(cluster: str, broker: str, addresses: Mapping[int, str]) -> bytes:

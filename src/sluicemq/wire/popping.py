@@ -191,11 +191,11 @@ class Checkpoint(NamedTuple):
         """
         topic, group, queue_id, start_offset, pop_ms, broker = _read_key(values, broker)
         differences = take_list(values, "d")
-        count = min(take_integer(values, "n"), _MESSAGES_MAX)
+        message_count = min(take_integer(values, "n"), _MESSAGES_MAX)
         acknowledged_bits = take_integer(values, "bm")
         offsets = tuple(
             start_offset + as_integer(difference, "d")
-            for index, difference in enumerate(differences or range(count))
+            for index, difference in enumerate(differences or range(message_count))
             if not acknowledged_bits >> index & 1
         )
         invisible_ms = take_integer(values, "it")
@@ -337,8 +337,8 @@ def decode_pop_acks(data: JsonData) -> list[PopAck]:
     values = load_object(data, "batch of acknowledgements")
     broker = take_text(values, "brokerName")
     return [
-        _read_pop_ack(_with_short_names(as_object(one, "An acknowledgement")), broker)
-        for one in take_list(values, "acks")
+        _read_pop_ack(_with_short_names(as_object(item, "An acknowledgement")), broker)
+        for item in take_list(values, "acks")
     ]
 
 
@@ -389,16 +389,18 @@ def encode_pop_acks(broker: str, acks: Iterable[PopAck]) -> bytes:
 def _pop_ack_to_json(ack: PopAck) -> dict[str, Any]:
     """Return one acknowledgement as a JSON object.
 
-    In `b` bit i is set if the message with the offset `so + i` is acknowledged. The lowest bit of
-    the first byte is bit 0, and the last byte is not zero.
+    Its member `b` is a set of bits in base64: bit i is set if the message with the offset `so + i`
+    is acknowledged. The lowest bit of the first byte is bit 0, and the last byte is not zero.
     """
-    handle, bits = ack.handle, 0
+    handle = ack.handle
+    acknowledged_bits = 0
     for offset in ack.offsets:
-        bits |= 1 << offset - handle.start_offset
-    byte_count = (bits.bit_length() + 7) // 8
-    data = bits.to_bytes(byte_count, "little")
+        bit_index = offset - handle.start_offset
+        acknowledged_bits |= 1 << bit_index
+    byte_count = (acknowledged_bits.bit_length() + 7) // 8
+    bit_bytes = acknowledged_bits.to_bytes(byte_count, "little")
     return {
-        "b": b64encode(data).decode(),
+        "b": b64encode(bit_bytes).decode(),
         "c": ack.group,
         "it": handle.invisible_ms,
         "pt": handle.pop_ms,

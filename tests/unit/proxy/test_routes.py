@@ -10,7 +10,7 @@ from proxied import proxied
 from sluicemq.model.topic import QueueData
 from sluicemq.proxy import messages as m
 from sluicemq.proxy.messages import Code, MessageType, Permission
-from sluicemq.proxy.routes import queue_permissions
+from sluicemq.proxy.routes import iter_queue_permissions
 
 
 def test_a_route_has_the_address_that_the_client_knows() -> None:
@@ -81,7 +81,7 @@ def test_an_assignment_is_all_of_a_broker() -> None:
 
 def test_queues_have_what_may_be_done_with_them() -> None:
     R, W, RW = Permission.READ, Permission.WRITE, Permission.READ_WRITE  # noqa: N806
-    assert list(queue_permissions(QueueData("b", 3, 1, 6))) == [(0, RW), (1, R), (2, R)]
-    assert list(queue_permissions(QueueData("b", 1, 2, 6))) == [(0, RW), (1, W)]
-    assert list(queue_permissions(QueueData("b", 2, 2, 4))) == [(0, R), (1, R)]
-    assert list(queue_permissions(QueueData("b", 0, 0, 0))) == [(0, Permission.NONE)]
+    assert list(iter_queue_permissions(QueueData("b", 3, 1, 6))) == [(0, RW), (1, R), (2, R)]
+    assert list(iter_queue_permissions(QueueData("b", 1, 2, 6))) == [(0, RW), (1, W)]
+    assert list(iter_queue_permissions(QueueData("b", 2, 2, 4))) == [(0, R), (1, R)]
+    assert list(iter_queue_permissions(QueueData("b", 0, 0, 0))) == [(0, Permission.NONE)]

@@ -65,11 +65,13 @@ class RepairWriter:
         """Make the bytes [start, end) of a file zeros. Parts that were never written stay holes."""
         with closing(self._files.open(path)) as file:
             position = start
-            while (
-                position < end and (found := file.data_start(position)) is not None and found < end
-            ):
-                position = min(found + _PIECE_BYTES, end)
-                for offset, size in used_blocks(_read(file, position - found, found), found):
+            while position < end:
+                piece_start = file.data_start(position)
+                if piece_start is None or piece_start >= end:
+                    return  # only holes follow
+                position = min(piece_start + _PIECE_BYTES, end)
+                piece = _read(file, position - piece_start, piece_start)
+                for offset, size in used_blocks(piece, piece_start):
                     self.write(path, offset, bytes(size))
 
     def resize_file(self, path: str, size: int) -> None:

@@ -61,6 +61,9 @@ class IndexHeader(NamedTuple):
 class IndexFile:
     """An index file in memory: its header, its slots, and its entries as columns.
 
+    The slots are the hash table of the file: slot `hash % number of slots` contains the number of
+    the newest entry with such a hash, or 0.
+
     Entry number 1 is at index 0 of the columns. `hashes`, `positions` (in the log), `times`
     (seconds since the file's begin) and `previous` (number of the previous entry with the same
     slot) are those of the entries. If `is_cut` is set, only the first entries were loaded, and the
@@ -76,6 +79,10 @@ class IndexFile:
         *,
         is_cut: bool = False,
     ) -> None:
+        """Split `entries`, an array of the type ENTRY, into columns.
+
+        `slots` are the entry numbers in the slots of the file.
+        """
         self.path = path
         self.is_cut = is_cut
         self.header = header
@@ -104,12 +111,11 @@ class IndexFile:
         """
         if not len(self.times):
             return
-        gap_ms = (
-            0
-            if previous_file is None
-            else self.header.begin_time_ms - previous_file.header.end_time_ms
-        )
-        if previous_file is None or self.times[0] == gap_ms // 1000:
+        if previous_file is None:
+            self.times[0] = 0
+            return
+        gap_ms = self.header.begin_time_ms - previous_file.header.end_time_ms
+        if self.times[0] == gap_ms // 1000:
             self.times[0] = 0
 
     def find_problems(self) -> list[str]:
@@ -119,50 +125,60 @@ class IndexFile:
         checked.
         """
         if not len(self.positions):
-            has_slots = self.slots.any() and not self.is_cut
-            return ["the file has no entries, but slots that are in use"] if has_slots else []
+            has_used_slots = self.slots.any() and not self.is_cut
+            if has_used_slots:
+                return ["the file has no entries, but slots that are in use"]
+            return []
+
         backward_rows = np.flatnonzero(np.diff(self.positions) < 0)[:_PROBLEMS_MAX]
         order_problems = [
             f"entry {row + 2} is for an earlier position of the log than entry {row + 1}"
             for row in backward_rows
         ]
+
         # Every entry leads to the previous entry of its slot, and the slot leads to the newest.
-        linked = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
+        expected_links = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
+        wrong_rows = np.flatnonzero(expected_links.previous != self.previous)[:_PROBLEMS_MAX]
         chain_problems = [
             f"entry {row + 1} leads to entry {self.previous[row]}, but the previous entry of its"
-            f" slot is {linked.previous[row]}"
-            for row in np.flatnonzero(linked.previous != self.previous)[:_PROBLEMS_MAX].tolist()
+            f" slot is {expected_links.previous[row]}"
+            for row in wrong_rows.tolist()
         ]
         if self.is_cut:
             return order_problems + chain_problems
+
         newest_entries = np.zeros(len(self.slots), np.int64)
-        newest_entries[linked.slots] = linked.newest
+        newest_entries[expected_links.slots] = expected_links.newest
+        wrong_slots = np.flatnonzero(newest_entries != self.slots)[:_PROBLEMS_MAX]
         chain_problems += [
             f"slot {slot} leads to entry {self.slots[slot]} instead of {newest_entries[slot]}"
-            for slot in np.flatnonzero(newest_entries != self.slots)[:_PROBLEMS_MAX].tolist()
+            for slot in wrong_slots.tolist()
         ]
         return [*self._find_header_problems(), *order_problems, *chain_problems]
 
     def _find_header_problems(self) -> list[str]:
         """Return descriptions of what the header says otherwise than slots and entries."""
-        header, problems = self.header, []
-        ends = (
+        header = self.header
+        problems = []
+        first_and_last = (
             ("begins", header.begin_position, "first", 0),
             ("ends", header.end_position, "last", -1),
         )
-        for verb, position, which, row in ends:
+        for verb, position, which, row in first_and_last:
             if position != self.positions[row]:
                 problems.append(
                     f"the header says that the file {verb} at position {position} of the log, the"
                     f" {which} entry says {self.positions[row]}"
                 )
+
         if self.times[0] != 0:
             problems.append(f"the first entry has time {self.times[0]} instead of 0")
-        seconds = max((header.end_time_ms - header.begin_time_ms) // 1000, 0)
-        if seconds != self.times[-1]:
+        header_seconds = max((header.end_time_ms - header.begin_time_ms) // 1000, 0)
+        if header_seconds != self.times[-1]:
             problems.append(
-                f"the header spans {seconds} seconds, the last entry says {self.times[-1]}"
+                f"the header spans {header_seconds} seconds, the last entry says {self.times[-1]}"
             )
+
         used_slots = int(np.count_nonzero(self.slots))
         if header.slots_used != used_slots:
             problems.append(
@@ -178,23 +194,31 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
     """
     file = files.open(path)
     try:
-        size = file.size()
-        if size < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
+        file_bytes = file.size()
+        if file_bytes < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
             return None
         header = IndexHeader._make(HEADER.unpack(file.pread(HEADER.size, 0)))
         header = header._replace(entry_limit=max(header.entry_limit, 1))
-        is_cut = entry_limit is not None
+
+        # The slots are counted before `entry_limit` is applied: the number of slots follows from
+        # the place of the last entry that the file itself counts.
         slot_count = find_slot_count(file, header)
-        if entry_limit is not None:
-            header = header._replace(entry_limit=max(entry_limit, 1))
         if slot_count is None:
             return None
+        is_cut = entry_limit is not None
+        if entry_limit is not None:
+            header = header._replace(entry_limit=max(entry_limit, 1))
+
         slots_end = HEADER.size + SLOT_BYTES * slot_count
-        if header.entry_limit > (size - slots_end) // ENTRY.itemsize:
+        entries_max = (file_bytes - slots_end) // ENTRY.itemsize
+        if header.entry_limit > entries_max:
             return None
         slots = np.frombuffer(file.pread(SLOT_BYTES * slot_count, HEADER.size), ">i4")
-        entries = file.pread(ENTRY.itemsize * (header.entry_limit - 1), slots_end + ENTRY.itemsize)
-        return IndexFile(path, header, slots, np.frombuffer(entries, ENTRY), is_cut=is_cut)
+        # Entry 0 is never used, so the entries begin one entry behind the slots.
+        entry_data = file.pread(
+            ENTRY.itemsize * (header.entry_limit - 1), slots_end + ENTRY.itemsize
+        )
+        return IndexFile(path, header, slots, np.frombuffer(entry_data, ENTRY), is_cut=is_cut)
     finally:
         file.close()
 
@@ -206,24 +230,47 @@ def find_slot_count(file: File, header: IndexHeader) -> int | None:
     no such number, return the one of a file of this size with RocketMQ's default proportion of
     entries to slots, or None if the size does not fit that proportion.
     """
-    room = file.size() - HEADER.size
-    usual_count, remainder = divmod(room, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.itemsize)
-    if not remainder and (header.entry_limit <= 1 or _fits_entries(file, header, usual_count)):
+    bytes_after_header = file.size() - HEADER.size
+    usual_count, remainder = divmod(
+        bytes_after_header, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.itemsize
+    )
+    has_usual_size = not remainder
+    has_entries = header.entry_limit > 1
+    if has_usual_size and (not has_entries or _fits_entries(file, header, usual_count)):
         return usual_count
-    if room <= _SEARCHED_BYTES_MAX and header.entry_limit > 1:
-        # Find the position of the last entry in the file, and derive the number of slots from it.
-        data = file.pread(file.size(), 0)
-        wanted = struct.pack(">q", header.end_position)
-        last_entry_offset = (header.entry_limit - 1) * ENTRY.itemsize + 4
-        at = data.find(wanted, HEADER.size)
-        while at >= 0:
-            count, slot_remainder = divmod(at - last_entry_offset - HEADER.size, SLOT_BYTES)
-            entry_room = room - SLOT_BYTES * count
-            is_whole = not slot_remainder and count > 0 and entry_room % ENTRY.itemsize == 0
-            if is_whole and _fits_entries(file, header, count):
-                return count
-            at = data.find(wanted, at + 1)
-    return None if remainder else usual_count
+
+    if has_entries and bytes_after_header <= _SEARCHED_BYTES_MAX:
+        slot_count = _search_slot_count(file, header)
+        if slot_count is not None:
+            return slot_count
+    return usual_count if has_usual_size else None
+
+
+def _search_slot_count(file: File, header: IndexHeader) -> int | None:
+    """Return the number of slots for which the last entry is where `header` says, or None.
+
+    Searches the whole file for the log position of the last entry. From each place where it occurs
+    follows a number of slots, which is right if the first and the last entry fit it. The file must
+    have an entry.
+    """
+    data = file.pread(file.size(), 0)
+    bytes_after_header = len(data) - HEADER.size
+    packed_position = struct.pack(">q", header.end_position)
+    # The distance from the end of the slots to the position in the last entry, which follows the
+    # entry's hash of 4 bytes.
+    last_position_offset = (header.entry_limit - 1) * ENTRY.itemsize + 4
+
+    match_index = data.find(packed_position, HEADER.size)
+    while match_index >= 0:
+        slot_bytes = match_index - last_position_offset - HEADER.size
+        slot_count, slot_remainder = divmod(slot_bytes, SLOT_BYTES)
+        entry_bytes = bytes_after_header - SLOT_BYTES * slot_count
+        has_whole_slots = slot_count > 0 and not slot_remainder
+        has_whole_entries = entry_bytes % ENTRY.itemsize == 0
+        if has_whole_slots and has_whole_entries and _fits_entries(file, header, slot_count):
+            return slot_count
+        match_index = data.find(packed_position, match_index + 1)
+    return None
 
 
 def _fits_entries(file: File, header: IndexHeader, slot_count: int) -> bool:
@@ -232,10 +279,15 @@ def _fits_entries(file: File, header: IndexHeader, slot_count: int) -> bool:
     Their places in the file are computed for `slot_count` slots.
     """
     entries_start = HEADER.size + SLOT_BYTES * slot_count
-    ends = ((1, header.begin_position), (header.entry_limit - 1, header.end_position))
-    for number, position in ends:
-        data = file.pread(ENTRY.itemsize, entries_start + number * ENTRY.itemsize)
-        if len(data) < ENTRY.itemsize or np.frombuffer(data, ENTRY)["position"][0] != position:
+    first_and_last = (
+        (1, header.begin_position),
+        (header.entry_limit - 1, header.end_position),
+    )
+    for entry_number, position in first_and_last:
+        data = file.pread(ENTRY.itemsize, entries_start + entry_number * ENTRY.itemsize)
+        if len(data) < ENTRY.itemsize:
+            return False
+        if np.frombuffer(data, ENTRY)["position"][0] != position:
             return False
     return True
 
@@ -250,134 +302,187 @@ class IndexCheck:
     def __init__(
         self, layout: StoreLayout, findings: Findings, checkpoint: Checkpoint | None
     ) -> None:
+        """Prepare the check of the index files in `layout`. All results are added to `findings`.
+
+        `checkpoint` is that of SluiceMQ, or None if there is none. It says which missing entries
+        the next start adds. If the store was interrupted, files that are newer than the last one
+        for which it vouches are not checked, and get a note instead.
+        """
         self._layout = layout
         self._findings = findings
         self._was_interrupted = layout.was_interrupted
         self._checkpoint = checkpoint
-        self._paths = paths = list(layout.indexes)
+
+        # The files that are not loaded yet, oldest first.
+        self._unread_paths = list(layout.indexes)
         if self._was_interrupted and checkpoint is not None:
-            # Files that a broker was building do not count.
-            self._paths = [path for path in paths if _file_number(path) <= checkpoint.index_file]
-            for path in paths[len(self._paths) :]:
-                findings.add(
-                    NOTE,
-                    "unsettled-index",
-                    layout.shorten_path(path),
-                    "the file was being built when the store was interrupted: the next start"
-                    " builds it again",
-                )
+            self._leave_out_unsettled_files(checkpoint)
+        self._has_index = bool(self._unread_paths)
+        # The file that the next start replaces, or "".
         self._unsettled_path = (
             layout.indexes[-1] if self._was_interrupted and layout.indexes else ""
         )
-        self._loaded: list[IndexFile] = []
-        self._has_index = bool(self._paths)
+        # The files that have entries near the current position of the walk, oldest first.
+        self._loaded_files: list[IndexFile] = []
         self.entry_count = 0
-        self._indexed_end = -1
+
+        # The greatest position of a record for which the index has an entry, or -1.
+        self._last_indexed_position = -1
+        # The missing entries, those of them that a start adds, and the positions of the first and
+        # the last of them (-1 if none is missing).
         self._missing_count = 0
         self._missing_late_count = 0
-        self._missing_first = self._missing_last = -1
+        self._missing_first = -1
+        self._missing_last = -1
+
+    def _leave_out_unsettled_files(self, checkpoint: Checkpoint) -> None:
+        """Remove the files that a broker was building from the unread ones, with a note for each.
+
+        They are newer than the last file for which `checkpoint` vouches.
+        """
+        paths = self._unread_paths
+        self._unread_paths = [path for path in paths if _file_number(path) <= checkpoint.index_file]
+        for path in paths[len(self._unread_paths) :]:
+            self._findings.add(
+                NOTE,
+                "unsettled-index",
+                self._layout.shorten_path(path),
+                "the file was being built when the store was interrupted: the next start"
+                " builds it again",
+            )
 
     def _severity_of(self, path: str) -> str:
         """Return the severity of findings about a file: a warning if the next start replaces it."""
         return WARNING if path == self._unsettled_path else ERROR
 
-    def _add_finding(self, file: IndexFile, text: str, entry: int | None = None) -> None:
-        """Add a finding about a file, or about the entry of that number."""
+    def _add_finding(self, file: IndexFile, text: str, entry_number: int | None = None) -> None:
+        """Add a finding about a file, or about its entry with the number `entry_number`."""
         place = self._layout.shorten_path(file.path)
-        if entry is not None:
-            place += f" entry {entry}"
+        if entry_number is not None:
+            place += f" entry {entry_number}"
         self._findings.add(self._severity_of(file.path), "index", place, text)
 
     # --- while the log is walked
 
     def add_run(self, run: Run) -> None:
-        """Compare the entries of all records of a run with the index files."""
-        keys = expected_entries(run)
-        if not self._has_index:
-            self._missing_count += len(keys.positions)
-            return
-        records = run.records
-        found = self._find_entries(records.base + int(records.starts[0]), run.end)
-        if not found:
-            self._add_missing(keys.positions)
-            return
-        file, mask = found[0]
-        agrees = len(found) == 1 and int(mask.sum()) == len(keys.positions)
-        agrees = agrees and bool((file.positions[mask] == keys.positions).all())
-        if not agrees or not (file.hashes[mask] == keys.hashes).all():
-            self._compare_entries(found, keys)
-            return
-        self._indexed_end = int(keys.positions[-1])
-        rows = np.flatnonzero(mask)
-        self._check_header_times(file, rows, keys.times_ms)
-        wrong = file.times[mask] != file.expected_times(keys.times_ms)
-        for number in (rows[wrong] + 1).tolist():
-            self._add_wrong_time(file, number)
+        """Compare the entries of all records of a run with the index files.
 
-    def _compare_entries(self, found: list[tuple[IndexFile, Mask]], keys: "Entries") -> None:
-        """Compare entries one by one, where the files contain others than `keys` or in other order.
-
-        `found` contains the index files, and which of their entries belong to the records of
-        `keys`.
+        A run is a table of records that follow each other in the log without a gap.
         """
-        positions = keys.positions.tolist()
-        wanted = Counter(zip(positions, keys.hashes.tolist(), strict=True))
-        times = dict(zip(positions, keys.times_ms.tolist(), strict=True))
-        known = set(wanted)
-        for file, mask in found:
+        expected = expected_entries(run)
+        if not self._has_index:
+            self._missing_count += len(expected.positions)
+            return
+
+        records = run.records
+        start = records.base + int(records.starts[0])
+        self._load_files_for(start, run.end)
+        masks_by_file = self._select_entries(start, run.end)
+        if not masks_by_file:
+            self._count_missing(expected.positions)
+            return
+
+        # Usually one file has exactly the expected entries: then whole columns are compared.
+        file, mask = masks_by_file[0]
+        is_in_one_file = len(masks_by_file) == 1
+        if not is_in_one_file or not _has_same_entries(file, mask, expected):
+            self._compare_one_by_one(masks_by_file, expected)
+            return
+        self._last_indexed_position = int(expected.positions[-1])
+        rows = np.flatnonzero(mask)
+        self._check_header_times(file, rows, expected.times_ms)
+        has_wrong_time = file.times[mask] != file.expected_times(expected.times_ms)
+        for row in rows[has_wrong_time].tolist():
+            self._add_wrong_time(file, row + 1)
+
+    def _compare_one_by_one(
+        self, masks_by_file: list[tuple[IndexFile, Mask]], expected: "Entries"
+    ) -> None:
+        """Compare entries that differ from `expected`, or are in another order, one by one.
+
+        `masks_by_file` contains the index files, and which of their entries belong to the records
+        of `expected`. Adds findings for wrong entries, and counts the missing ones.
+        """
+        positions = expected.positions.tolist()
+        # The entries, as (position, hash), that have not been found in a file yet.
+        missing_counts = Counter(zip(positions, expected.hashes.tolist(), strict=True))
+        expected_keys = set(missing_counts)
+        times_ms = dict(zip(positions, expected.times_ms.tolist(), strict=True))
+        for file, mask in masks_by_file:
             for row in np.flatnonzero(mask).tolist():
-                entry = (int(file.positions[row]), int(file.hashes[row]))
-                if entry not in known:
+                position, key_hash = int(file.positions[row]), int(file.hashes[row])
+                if (position, key_hash) not in expected_keys:
                     self._add_finding(
                         file,
-                        f"there is no message with a key of hash {entry[1]} at position {entry[0]}"
+                        f"there is no message with a key of hash {key_hash} at position {position}"
                         " of the log",
                         row + 1,
                     )
                     continue
-                time_ms = np.array([times[entry[0]]])
+
+                time_ms = np.array([times_ms[position]])
                 self._check_header_times(file, np.array([row]), time_ms)
                 if file.times[row] != file.expected_times(time_ms)[0]:
                     self._add_wrong_time(file, row + 1)
-                wanted[entry] = max(wanted[entry] - 1, 0)
-                self._indexed_end = max(self._indexed_end, entry[0])
-        missing = [position for (position, _), count in wanted.items() for _ in range(count)]
-        self._add_missing(np.array(missing, np.int64))
+
+                # An entry may be repeated more often than expected: that is no problem.
+                if missing_counts[position, key_hash] > 0:
+                    missing_counts[position, key_hash] -= 1
+                self._last_indexed_position = max(self._last_indexed_position, position)
+        missing_positions = [position for position, _ in missing_counts.elements()]
+        self._count_missing(np.array(missing_positions, np.int64))
 
     def add_invalid_range(self, invalid: InvalidRange) -> None:
         """Add one note if entries lead to the bytes of an invalid range."""
-        if self._has_index and not invalid.is_file_missing:
-            found = self._find_entries(invalid.start, invalid.end)
-            count = sum(int(mask.sum()) for _, mask in found)
-            if count:
-                self._findings.add(
-                    NOTE,
-                    "index",
-                    f"commitlog {invalid.start}",
-                    f"{count} index entries lead to damaged bytes",
-                )
+        if not self._has_index or invalid.is_file_missing:
+            return
+        self._load_files_for(invalid.start, invalid.end)
+        masks_by_file = self._select_entries(invalid.start, invalid.end)
+        entry_count = sum(int(mask.sum()) for _, mask in masks_by_file)
+        if entry_count:
+            self._findings.add(
+                NOTE,
+                "index",
+                f"commitlog {invalid.start}",
+                f"{entry_count} index entries lead to damaged bytes",
+            )
 
-    def _find_entries(self, start: int, end: int) -> list[tuple[IndexFile, Mask]]:
-        """Return (file, mask) of the index files that have entries for positions [start, end).
+    def _load_files_for(self, start: int, end: int) -> None:
+        """Load the files up to position `end` of the log, and drop those that end before `start`.
 
-        The mask selects those entries. Files are loaded when the walk reaches them, and dropped
-        behind it.
+        The ranges of successive calls must ascend, since a dropped file is not loaded again. The
+        last loaded file is not dropped: the next file's first time is compared with it.
         """
-        while self._paths and (not self._loaded or self._loaded[-1].position_median < end):
-            self._load(self._paths.pop(0))
-        self._loaded = [
-            file for file in self._loaded if file.position_max >= start or file is self._loaded[-1]
+        while self._unread_paths and (
+            not self._loaded_files or self._loaded_files[-1].position_median < end
+        ):
+            self._load_file(self._unread_paths.pop(0))
+        self._loaded_files = [
+            file
+            for file in self._loaded_files
+            if file.position_max >= start or file is self._loaded_files[-1]
         ]
-        found = []
-        for file in self._loaded:
+
+    def _select_entries(self, start: int, end: int) -> list[tuple[IndexFile, Mask]]:
+        """Return (file, mask) of the loaded files that have entries for positions [start, end).
+
+        The mask selects those entries.
+        """
+        masks_by_file = []
+        for file in self._loaded_files:
             mask = (file.positions >= start) & (file.positions < end)
             if mask.any():
-                found.append((file, mask))
-        return found
+                masks_by_file.append((file, mask))
+        return masks_by_file
 
-    def _load(self, path: str) -> None:
-        """Load an index file, and add what is inconsistent in it to the findings."""
-        checkpoint, entry_limit = self._checkpoint, None
+    def _load_file(self, path: str) -> None:
+        """Load an index file, and add what is inconsistent in it to the findings.
+
+        A file that is unreadable or no index file is not loaded, but gets a finding too.
+        """
+        # After an interruption, the checkpoint vouches only for the first entries of its file.
+        checkpoint = self._checkpoint
+        entry_limit = None
         if (
             self._was_interrupted
             and checkpoint is not None
@@ -397,11 +502,13 @@ class IndexCheck:
                 "its size or header is not that of an index file",
             )
             return
+
         self.entry_count += len(file.positions)
-        file.normalize_first_time(self._loaded[-1] if self._loaded else None)
-        self._loaded.append(file)
-        for text in file.find_problems():
-            self._add_finding(file, text)
+        # Before the problems are searched, because a first time that is not 0 would be one.
+        file.normalize_first_time(self._loaded_files[-1] if self._loaded_files else None)
+        self._loaded_files.append(file)
+        for problem in file.find_problems():
+            self._add_finding(file, problem)
 
     def _check_header_times(self, file: IndexFile, rows: Positions, times_ms: Positions) -> None:
         """Check that the header has the times of the first and the last message.
@@ -410,12 +517,12 @@ class IndexCheck:
         """
         header = file.header
         if file.is_cut:
-            return
-        ends = (
+            return  # the header describes entries that were not loaded
+        first_and_last = (
             (0, "begin", header.begin_time_ms),
             (len(file.hashes) - 1, "end", header.end_time_ms),
         )
-        for row, name, header_ms in ends:
+        for row, name, header_ms in first_and_last:
             for stored_ms in times_ms[rows == row].tolist():
                 if stored_ms != header_ms:
                     self._add_finding(
@@ -424,24 +531,33 @@ class IndexCheck:
                         f" {stored_ms}",
                     )
 
-    def _add_wrong_time(self, file: IndexFile, number: int) -> None:
+    def _add_wrong_time(self, file: IndexFile, entry_number: int) -> None:
+        """Add the finding that an entry has another time than its message."""
+        row = entry_number - 1
         self._add_finding(
             file,
-            f"its time, {file.times[number - 1]} s after the begin of the file, is not that of its"
-            f" message at {file.positions[number - 1]}",
-            number,
+            f"its time, {file.times[row]} s after the begin of the file, is not that of its"
+            f" message at {file.positions[row]}",
+            entry_number,
         )
 
-    def _add_missing(self, positions: Positions) -> None:
-        """Count the records at `positions` (once for each key) as missing in the index."""
+    def _count_missing(self, positions: Positions) -> None:
+        """Count the records at `positions` (once for each key) as missing in the index.
+
+        An entry is missing late if the next start of a broker adds it. Such a start adds the keys
+        of records from the checkpoint's position on, or without a checkpoint from the last entry
+        on if the store was interrupted.
+        """
         if not len(positions):
             return
         self._missing_count += len(positions)
-        # A start of a broker adds the keys of records from here on.
-        late_from = self._indexed_end if self._was_interrupted else 1 << 62
         if self._checkpoint is not None:
-            late_from = self._checkpoint.index_offset
-        self._missing_late_count += int((positions >= late_from).sum())
+            late_start = self._checkpoint.index_offset
+        elif self._was_interrupted:
+            late_start = self._last_indexed_position
+        else:
+            late_start = 1 << 62  # no record
+        self._missing_late_count += int((positions >= late_start).sum())
         if self._missing_first < 0:
             self._missing_first = int(positions[0])
         self._missing_last = int(positions[-1])
@@ -453,12 +569,15 @@ class IndexCheck:
 
         `log_end` is the position behind the last record.
         """
-        while self._paths:
-            self._load(self._paths.pop(0))
-            self._check_positions(self._loaded[-1:], log_end)
-        self._check_positions(self._loaded, log_end)
-        if not self._missing_count:
-            return
+        while self._unread_paths:
+            self._load_file(self._unread_paths.pop(0))
+            self._check_positions(self._loaded_files[-1:], log_end)
+        self._check_positions(self._loaded_files, log_end)
+        if self._missing_count:
+            self._report_missing_entries()
+
+    def _report_missing_entries(self) -> None:
+        """Add one finding for all missing entries: a note if a start of a broker adds them."""
         if not self._has_index:
             self._findings.add(
                 NOTE,
@@ -468,24 +587,27 @@ class IndexCheck:
                 f" {self._missing_count} keys",
             )
             return
+
         # If RocketMQ has added records a second time, the checkpoint of SluiceMQ counts fewer of
         # them, but a broker still continues at the last one.
-        is_behind = self._was_interrupted and self._missing_first >= self._indexed_end
-        is_late = is_behind or self._missing_late_count == self._missing_count
+        is_behind_last_entry = (
+            self._was_interrupted and self._missing_first >= self._last_indexed_position
+        )
+        will_be_added = is_behind_last_entry or self._missing_late_count == self._missing_count
         text = (
             f"{self._missing_count} keys of records from {self._missing_first} to"
             f" {self._missing_last} are in no index file: messages cannot be queried by them"
         )
-        if is_late:
+        if will_be_added:
             text += "; a broker adds them when it starts"
-        severity = NOTE if is_late else WARNING
+        severity = NOTE if will_be_added else WARNING
         self._findings.add(severity, "not-indexed", f"commitlog {self._missing_first}", text)
 
     def _check_positions(self, files: list[IndexFile], log_end: int) -> None:
         """Report the entries whose positions are not in the log, which ends at `log_end`."""
         for file in files:
-            outside = (file.positions >= log_end) | (file.positions < 0)
-            for row in np.flatnonzero(outside).tolist():
+            is_outside_log = (file.positions >= log_end) | (file.positions < 0)
+            for row in np.flatnonzero(is_outside_log).tolist():
                 self._findings.add(
                     WARNING if self._was_interrupted else ERROR,
                     "index",
@@ -515,6 +637,14 @@ class Entries(NamedTuple):
 def expected_entries(run: Run) -> Entries:
     """Return the entries that the index must contain for the records of a run, in its order."""
     records = run.records
-    found = key_columns_at(records.raw.data, records.starts)
-    positions = records.starts[found.records] + records.base
-    return Entries(positions, found.hashes.astype(np.int64), found.times_ms)
+    key_columns = key_columns_at(records.raw.data, records.starts)
+    positions = records.starts[key_columns.records] + records.base
+    return Entries(positions, key_columns.hashes.astype(np.int64), key_columns.times_ms)
+
+
+def _has_same_entries(file: IndexFile, mask: Mask, expected: Entries) -> bool:
+    """Return whether the entries that `mask` selects are `expected`, apart from their times."""
+    if int(mask.sum()) != len(expected.positions):
+        return False
+    has_same_positions = bool((file.positions[mask] == expected.positions).all())
+    return has_same_positions and bool((file.hashes[mask] == expected.hashes).all())

@@ -1,5 +1,8 @@
 """Make the consume queues agree with the commit log.
 
+A consume queue is a sequence of units: entries of 20 bytes with the position and the size of a
+record, and a tag code. The unit of the message with offset n is at byte 20 n.
+
 `QueueRepair` receives all valid records in the order of the log, as a broker does that builds its
 queues, and puts the unit of each record at its offset. Units that are right already are not
 changed. An offset that is not greater than that of an earlier record means that the topic was
@@ -66,67 +69,90 @@ class QueueRepair:
         self._topics = topics
         self._writer = writer
         self._durable_end = durable_end
+        # The offset behind the last record of each queue that has records.
         self._end_offsets: dict[QueueKey, int] = {}
-        self._bases: dict[QueueKey, set[int]] = {
+        # The bytes at which the files of each queue begin.
+        self._file_bases: dict[QueueKey, set[int]] = {
             key: {segment.base for segment in sequence.segments} for key, sequence in queues.items()
         }
+        # The units that are wrong unless the topic turns out to have been created again.
         self._later_unit_counts: dict[QueueKey, int] = {}
         self.skipped_positions: set[int] = set()
         self.wrong_unit_count = 0
         self.missing_queues: set[QueueKey] = set()
 
     def add_run(self, run: Run) -> None:
-        """Compare or repair the units of all records of a run."""
+        """Compare or repair the units of all records of a run.
+
+        A run is a table of records that follow each other in the log without a gap. Its groups are
+        the records of one queue each.
+        """
         for group in run.groups:
             key = (group.topic.decode(errors="replace"), group.queue_id)
+            unit_positions = group.units["position"]
             if key not in self._queues:
-                is_deleted = self._topics is not None and key[0] not in self._topics
-                if not is_valid_key(key) or is_deleted:
+                topic_was_deleted = self._topics is not None and key[0] not in self._topics
+                if not is_valid_key(key) or topic_was_deleted:
                     continue
-                if self._durable_end is None or group.units["position"][0] < self._durable_end:
+                if self._must_have_unit(unit_positions[0]):
                     self.missing_queues.add(key)
-            has_skipped = (
+
+            # Usually all units of the group are compared at once.
+            has_skipped_records = (
                 bool(self.skipped_positions)
-                and np.isin(group.units["position"], [*self.skipped_positions]).any()
+                and np.isin(unit_positions, [*self.skipped_positions]).any()
             )
-            if group.is_consecutive and not has_skipped:
-                self._put_units(key, int(group.offsets[0]), group.units.tobytes())
+            if group.is_consecutive and not has_skipped_records:
+                first_offset = int(group.offsets[0])
+                self._compare_or_repair_units(key, first_offset, group.units.tobytes())
                 continue
-            for offset, unit_parts in group.rows():
-                if unit_parts[0] not in self.skipped_positions:
-                    self._put_units(key, offset, UNIT.pack(*unit_parts))
+            for offset, unit_fields in group.rows():
+                if unit_fields[0] not in self.skipped_positions:
+                    self._compare_or_repair_units(key, offset, UNIT.pack(*unit_fields))
 
-    def _put_units(self, key: QueueKey, offset: int, data: bytes) -> None:
-        """Compare or repair consecutive units, whose bytes are `data`, from `offset` on.
+    def _must_have_unit(self, position: int) -> bool:
+        """Return whether the queue must have the unit of the record at `position` already.
 
-        Also those of the offsets between the end of the queue so far and `offset`, which no record
-        has. Moves that end behind the units. Wrong units are written if there is a writer, else
-        counted. Units whose offset is impossible are ignored.
+        It need not if the next start adds the unit, because the record is behind the durable end.
+        """
+        return self._durable_end is None or position < self._durable_end
+
+    def _compare_or_repair_units(self, key: QueueKey, offset: int, expected: bytes) -> None:
+        """Compare consecutive units of a queue with `expected`, their right bytes.
+
+        The units begin at `offset`. Units of the offsets between the end of the queue so far and
+        `offset`, which no record has, are included. The end of the queue moves behind the units.
+
+        Wrong units are overwritten if there is a writer, else counted. Units whose offset is
+        impossible are ignored.
         """
         sequence = self._queues.get(key)
-        end = self._end_offsets.get(key)
-        if end is None:
-            end = self._find_first_offset(key, offset)
-        if offset - end > GAP_MAX:
+        end_offset = self._end_offsets.get(key)
+        if end_offset is None:
+            end_offset = self._find_first_offset(key, offset)
+        if offset - end_offset > GAP_MAX:
             return  # no queue lacks that many messages: the offset of the record is wrong
-        first_position = UNIT.unpack_from(data)[0]
-        if offset > end:
-            data = self._fill_gap(sequence, end, offset, first_position) + data
-            offset = end
-        elif offset < end:  # the topic was deleted and created again
+
+        if offset > end_offset:
+            next_position = UNIT.unpack_from(expected)[0]
+            expected = self._fill_gap(sequence, end_offset, offset, next_position) + expected
+            offset = end_offset
+        elif offset < end_offset:  # the topic was deleted and created again
             self._later_unit_counts.pop(key, None)
             if self._writer is not None:
-                self._writer.flush()  # the units compared below may be among the waiting changes
-        self._end_offsets[key] = offset + len(data) // UNIT_BYTES
-        old = b"" if sequence is None else sequence.read(offset * UNIT_BYTES, len(data))
-        wrong_rows, later_count = _find_wrong_rows(old, data)
+                # Before the files are read, because the writer may hold changes of these units.
+                self._writer.flush()
+        self._end_offsets[key] = offset + len(expected) // UNIT_BYTES
+
+        stored = b"" if sequence is None else sequence.read(offset * UNIT_BYTES, len(expected))
+        wrong_rows, later_count = _find_wrong_rows(stored, expected)
         if not len(wrong_rows):
             return
         if self._writer is not None:
-            first, last = int(wrong_rows[0]), int(wrong_rows[-1])
-            piece = data[first * UNIT_BYTES : (last + 1) * UNIT_BYTES]
-            self._write_units(key, (offset + first) * UNIT_BYTES, piece, self._writer)
-        elif self._durable_end is None or UNIT.unpack_from(data)[0] < self._durable_end:
+            first_row, last_row = int(wrong_rows[0]), int(wrong_rows[-1])
+            wrong_part = expected[first_row * UNIT_BYTES : (last_row + 1) * UNIT_BYTES]
+            self._write_units(key, (offset + first_row) * UNIT_BYTES, wrong_part, self._writer)
+        elif self._must_have_unit(UNIT.unpack_from(expected)[0]):
             self.wrong_unit_count += len(wrong_rows) - later_count
             # These are wrong unless a later record shows that the topic was created again.
             self._later_unit_counts[key] = self._later_unit_counts.get(key, 0) + later_count
@@ -135,57 +161,79 @@ class QueueRepair:
         """Return the offset from which on the units of a queue must be used or blank.
 
         `offset` is that of the queue's first record. The result is the first offset of the files
-        that precede it without a gap, or `offset` itself without such files.
+        that precede it without a gap, or `offset` itself without such files. At most GAP_MAX
+        offsets precede `offset`.
         """
         units_per_file = self._file_bytes // UNIT_BYTES
-        file_offsets = {base // UNIT_BYTES for base in self._bases.get(key, ())}
-        first = own_file = offset - offset % units_per_file
-        while first - units_per_file in file_offsets and offset - first + units_per_file <= GAP_MAX:
-            first -= units_per_file
-        return first if own_file in file_offsets else offset
+        file_offsets = {base // UNIT_BYTES for base in self._file_bases.get(key, ())}
+        record_file_offset = offset - offset % units_per_file
+        if record_file_offset not in file_offsets:
+            return offset
+
+        first_offset = record_file_offset
+        previous_file_offset = first_offset - units_per_file
+        while previous_file_offset in file_offsets and offset - previous_file_offset <= GAP_MAX:
+            first_offset = previous_file_offset
+            previous_file_offset = first_offset - units_per_file
+        return first_offset
 
     def _fill_gap(
         self, sequence: FileSequence | None, start: int, end: int, next_position: int
     ) -> bytes:
         """Return the units for offsets [start, end), which no record has.
 
-        Those that the queue has are kept. They become blank if they are unused, or lead behind
-        `next_position`, the position of the next record.
+        Units that the queue has are kept. Unused units, and those that lead behind `next_position`
+        (the position of the next record), become blank.
         """
-        size = (end - start) * UNIT_BYTES
-        old = b"" if sequence is None else sequence.read(start * UNIT_BYTES, size)
-        units = np.frombuffer(old + bytes(size - len(old)), UNIT_COLUMNS).copy()
-        is_behind = units["position"] > next_position
-        units[is_behind | (units["size"] <= 0) | (units["position"] < 0)] = _BLANK
+        gap_bytes = (end - start) * UNIT_BYTES
+        stored = b"" if sequence is None else sequence.read(start * UNIT_BYTES, gap_bytes)
+        units = np.frombuffer(stored + bytes(gap_bytes - len(stored)), UNIT_COLUMNS).copy()
+        leads_too_far = units["position"] > next_position
+        is_unused = (units["size"] <= 0) | (units["position"] < 0)
+        units[leads_too_far | is_unused] = _BLANK
         return units.tobytes()
 
     def _write_units(self, key: QueueKey, position: int, data: bytes, writer: RepairWriter) -> None:
         """Write units at byte `position` of a queue, and create the files that they need."""
-        bases = self._bases.setdefault(key, set())
-        file_bytes, done = self._file_bytes, 0
-        while done < len(data):
-            at = position + done
-            base = at - at % file_bytes
-            if base not in bases:
-                # Queues have no missing files: create those between the last one and this one.
-                before = max((known for known in bases if known < base), default=base - file_bytes)
-                if base - before > NEW_FILES_MAX * file_bytes:
-                    # The earlier file is a leftover of a deleted topic.
-                    before = base - file_bytes
-                for new_base in range(before + file_bytes, base + 1, file_bytes):
-                    writer.resize_file(self._file_path(key, new_base), file_bytes)
-                    blank_count = min(at - new_base, file_bytes) // UNIT_BYTES
-                    writer.write(self._file_path(key, new_base), 0, BLANK_UNIT * blank_count)
-                    bases.add(new_base)
-            piece = data[done : done + base + file_bytes - at]
-            writer.write(self._file_path(key, base), at - base, piece)
-            done += len(piece)
+        file_bytes = self._file_bytes
+        written_bytes = 0
+        while written_bytes < len(data):
+            piece_start = position + written_bytes
+            base = piece_start - piece_start % file_bytes
+            if base not in self._file_bases.get(key, ()):
+                self._create_files(key, piece_start, writer)
+            bytes_left_in_file = base + file_bytes - piece_start
+            piece = data[written_bytes : written_bytes + bytes_left_in_file]
+            writer.write(self._file_path(key, base), piece_start - base, piece)
+            written_bytes += len(piece)
+
+    def _create_files(self, key: QueueKey, position: int, writer: RepairWriter) -> None:
+        """Create the file of a queue that contains byte `position`, and those missing before it.
+
+        Their units before `position` become blank.
+        """
+        file_bytes = self._file_bytes
+        bases = self._file_bases.setdefault(key, set())
+        base = position - position % file_bytes
+        # Queues have no missing files: create those between the last one and this one.
+        earlier_bases = [file_base for file_base in bases if file_base < base]
+        last_base = max(earlier_bases, default=base - file_bytes)
+        if base - last_base > NEW_FILES_MAX * file_bytes:
+            # The earlier file is a leftover of a deleted topic.
+            last_base = base - file_bytes
+        for new_base in range(last_base + file_bytes, base + 1, file_bytes):
+            path = self._file_path(key, new_base)
+            writer.resize_file(path, file_bytes)
+            blank_count = min(position - new_base, file_bytes) // UNIT_BYTES
+            writer.write(path, 0, BLANK_UNIT * blank_count)
+            bases.add(new_base)
 
     def _file_path(self, key: QueueKey, base: int) -> str:
         """Return the path of the file of a queue that begins at byte `base`."""
-        for segment in self._queues[key].segments if key in self._queues else ():
-            if segment.base == base:
-                return segment.path
+        if key in self._queues:
+            for segment in self._queues[key].segments:
+                if segment.base == base:
+                    return segment.path
         return f"{self._directory}/{key[0]}/{key[1]}/{base:020d}"
 
     def finish(self, log_end: int) -> None:
@@ -194,31 +242,50 @@ class QueueRepair:
         Otherwise units there would lead to positions without a record. In a queue without records,
         units from the first one on that leads behind `log_end` are removed.
         """
-        writer = self._writer
+        # No record has shown that these topics were created again.
         self.wrong_unit_count += sum(self._later_unit_counts.values())
-        if writer is not None:
-            writer.flush()
+        if self._writer is not None:
+            self._writer.flush()
         for key, sequence in self._queues.items():
-            end_offset = self._end_offsets.get(key)
-            position = (
-                next(_iter_positions_behind_log(sequence, log_end), None)
-                if end_offset is None
-                else end_offset * UNIT_BYTES
-            )
-            for segment in sequence.segments if position is not None else ():
-                start = max(position or 0, segment.base)
+            end_position = self._find_end_position(key, sequence, log_end)
+            if end_position is None:
+                continue
+            # Only a queue with records loses whole files. The files of others are cleared.
+            can_remove_files = bool(self._end_offsets.get(key))
+            for segment in sequence.segments:
+                start = max(end_position, segment.base)
                 if start >= segment.end:
                     continue
-                if writer is not None and start == segment.base and end_offset:
-                    writer.remove_file(segment.path, segment.size)
-                elif writer is not None:
-                    writer.write_zeros(segment.path, start - segment.base, segment.size)
-                elif self._durable_end is None:
-                    for _, data in sequence.iter_data(start, segment.end, UNIT_BYTES):
-                        rows = np.frombuffer(data, np.uint8).reshape(-1, UNIT_BYTES)
-                        self.wrong_unit_count += int(np.count_nonzero(rows.any(axis=1)))
-        if writer is not None:
-            writer.flush()
+                if self._writer is None:
+                    self._count_units_behind_end(sequence, start, segment.end)
+                elif can_remove_files and start == segment.base:
+                    self._writer.remove_file(segment.path, segment.size)
+                else:
+                    self._writer.write_zeros(segment.path, start - segment.base, segment.size)
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _find_end_position(self, key: QueueKey, sequence: FileSequence, log_end: int) -> int | None:
+        """Return the byte of a queue from which on it must be empty, or None if there is none.
+
+        That is the byte behind the last record's unit. In a queue without records, it is that of
+        the first unit that leads behind `log_end`.
+        """
+        end_offset = self._end_offsets.get(key)
+        if end_offset is not None:
+            return end_offset * UNIT_BYTES
+        return next(_iter_positions_behind_log(sequence, log_end), None)
+
+    def _count_units_behind_end(self, sequence: FileSequence, start: int, end: int) -> None:
+        """Count the units in bytes [start, end) that are not zero as wrong.
+
+        After a crash they do not count, since the next start removes them.
+        """
+        if self._durable_end is not None:
+            return
+        for _, data in sequence.iter_data(start, end, UNIT_BYTES):
+            unit_rows = np.frombuffer(data, np.uint8).reshape(-1, UNIT_BYTES)
+            self.wrong_unit_count += int(np.count_nonzero(unit_rows.any(axis=1)))
 
 
 def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator[int]:
@@ -228,28 +295,48 @@ def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator
     """
     for position, data in sequence.iter_data(align=UNIT_BYTES):
         units = np.frombuffer(data, UNIT_COLUMNS)
-        rows = np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
+        leads_behind_log = (units["position"] >= log_end) & (units["size"] > 0)
+        rows = np.flatnonzero(leads_behind_log)
         if len(rows):
             yield position + int(rows[0]) * UNIT_BYTES
 
 
-def _find_wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
+def _find_wrong_rows(stored: bytes, expected: bytes) -> tuple[NDArray[Any], int]:
     """Return (rows, later count): the units that differ, and how many of them may be later ones.
 
-    `old` are the bytes of the units in the files, `new` those that records demand. A later unit
-    leads behind the wanted record: it may be right if the topic was deleted and created again.
+    `stored` are the bytes of the units in the files, possibly fewer than `expected`, those that the
+    records demand. A later unit leads behind the expected record: it may be right if the topic was
+    deleted and created again.
 
     A unit does not differ if its code is the address of an extension unit, or another due time of
     a delayed message: it is not known with which messageDelayLevel the message was stored.
     """
-    if old == new:
+    if stored == expected:
         return np.empty(0, np.int64), 0
-    wanted = np.frombuffer(new, UNIT_COLUMNS)
-    found = np.frombuffer(old + bytes(len(new) - len(old)), UNIT_COLUMNS)
-    is_same = (found["position"] == wanted["position"]) & (found["size"] == wanted["size"])
-    codes, wanted_codes = found["code"].astype(np.int64), wanted["code"].astype(np.int64)
-    is_time = (wanted_codes > _CODE_MAX) & (abs(wanted_codes - codes) <= DELAY_MAX_MS)
-    may_differ = (codes <= EXTENSION_ADDRESS_MAX) | is_time
-    is_same &= (codes == wanted_codes) | (may_differ & (wanted_codes != PLACEHOLDER_CODE))
-    is_later = ~is_same & (found["position"] > wanted["position"]) & (found["size"] > 0)
-    return np.flatnonzero(~is_same), int(np.count_nonzero(is_later))
+    expected_units = np.frombuffer(expected, UNIT_COLUMNS)
+    missing_bytes = len(expected) - len(stored)
+    stored_units = np.frombuffer(stored + bytes(missing_bytes), UNIT_COLUMNS)
+
+    has_same_position = stored_units["position"] == expected_units["position"]
+    has_same_size = stored_units["size"] == expected_units["size"]
+
+    stored_codes = stored_units["code"].astype(np.int64)
+    expected_codes = expected_units["code"].astype(np.int64)
+    is_extension_address = stored_codes <= EXTENSION_ADDRESS_MAX
+    # Codes that are no hash, because they are greater than any, are the due times of delayed
+    # messages.
+    is_other_due_time = (expected_codes > _CODE_MAX) & (
+        abs(expected_codes - stored_codes) <= DELAY_MAX_MS
+    )
+    may_have_other_code = (is_extension_address | is_other_due_time) & (
+        expected_codes != PLACEHOLDER_CODE
+    )
+    has_right_code = (stored_codes == expected_codes) | may_have_other_code
+
+    is_wrong = ~(has_same_position & has_same_size & has_right_code)
+    is_later = (
+        is_wrong
+        & (stored_units["position"] > expected_units["position"])
+        & (stored_units["size"] > 0)
+    )
+    return np.flatnonzero(is_wrong), int(np.count_nonzero(is_later))

@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -45,7 +45,7 @@ from sluicemq.store.tools.edits import RepairWriter
 from sluicemq.store.tools.layout import StoreLayout, find_usual_file_bytes
 from sluicemq.store.tools.lost import LostMessage, LostMessageFinder
 from sluicemq.store.tools.queue_repair import QueueRepair
-from sluicemq.store.tools.replacement import build_replacement
+from sluicemq.store.tools.replacement import Piece, build_replacement
 from sluicemq.store.tools.walk import Blank, InvalidRange, LogWalk, Run, find_data_end
 
 
@@ -292,22 +292,21 @@ class _Repair:
         walk = self._start_walk()
         for found in self._iter_with_progress(walk):
             if isinstance(found, InvalidRange):
-                last = invalid_ranges[-1] if invalid_ranges else None
-                if (
-                    last is not None
-                    and last.end == found.start
-                    and found.start % self._log_file_bytes
-                ):
-                    invalid_ranges[-1] = last._replace(end=found.end)
-                    continue
-                invalid_ranges.append(found)
-                times_ms.append(time_ms)
+                is_start_of_file = found.start % self._log_file_bytes == 0
+                is_adjacent = bool(invalid_ranges) and invalid_ranges[-1].end == found.start
+                if is_adjacent and not is_start_of_file:
+                    invalid_ranges[-1] = invalid_ranges[-1]._replace(end=found.end)
+                else:
+                    invalid_ranges.append(found)
+                    times_ms.append(time_ms)
             else:
                 finder.add_run(found)
                 comparison.add_run(found)
                 time_ms = found.store_time_ms
         comparison.finish(walk.valid_end)
         finder.finish(layout.queues)
+
+        # Records with impossible offsets are valid for the walk, but invalid for a queue.
         for invalid in finder.contradicted:
             index = bisect_left(invalid_ranges, invalid)
             invalid_ranges.insert(index, invalid)
@@ -319,9 +318,11 @@ class _Repair:
 
     def _start_walk(self) -> LogWalk:
         """Return a walk over the log up to its last file or its durable end."""
-        size = self._log_file_bytes
-        stop = max(self._log.segments[-1].base + 1, self._durable_end)
-        extents = [(base, base + size) for base in range(self._log.start, stop, size)]
+        file_bytes = self._log_file_bytes
+        walk_end = max(self._log.segments[-1].base + 1, self._durable_end)
+        bases = range(self._log.start, walk_end, file_bytes)
+        # Each file is walked as if it had its full size: missing bytes are damage.
+        extents = [(base, base + file_bytes) for base in bases]
         return LogWalk(self._log, extents, self._delays_ms, is_forgiving=True)
 
     def _iter_with_progress(self, walk: LogWalk) -> Iterator[Run | InvalidRange]:
@@ -379,12 +380,15 @@ class _Repair:
         is the position behind the last valid record, and `last_time_ms` its store time. `times_ms`
         has the store time of the last record before each of `invalid_ranges`. `finder` is finished.
         """
+        # Invalid ranges behind the damage are the tail. The ranges are in the order of the log.
         damage_end = max(log_end, self._durable_end)
-        damaged = [n for n, invalid in enumerate(invalid_ranges) if invalid.start < damage_end]
-        tail = invalid_ranges[len(damaged) :]
-        data_end = find_data_end(self._log, tail[0].start) if tail else None
-        self.report.tail_bytes = max((data_end or 0) - damage_end, 0)
-        ranges, times_ms = [invalid_ranges[n] for n in damaged], [times_ms[n] for n in damaged]
+        damaged_count = sum(invalid.start < damage_end for invalid in invalid_ranges)
+        ranges = invalid_ranges[:damaged_count]
+        times_ms = times_ms[:damaged_count]
+        tail = invalid_ranges[damaged_count:]
+        tail_end = find_data_end(self._log, tail[0].start) if tail else None
+        if tail_end is not None:
+            self.report.tail_bytes = max(tail_end - damage_end, 0)
 
         # Records that are valid except for their offset get the right one if a unit has it.
         lost = finder.find_lost(ranges, self.layout.queues)
@@ -395,11 +399,13 @@ class _Repair:
             if contradicted.get(message.position) == message.key
         }
         lost = [message for message in lost if message.position not in offset_fixes]
-        rest = [n for n, invalid in enumerate(ranges) if invalid.start not in offset_fixes]
-        ranges, times_ms = [ranges[n] for n in rest], [times_ms[n] for n in rest]
+        is_unfixed = [invalid.start not in offset_fixes for invalid in ranges]
+        ranges = list(compress(ranges, is_unfixed))
+        times_ms = list(compress(times_ms, is_unfixed))
         self.report.mended = len(offset_fixes)
         self.report.records = finder.record_count - len(finder.contradicted) + len(offset_fixes)
 
+        # Distribute the lost messages to the ranges that contain them.
         if ranges and ranges[-1].start >= log_end:
             # At the end of the log, only messages count that were durable.
             lost = [message for message in lost if message.position < damage_end]
@@ -407,10 +413,11 @@ class _Repair:
             [message for message in lost if invalid.start <= message.position < invalid.end]
             for invalid in ranges
         ]
-        ranges_at_end = [n for n, invalid in enumerate(ranges) if invalid.start >= log_end]
-        for n in ranges_at_end[1:]:  # the log continues in the first of these ranges
-            lost_by_range[ranges_at_end[0]] += lost_by_range[n]
-            lost_by_range[n] = []
+        end_indexes = [index for index, invalid in enumerate(ranges) if invalid.start >= log_end]
+        for index in end_indexes[1:]:  # the log continues in the first of these ranges
+            lost_by_range[end_indexes[0]] += lost_by_range[index]
+            lost_by_range[index] = []
+
         self._plan = _RepairPlan(
             damaged_ranges=ranges,
             tail=tail,
@@ -520,14 +527,12 @@ class _Repair:
         of its last record).
         """
         plan = self._plan
+        self._complete_log_files(writer)
+
+        # Fill the damaged ranges.
         log_end, time_ms = plan.log_end, plan.last_time_ms
         without_room: list[LostMessage] = []
-        sizes = {segment.base: segment.size for segment in self._log.segments}
-        last_base = max([*sizes, *(invalid.start for invalid in plan.damaged_ranges)])
-        for base in range(self._log.start, last_base + 1, self._log_file_bytes):
-            if sizes.get(base) != self._log_file_bytes:
-                writer.resize_file(self._log_file_path(base), self._log_file_bytes)
-        for invalid, lost, before_ms in zip(
+        for invalid, lost, previous_time_ms in zip(
             plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True
         ):
             is_last = invalid.start >= plan.log_end
@@ -536,27 +541,47 @@ class _Repair:
                 invalid,
                 base + self._log_file_bytes,
                 lost,
-                before_ms or time_ms or 1,
+                # The first record of the log has none before it, and a log may have no record.
+                previous_time_ms or time_ms or 1,
                 is_last=is_last,
             )
             without_room += replacement.without_room
-            path, at = self._log_file_path(base), invalid.start
-            for position, data in replacement.pieces:
-                writer.write_zeros(path, at - base, position - base)
-                writer.write(path, position - base, data)
-                at = position + len(data)
-            writer.write_zeros(path, at - base, invalid.end - base)
+            self._write_pieces(writer, invalid, replacement.pieces)
             if replacement.placed or not is_last:
                 log_end = max(log_end, replacement.end)
+
+        # Fix queue offsets.
         for position, offset in plan.offset_fixes.items():
             base = position - position % self._log_file_bytes
-            offset_at = position - base + QUEUE_OFFSET_AT
-            writer.write(self._log_file_path(base), offset_at, offset.to_bytes(8))
+            offset_index = position - base + QUEUE_OFFSET_AT
+            writer.write(self._log_file_path(base), offset_index, offset.to_bytes(8))
+
+        # Clear the tail: without pieces, its bytes become zeros.
         for invalid in plan.tail:
-            base = invalid.start - invalid.start % self._log_file_bytes
-            writer.write_zeros(self._log_file_path(base), invalid.start - base, invalid.end - base)
+            self._write_pieces(writer, invalid, [])
         writer.flush()
         return without_room, log_end, time_ms
+
+    def _complete_log_files(self, writer: RepairWriter) -> None:
+        """Create the missing files of the log, and extend those that are too short."""
+        sizes = {segment.base: segment.size for segment in self._log.segments}
+        last_base = max([*sizes, *(invalid.start for invalid in self._plan.damaged_ranges)])
+        for base in range(self._log.start, last_base + 1, self._log_file_bytes):
+            if sizes.get(base) != self._log_file_bytes:
+                writer.resize_file(self._log_file_path(base), self._log_file_bytes)
+
+    def _write_pieces(
+        self, writer: RepairWriter, invalid: InvalidRange, pieces: list[Piece]
+    ) -> None:
+        """Write the pieces of an invalid range, and zeros between, before and behind them."""
+        base = invalid.start - invalid.start % self._log_file_bytes
+        path = self._log_file_path(base)
+        written_end = invalid.start
+        for position, data in pieces:
+            writer.write_zeros(path, written_end - base, position - base)
+            writer.write(path, position - base, data)
+            written_end = position + len(data)
+        writer.write_zeros(path, written_end - base, invalid.end - base)
 
     def _repair_queues(self, writer: RepairWriter, log_end: int) -> None:
         """Give the queue files their size, and make the queues agree with the repaired log.

@@ -63,51 +63,77 @@ def build_replacement(
     placeholder, and `time_ms` is the store time of the new records. `is_last` says that the range
     is at the end of the log; otherwise valid records follow.
     """
-    blank_bytes = BLANK.size if invalid.end == file_end else 0
-    room_end = invalid.end - blank_bytes
-    wanted_bytes = sum(_placeholder_size(message, has_properties=True) for message in lost)
-    has_properties = wanted_bytes <= room_end - invalid.start
+    is_end_of_file = invalid.end == file_end
+    # The end of a file is kept free for the blank record.
+    placeholders_end = invalid.end - BLANK.size if is_end_of_file else invalid.end
+    bytes_with_properties = sum(_placeholder_size(message, has_properties=True) for message in lost)
+    has_properties = bytes_with_properties <= placeholders_end - invalid.start
+
+    # One placeholder for each lost message, as long as there is room.
     pieces: list[Piece] = []
     placed: list[LostMessage] = []
     without_room: list[LostMessage] = []
-    at = invalid.start
+    position = invalid.start
     for message in lost:
         size = _placeholder_size(message, has_properties=has_properties)
-        if at + size > room_end:
+        if position + size > placeholders_end:
             without_room.append(message)
             continue
-        record = _encode_placeholder(message, at, time_ms, has_properties=has_properties)
-        pieces.append((at, record))
+        record = _encode_placeholder(message, position, time_ms, has_properties=has_properties)
+        pieces.append((position, record))
         placed.append(message)
-        at += size
+        position += size
     if is_last:
-        return Replacement(pieces, at, placed, without_room)
-    if invalid.end == file_end:
-        # A file must not begin with a blank record: brokers read the age of a file from its first
-        # record. So a filler precedes the blank record.
-        if file_end - at >= _FIRST_FILLER_BYTES + BLANK.size:
-            pieces += _encode_filler(at, _FIRST_FILLER_BYTES, time_ms)
-            at += _FIRST_FILLER_BYTES
-        if file_end > at:
-            pieces.append((at, BLANK.struct.pack(file_end - at, MAGIC_BLANK)))
-    elif 0 < invalid.end - at < FILLER_BYTES_MIN and placed:
+        return Replacement(pieces, position, placed, without_room)
+
+    # The rest of the range must not stay empty, because valid records follow.
+    bytes_left = invalid.end - position
+    if is_end_of_file:
+        pieces += _encode_end_of_file(position, file_end, time_ms)
+    elif 0 < bytes_left < FILLER_BYTES_MIN and placed:
         # The rest is too small for a filler: extend the last placeholder by a body of zeros.
-        at, _ = pieces.pop()
-        last = placed[-1]
-        body = bytes(invalid.end - at - _placeholder_size(last, has_properties=has_properties))
-        record = _encode_placeholder(last, at, time_ms, body, has_properties=has_properties)
-        pieces.append((at, record))
-        at = invalid.end
-    while at < invalid.end < file_end:
-        size = min(invalid.end - at, FILLER_BYTES_MAX)
-        if 0 < invalid.end - at - size < FILLER_BYTES_MIN:
-            size -= FILLER_BYTES_MIN
-        pieces += _encode_filler(at, size, time_ms)
-        at += size
+        last_position, _ = pieces.pop()
+        record = _encode_placeholder(
+            placed[-1], last_position, time_ms, bytes(bytes_left), has_properties=has_properties
+        )
+        pieces.append((last_position, record))
+    else:
+        pieces += _encode_fillers(position, invalid.end, time_ms)
     return Replacement(pieces, invalid.end, placed, without_room)
 
 
+def _encode_end_of_file(start: int, file_end: int, time_ms: int) -> list[Piece]:
+    """Return a blank record for the bytes [start, file_end), behind a filler if there is room.
+
+    A file must not begin with a blank record: brokers read the age of a file from its first record.
+    """
+    pieces: list[Piece] = []
+    position = start
+    if file_end - position >= _FIRST_FILLER_BYTES + BLANK.size:
+        pieces += _encode_filler(position, _FIRST_FILLER_BYTES, time_ms)
+        position += _FIRST_FILLER_BYTES
+    if position < file_end:
+        pieces.append((position, BLANK.struct.pack(file_end - position, MAGIC_BLANK)))
+    return pieces
+
+
+def _encode_fillers(start: int, end: int, time_ms: int) -> list[Piece]:
+    """Return fillers for the bytes [start, end). Each has at most FILLER_BYTES_MAX."""
+    pieces: list[Piece] = []
+    position = start
+    while position < end:
+        size = min(end - position, FILLER_BYTES_MAX)
+        bytes_left = end - position - size
+        if 0 < bytes_left < FILLER_BYTES_MIN:
+            # Leave enough for the next filler.
+            size -= FILLER_BYTES_MIN
+        pieces += _encode_filler(position, size, time_ms)
+        position += size
+    return pieces
+
+
 def _placeholder_properties(message: LostMessage, *, has_properties: bool) -> bytes:
+    """Return the encoded properties of a placeholder, or nothing without `has_properties`."""
     if not has_properties:
         return b""
     is_delayed = message.key[0] == SCHEDULE_TOPIC

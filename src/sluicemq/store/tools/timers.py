@@ -1,5 +1,8 @@
 """Check that a store still knows every timed message that waits.
 
+The timer wheel has a slot for each second (or other precision) of the coming days. A slot leads to
+a chain of units in the timer log: entries that locate the records of the messages due then.
+
 While the commit log is read, each message of the timer queue is noted. It is removed again when
 its delivery follows, or its next record after a roll. A message that is left waits: it has to be in
 the timer wheel, or behind the checkpoint, where the next start reads it, unless it was recalled.
@@ -8,6 +11,7 @@ The wheel is checked as at the start of a broker: by its identity, its checksum,
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,6 +37,7 @@ from sluicemq.store.timers.placing import (
     ROLL_COUNT_KEY,
     TIMER_DELETES_KEY,
     TIMER_OUT_KEY,
+    ParsedRecord,
     parse_record,
     recall_key,
 )
@@ -70,7 +75,9 @@ class TimerCheck:
         """Prepare the check of the store with these files. `finish` adds to `findings`."""
         self._layout = layout
         self._findings = findings
+        # The messages that wait by their delivery key, oldest first.
         self._waiting: dict[bytes, list[_TimedMessage]] = {}
+        # The recalls, as (due time in ms, key of the recalled message).
         self._recalls: set[tuple[int, bytes]] = set()
 
     # --- while walking
@@ -84,33 +91,44 @@ class TimerCheck:
         data = records.raw.tobytes()
         if _TIMER_OUT_START not in data:
             return
-        for row in _rows_with(data, records.starts, records.ends):
+        for row in _iter_rows_with_due_time(data, records.starts, records.ends):
             start = int(records.starts[row])
             record = parse_record(data[start : int(records.ends[row])])
-            out = find_property(record.properties, TIMER_OUT_KEY) if record is not None else None
-            if record is None or out is None or not out.isdigit():
+            if record is None:
                 continue
-            if record.topic != _TIMER_TOPIC:
-                self._remove_delivered(delivery_key(record))
+            out_digits = find_property(record.properties, TIMER_OUT_KEY)
+            if out_digits is None or not out_digits.isdigit():
                 continue
-            if ROLL_COUNT_KEY + b"\x01" in record.properties:
-                self._remove_delivered(delivery_key(record, more_rolls=-1))
-            if TIMER_DELETES_KEY in record.properties:
-                key = find_property(record.properties, TIMER_DELETES_KEY) or b""
-                self._recalls.add((int(out), key))
-                continue
-            message = _TimedMessage(
-                record.physical_offset, record.queue_offset, int(out), target_queue(record)[0]
-            )
-            self._waiting.setdefault(delivery_key(record), []).append(message)
+            self._note_record(record, int(out_digits))
 
-    def _remove_delivered(self, key: bytes) -> None:
+    def _note_record(self, record: ParsedRecord, out_ms: int) -> None:
+        """Note one record with the due time `out_ms`: a delivery, a roll, a recall or a message.
+
+        A roll stores a message again because it is due later than the wheel reaches.
+        """
+        if record.topic != _TIMER_TOPIC:
+            self._remove_oldest_waiting(delivery_key(record))
+            return
+        is_roll = ROLL_COUNT_KEY + b"\x01" in record.properties
+        if is_roll:
+            # The record before this one, which counts one roll fewer, waits no longer.
+            self._remove_oldest_waiting(delivery_key(record, more_rolls=-1))
+        if TIMER_DELETES_KEY in record.properties:
+            key_of_recalled = find_property(record.properties, TIMER_DELETES_KEY) or b""
+            self._recalls.add((out_ms, key_of_recalled))
+            return
+        topic = target_queue(record)[0]
+        message = _TimedMessage(record.physical_offset, record.queue_offset, out_ms, topic)
+        self._waiting.setdefault(delivery_key(record), []).append(message)
+
+    def _remove_oldest_waiting(self, key: bytes) -> None:
         """Remove the oldest message that waits with a delivery key, if there is one."""
         messages = self._waiting.get(key)
-        if messages is not None:
-            messages.pop(0)
-            if not messages:
-                del self._waiting[key]
+        if messages is None:
+            return
+        messages.pop(0)
+        if not messages:
+            del self._waiting[key]
 
     # --- at the end
 
@@ -121,26 +139,29 @@ class TimerCheck:
         """
         layout = self._layout
         path = f"{layout.root}/config/timercheck"
-        found = _TimerFilesOnDisk(layout, read_timer_checkpoint(layout.files, path))
-        if not self._waiting and not found.exists:
+        timer_files = _TimerFilesOnDisk(layout, read_timer_checkpoint(layout.files, path))
+        if not self._waiting and not timer_files.exists:
             return
-        if found.is_discarded:
+        if timer_files.is_discarded:
             return  # the next start builds the files, and delivers the messages that wait
-        if found.distrust_reason:
+
+        if timer_files.distrust_reason:
             # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
             # trusts its own files, and each message that they lack is a finding of its own.
-            severity = WARNING if found.checkpoint.incarnation else NOTE
+            severity = WARNING if timer_files.checkpoint.incarnation else NOTE
             self._findings.add(
                 severity,
                 "timer-files",
                 "timerwheel",
-                f"timer wheel and timer log cannot be trusted: {found.distrust_reason}; a start of"
-                " SluiceMQ builds them again, RocketMQ may lose timed messages",
+                f"timer wheel and timer log cannot be trusted: {timer_files.distrust_reason}; a"
+                " start of SluiceMQ builds them again, RocketMQ may lose timed messages",
             )
-        listed = found.list_positions()
-        for message in sorted(one for many in self._waiting.values() for one in many):
-            self._check(message, found, listed)
-        for due_ms, position in found.find_expired(layout.log.start):
+
+        wheel_positions = timer_files.list_positions()
+        for message in sorted(chain.from_iterable(self._waiting.values())):
+            self._check_waiting(message, timer_files, wheel_positions)
+
+        for due_ms, position in timer_files.find_expired(layout.log.start):
             self._findings.add(
                 ERROR,
                 "timer-gone",
@@ -150,24 +171,36 @@ class TimerCheck:
                 " delay.",
             )
 
-    def _check(self, message: _TimedMessage, found: "_TimerFilesOnDisk", listed: set[int]) -> None:
+    def _check_waiting(
+        self,
+        message: _TimedMessage,
+        timer_files: "_TimerFilesOnDisk",
+        wheel_positions: set[int],
+    ) -> None:
         """Add a finding for a message that waits, unless there is a reason why it is not lost.
 
         Such reasons are that the next start delivers it, that its topic was deleted, or that it was
-        recalled. `listed` are the positions of all messages in the wheel.
+        recalled. `wheel_positions` are the log positions of all messages in the wheel.
         """
-        checkpoint = found.checkpoint
-        will_be_read = message.offset >= found.queue_offset
-        is_past = message.out_ms + found.precision_ms <= checkpoint.read_ms
-        if message.position in listed or (will_be_read and not is_past):
+        if message.position in wheel_positions:
+            return
+
+        # The next start reads the timer queue from the checkpoint on. Messages that are due later
+        # get into the wheel, and those that were due before are delivered from the checkpoint's
+        # `replay_offset` on.
+        checkpoint = timer_files.checkpoint
+        will_be_read = message.offset >= timer_files.queue_offset
+        is_past = message.out_ms + timer_files.precision_ms <= checkpoint.read_ms
+        if will_be_read and not is_past:
             return
         if is_past and is_revive_topic(message.topic):
             return
         if will_be_read and 0 <= checkpoint.replay_offset <= message.offset:
             return
-        if not found.is_live(message) or self._is_recalled(message):
+
+        if not timer_files.is_live(message) or self._is_recalled(message):
             return
-        will_be_rebuilt = bool(found.distrust_reason)
+        will_be_rebuilt = bool(timer_files.distrust_reason)
         consequence = (
             "; a start of SluiceMQ delivers it"
             if will_be_rebuilt
@@ -186,134 +219,185 @@ class TimerCheck:
         """Return whether the log contains a recall of a message."""
         if not self._recalls:
             return False
-        size = int.from_bytes(self._layout.log.read(message.position, 4))
-        record = parse_record(self._layout.log.read(message.position, size))
-        return (
-            record is not None and (message.out_ms, recall_key(record.properties)) in self._recalls
-        )
+        log = self._layout.log
+        record_bytes = int.from_bytes(log.read(message.position, 4))
+        record = parse_record(log.read(message.position, record_bytes))
+        if record is None:
+            return False
+        return (message.out_ms, recall_key(record.properties)) in self._recalls
 
 
-def _rows_with(data: bytes, starts: np.ndarray, ends: np.ndarray) -> Iterator[int]:
-    """Yield the rows whose records name a time in TIMER_OUT_MS."""
-    at, last = data.find(_TIMER_OUT_START), -1
-    while at >= 0:
-        row = int(np.searchsorted(starts, at, side="right")) - 1
-        if row > last and at < ends[row]:
-            last = row
+def _iter_rows_with_due_time(data: bytes, starts: np.ndarray, ends: np.ndarray) -> Iterator[int]:
+    """Yield the rows whose records contain the property TIMER_OUT_MS, each once.
+
+    The record of row i is `data[starts[i]:ends[i]]`. The starts ascend.
+    """
+    last_row = -1
+    match_index = data.find(_TIMER_OUT_START)
+    while match_index >= 0:
+        row = int(np.searchsorted(starts, match_index, side="right")) - 1
+        is_in_record = row >= 0 and match_index < ends[row]
+        if is_in_record and row > last_row:
+            last_row = row
             yield row
-        at = data.find(_TIMER_OUT_START, max(at + 1, int(ends[row]) if row >= 0 else 0))
+        # Continue behind this record, since one match is enough.
+        record_end = int(ends[row]) if row >= 0 else 0
+        match_index = data.find(_TIMER_OUT_START, max(match_index + 1, record_end))
 
 
 class _TimerFilesOnDisk:
     """The timer wheel and timer log, as the next start would find them. Changes no file."""
 
-    def __init__(self, layout: StoreLayout, known: TimerCheckpoint | None) -> None:
-        files, root, self._layout = layout.files, layout.root, layout
-        self.checkpoint = known or TimerCheckpoint()
+    def __init__(self, layout: StoreLayout, checkpoint: TimerCheckpoint | None) -> None:
+        """Load and check the files of the store.
+
+        `checkpoint` is the content of config/timercheck, or None if there is none.
+        """
+        self._layout = layout
+        files, root = layout.files, layout.root
+        self.checkpoint = checkpoint or TimerCheckpoint()
         self._source = RecordSource(layout.log.start, layout.log.read)
         self._incarnation = read_incarnation(files, root)
         self._identity = IdentityFile(files, f"{root}/timerwheel", self._incarnation)
-        sizes = [
-            size
-            for name in files.names(f"{root}/timerlog")
-            if (size := _file_size(layout, f"{root}/timerlog/{name}"))
-        ]
-        self.exists = bool(sizes) or files.exists(f"{root}/timerwheel")
+
+        # All files of the timer log have the size of the first one. Empty files do not count.
+        log_names = files.names(f"{root}/timerlog")
+        file_sizes = [_file_size(layout, f"{root}/timerlog/{name}") for name in log_names]
+        used_sizes = [size for size in file_sizes if size]
+        log_file_bytes = used_sizes[0] if used_sizes else UNIT_BYTES * 100
+        self.exists = bool(used_sizes) or files.exists(f"{root}/timerwheel")
         self.wheel = TimerWheel(files, f"{root}/timerwheel", PRECISION_MS)
-        self.log = TimerLog(files, f"{root}/timerlog", sizes[0] if sizes else UNIT_BYTES * 100)
+        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
+
         self.precision_ms = PRECISION_MS
         self.queue_offset = self.checkpoint.queue_offset
-        self._deleted = DeletedTopics.load(files, root)
+        self._deleted_topics = DeletedTopics.load(files, root)
+        # Last, because the check may change the precision and the offset.
         self.distrust_reason = self._find_distrust_reason()
 
     @property
     def is_discarded(self) -> bool:
         """Whether the files are marked as discarded, so that a start has to build them."""
-        found = self._identity.identity
-        return found is not None and found.state is FileState.DISCARDED
+        identity = self._identity.identity
+        return identity is not None and identity.state is FileState.DISCARDED
 
     def _find_distrust_reason(self) -> str:
         """Load and check the files as a start would.
 
-        Return why they cannot be trusted, as a phrase, or "" if they can.
+        Return why they cannot be trusted, as a phrase, or "" if they can. Sets the precision if the
+        identity file contains it, and adds units behind the checkpoint to the wheel in memory.
         """
-        known, log, wheel = self.checkpoint, self.log, self.wheel
+        checkpoint, log, wheel = self.checkpoint, self.log, self.wheel
         try:
             wheel.check_size(removes=False)
-            log.load(known.log_end, removes=False)
+            log.load(checkpoint.log_end, removes=False)
         except StoreDamagedError as error:
             return error.fact.rstrip(".")
         verdict = self._identity.check(
-            self._source, lambda: timer_files_checksum(wheel, log, known.log_end)
+            self._source, lambda: timer_files_checksum(wheel, log, checkpoint.log_end)
         )
-        found: Identity | None = self._identity.identity
-        if found is not None:
-            precision_ms = found.details.get("precisionMs")
-            if isinstance(precision_ms, int) and precision_ms > 0:
-                self.precision_ms = wheel.precision_ms = precision_ms
-        if verdict is FileVerdict.UNKNOWN and not (known.incarnation or found):
-            if known.log_end and not wheel.exists:
+        # `check` has loaded the identity.
+        identity: Identity | None = self._identity.identity
+        self._apply_precision_of(identity)
+
+        is_wheel_missing = bool(checkpoint.log_end) and not wheel.exists
+        was_written_by_sluicemq = bool(checkpoint.incarnation or identity)
+        if verdict is FileVerdict.UNKNOWN and not was_written_by_sluicemq:
+            if is_wheel_missing:
                 return "the timer wheel is missing"
             # RocketMQ or an older version has written the files: each message is compared.
             self._load_later_units()
             return ""
+
         if verdict in DISTRUST_REASONS:
             return DISTRUST_REASONS[verdict]
-        if known.incarnation != self._incarnation or not known.matches_log(self._source):
+        is_own_checkpoint = checkpoint.incarnation == self._incarnation
+        if not is_own_checkpoint or not checkpoint.matches_log(self._source):
             return "their checkpoint, config/timercheck, is not one that this store wrote"
-        if log.end != known.log_end or (known.log_end and not wheel.exists):
+        if log.end != checkpoint.log_end or is_wheel_missing:
             return "files are missing"
         if verdict is FileVerdict.SEALED:
-            is_same = found is not None and found.details == identity_details(
-                known, self.precision_ms
-            )
-            return "" if is_same else "config/timercheck is not that of the last orderly stop"
+            return self._compare_with_orderly_stop(identity)
+
+        # After a crash, the chains of the wheel are compared with the units.
         self._load_later_units()
-        return find_disagreement(wheel, log, known.read_ms, self.precision_ms) or ""
+        return find_disagreement(wheel, log, checkpoint.read_ms, self.precision_ms) or ""
+
+    def _apply_precision_of(self, identity: Identity | None) -> None:
+        """Use the precision in the identity file, if it contains a valid one."""
+        if identity is None:
+            return
+        precision_ms = identity.details.get("precisionMs")
+        if isinstance(precision_ms, int) and precision_ms > 0:
+            self.precision_ms = precision_ms
+            self.wheel.precision_ms = precision_ms
+
+    def _compare_with_orderly_stop(self, identity: Identity | None) -> str:
+        """Return why the checkpoint is not that of the orderly stop in `identity`, or "".
+
+        After an orderly stop the checksum of the files is enough, if the checkpoint fits it.
+        """
+        expected_details = identity_details(self.checkpoint, self.precision_ms)
+        if identity is None or identity.details != expected_details:
+            return "config/timercheck is not that of the last orderly stop"
+        return ""
 
     def _load_later_units(self) -> None:
         """Add the units behind the checkpoint to the wheel, in memory, as a start does."""
-        found = recover_units(self.wheel, self.log, self.queue_offset, self._layout.log.read)
-        self.log.reset_end(max(found.end, self.log.end))
-        self.queue_offset = found.queue_offset
+        recovered = recover_units(self.wheel, self.log, self.queue_offset, self._layout.log.read)
+        self.log.reset_end(max(recovered.end, self.log.end))
+        self.queue_offset = recovered.queue_offset
 
     def list_positions(self) -> set[int]:
         """Return the positions in the commit log of all messages in the wheel."""
-        return {position for _, position in self._list_live_units()}
+        return {position for _, position in self._list_messages_in_wheel()}
 
     def find_expired(self, log_start: int) -> list[tuple[int, int]]:
         """Return (due time in ms, position) of messages in the wheel whose records are gone.
 
         Their positions are before `log_start`, where the commit log begins.
         """
-        return [one for one in self._list_live_units() if one[1] < log_start]
+        return [
+            (due_ms, position)
+            for due_ms, position in self._list_messages_in_wheel()
+            if position < log_start
+        ]
 
-    def _list_live_units(self) -> list[tuple[int, int]]:
-        """Return (due time in ms, position) of the units whose slot in the wheel is occupied.
+    def _list_messages_in_wheel(self) -> list[tuple[int, int]]:
+        """Return (due time in ms, position in the commit log) of the messages in the wheel.
 
-        Recalls are left out.
+        These are the units of the timer log whose slot in the wheel is occupied, in their order in
+        the timer log. Recalls are left out. Without a wheel the list is empty.
         """
         if not self.exists or not self.wheel.exists:
             return []
+        # The wheel is a ring: half of it is the future, from the time up to which it was read.
         first_ms = self.checkpoint.read_ms
         end_ms = first_ms + SLOTS // 2 * self.precision_ms
-        chains = set(self.wheel.iter_occupied_ms(first_ms, end_ms))
-        found: list[tuple[int, int]] = []
+        occupied_ms = set(self.wheel.iter_occupied_ms(first_ms, end_ms))
+
+        messages: list[tuple[int, int]] = []
         for _, units in iter_unit_arrays(self.log, self.log.start, self.log.end):
-            due_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
-            is_live = (due_ms >= first_ms) & (due_ms < end_ms)
-            is_live &= (units["unit_bytes"] == UNIT_BYTES) & ((units["magic"] & MAGIC_DELETE) == 0)
-            rows = np.flatnonzero(is_live)
-            pairs = zip(due_ms[rows].tolist(), units["position"][rows].tolist(), strict=True)
-            found += [pair for pair in pairs if pair[0] in chains]
-        return found
+            due_times_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
+            is_in_future = (due_times_ms >= first_ms) & (due_times_ms < end_ms)
+            is_whole_unit = units["unit_bytes"] == UNIT_BYTES
+            is_recall = (units["magic"] & MAGIC_DELETE) != 0
+
+            rows = np.flatnonzero(is_in_future & is_whole_unit & ~is_recall)
+            due_list = due_times_ms[rows].tolist()
+            position_list = units["position"][rows].tolist()
+            for due_ms, position in zip(due_list, position_list, strict=True):
+                if due_ms in occupied_ms:
+                    messages.append((due_ms, position))
+        return messages
 
     def is_live(self, message: _TimedMessage) -> bool:
         """Return whether a message still counts: its topic was not deleted after it was stored."""
-        return self._deleted.is_live(message.topic, message.position)
+        return self._deleted_topics.is_live(message.topic, message.position)
 
 
 def _file_size(layout: StoreLayout, path: str) -> int:
+    """Return the size of a file in bytes."""
     file = layout.files.open(path)
     try:
         return file.size()

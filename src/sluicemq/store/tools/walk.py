@@ -129,43 +129,64 @@ class LogWalk:
     def _walk_file(self, file_end: int) -> Iterator[Run | InvalidRange | Blank]:
         """Yield the parts of the file that contains `position`, up to `file_end`."""
         while self.position < file_end:
-            base, size = self.position, min(WINDOW_BYTES, file_end - self.position)
-            view = memoryview(self.read(base, size))
-            claimed_size, magic = _read_size_and_magic(view, 0)
-            if magic in MAGICS and size < claimed_size <= min(file_end - base, RECORD_BYTES_MAX):
-                view = memoryview(self.read(base, claimed_size))  # a record longer than a window
-            for run in self._iter_runs(view, base):
+            window_start = self.position
+            window = self._read_window(window_start, file_end)
+            for run in self._iter_runs(window, window_start):
                 yield run
                 self.position = self.valid_end = self.plausible_end = run.end
-            at, room = self.position - base, file_end - self.position
-            size, magic = _read_size_and_magic(view, at)
-            is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
-            is_cut = len(view) - at < (size if is_record else RECORD_BYTES_MIN)
-            if is_cut and at and base + len(view) < file_end:
+
+            # What follows the valid records: a record that the window cuts, the blank end of the
+            # file, or an invalid range.
+            index = self.position - window_start
+            bytes_left_in_file = file_end - self.position
+            claimed_size, magic = _read_size_and_magic(window, index)
+            is_record = magic in MAGICS and RECORD_BYTES_MIN <= claimed_size <= bytes_left_in_file
+            needed_bytes = claimed_size if is_record else RECORD_BYTES_MIN
+            is_cut = len(window) - index < needed_bytes
+            if is_cut and index and window_start + len(window) < file_end:
                 continue  # The record continues behind the window: read again from its beginning.
-            is_blank = (size, magic) == (room, MAGIC_BLANK)
-            if is_blank or room < BLANK.size:
-                if is_blank:
-                    yield Blank(self.position, file_end)
+
+            is_blank = magic == MAGIC_BLANK and claimed_size == bytes_left_in_file
+            if is_blank:
+                yield Blank(self.position, file_end)
+            if is_blank or bytes_left_in_file < BLANK.size:
                 self.position = self.valid_end = self.plausible_end = file_end
                 return
-            yield self._pass_invalid_range(view, base, file_end)
+            yield self._pass_invalid_range(window, window_start, file_end)
+
+    def _read_window(self, start: int, file_end: int) -> memoryview:
+        """Return the next WINDOW_BYTES of a file from position `start` on, or fewer at its end.
+
+        If a longer record begins at `start`, return the whole record.
+        """
+        window_bytes = min(WINDOW_BYTES, file_end - start)
+        window = memoryview(self.read(start, window_bytes))
+        claimed_size, magic = _read_size_and_magic(window, 0)
+        record_bytes_max = min(file_end - start, RECORD_BYTES_MAX)
+        if magic in MAGICS and window_bytes < claimed_size <= record_bytes_max:
+            window = memoryview(self.read(start, claimed_size))
+        return window
 
     def _pass_invalid_range(self, view: memoryview, base: int, file_end: int) -> InvalidRange:
         """Return the invalid range that begins at `position`, and set `position` to its end.
 
         `view` contains the bytes of the log from position `base` on.
         """
-        start, at, room = self.position, self.position - base, file_end - self.position
+        start = self.position
         if self._log.find_segment_index(start) is None:
             self.position = file_end
             return InvalidRange(start, file_end, "the file is too short")
-        head, reason = None, explain_bad_record(view, at, base, room)
+
+        # If the head is plausible, the record is damaged behind it, and its end is known.
+        index = start - base
+        reason = explain_bad_record(view, index, base, file_end - start)
+        head = None
         with suppress(ProtocolError):
-            head = parse_head(view, at)
+            head = parse_head(view, index)
         if head is not None and head.physical_offset == start and head.store_time_ms > 0:
             self.position = self.plausible_end = start + head.size_bytes
             return InvalidRange(start, self.position, reason, is_record=True)
+
         next_start = find_next_record_start(self, start + 1, file_end, file_end)
         self.position = file_end if next_start is None else next_start
         return InvalidRange(start, self.position, reason)
@@ -177,17 +198,20 @@ class LogWalk:
         the end of each run before it asks for the next one.
         """
         singles_left = 0
-        while (at := self.position - base) < len(view):
+        # `position` changes while this generator is suspended.
+        while self.position - base < len(view):
+            index = self.position - base
             if not singles_left:
-                swept = sweep_piece(view, at, base, check_crc=True, delays_ms=self._delays_ms)
+                swept = sweep_piece(view, index, base, check_crc=True, delays_ms=self._delays_ms)
                 if swept is not None:
                     yield Run(swept, swept.records, swept.groups)
                     continue
-            singles_left = (singles_left or _SINGLE_RECORDS) - 1
-            record = parse_log_record(view, at, base, check_crc=True)
+                singles_left = _SINGLE_RECORDS
+            singles_left -= 1
+            record = parse_log_record(view, index, base, check_crc=True)
             if record is None:
                 return
-            raw = np.frombuffer(view, np.uint8, record.size_bytes, at)
+            raw = np.frombuffer(view, np.uint8, record.size_bytes, index)
             records = Records(raw, np.zeros(1, np.int64), record.position)
             yield Run(record, records, self._group_units(record))
 
@@ -217,22 +241,24 @@ class LogWalk:
         return self._log.data_start(position)
 
 
-def _read_size_and_magic(view: memoryview, at: int) -> tuple[int, int]:
-    """Return the size and the magic number of a record at index `at`; zeros if both do not fit."""
-    return BLANK.struct.unpack_from(view, at) if len(view) - at >= BLANK.size else (0, 0)
+def _read_size_and_magic(view: memoryview, index: int) -> tuple[int, int]:
+    """Return the size and the magic number of a record at `index`; zeros if both do not fit."""
+    if len(view) - index < BLANK.size:
+        return 0, 0
+    return BLANK.struct.unpack_from(view, index)
 
 
 def _find_extents(log: FileSequence) -> list[tuple[int, int]]:
     """Return the (start, end) of each file, and of each gap between two files, in order."""
-    found: list[tuple[int, int]] = []
+    extents: list[tuple[int, int]] = []
     end = log.start
     for segment in log.segments:
-        if end < segment.base:
-            found.append((end, segment.base))
+        if end < segment.base:  # a file is missing
+            extents.append((end, segment.base))
         if end < segment.end:
-            found.append((max(end, segment.base), segment.end))
+            extents.append((max(end, segment.base), segment.end))
             end = segment.end
-    return found
+    return extents
 
 
 def read_record(
