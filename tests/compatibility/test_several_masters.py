@@ -142,8 +142,8 @@ def test_brokers_under_one_command_are_all_used(
     with clusters.process(command, log, {"PYTHONPATH": str(clusters.SOURCE)}) as running:
         clusters.await_line(running, log, "ready nameserver=")
         address = f"127.0.0.1:{name_server}"
-        # The Java client renews its routes 10 ms after its start, then every 30 s. If that falls into
-        # the first sends, it learns only of the brokers that have the topic by then.
+        # The Java client renews its routes 10 ms after its start, then every 30 s. If that falls
+        # into the first sends, it learns only of the brokers that have the topic by then.
         settle_ms = round(500 * slowness())
         driver(client).call("send", ns=address, topic=topic, count=60, settle_ms=settle_ms)
         with Admin(address) as admin:

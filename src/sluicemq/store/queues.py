@@ -519,10 +519,10 @@ def _bisect(
 class ConsumeQueues:
     """All queues of a store, by (topic, queue id).
 
-    `dirty` has the queues with units that are not in their files as keys, in the order in which they
-    became so. A set would order them by address, and a simulation would write its files in another
-    order each time. `unsynced` are files and
-    directories that were written since the last checkpoint. `deleted` says which records belong to
+    The keys of `dirty` are the queues with units that are not in their files, in the order in
+    which they became so. A set would order them by address, and a simulation would write its files
+    in another order each time. `unsynced` are files and directories that were written since the
+    last checkpoint. `deleted` says which records belong to
     deleted topics. `is_doubtful` is set when units were found to be wrong; the next start then
     builds all queues again.
     """

@@ -729,8 +729,10 @@ class Replica:
         state = self.view.state
         if self.is_master:
             role = "master"
+        elif self._term.master_id:
+            role = "slave"
         else:
-            role = "slave" if self._term.master_id else "none"
+            role = "none"
         return {
             "role": role,
             "epoch": self._term.term or None,
