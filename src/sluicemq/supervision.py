@@ -113,7 +113,8 @@ class Supervisor:
         the current task is raised. `is_last` says that the job is not tried again, so the log
         promises no retry.
         """
-        job, task = self._jobs.setdefault(name, _Job()), asyncio.current_task()
+        job = self._jobs.setdefault(name, _Job())
+        task = asyncio.current_task()
         try:
             if (awaited := work()) is not None:
                 await awaited
@@ -151,12 +152,10 @@ class Supervisor:
             self._log.info(
                 "Background job %r works again after %d failures.", name, job.failures_in_a_row
             )
-            job.pause_s, job.resume_s, job.logged_failure, job.failures_in_a_row = (
-                PAUSE_S,
-                0.0,
-                "",
-                0,
-            )
+            job.pause_s = PAUSE_S
+            job.resume_s = 0.0
+            job.logged_failure = ""
+            job.failures_in_a_row = 0
 
 
 def start_shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

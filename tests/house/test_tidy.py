@@ -86,6 +86,7 @@ def test_file_keeps_the_house_rules(path: Path) -> None:
         *missing_docstring(text, tree),
         *banned_names(tree),
         *banned_calls(name, tree),
+        *joined_assignments(tree),
     ]
     assert not breaches, "\n".join(f"{name}: {breach}" for breach in breaches)
 
@@ -117,6 +118,8 @@ def test_the_walk_finds_planted_breaches() -> None:
         "time.sleep: take a Clock",
         "datetime.datetime.now: take a Clock",
     ]
+    joined = "a, b = 1, 2\na, b = b, a\ndata, size = data[1:], len(data)\na, b = pair\n"
+    assert joined_assignments(ast.parse(joined)) == ["line 1: write one statement for each value"]
 
 
 def long_file(text: str) -> list[str]:
@@ -143,6 +146,23 @@ def banned_names(tree: ast.Module) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and node.name.endswith(CLASS_SUFFIXES_BANNED)
     ]
+
+
+def joined_assignments(tree: ast.Module) -> list[str]:
+    """Assignments like `a, b = 1, 2`. Only values that depend on each other need one statement."""
+    breaches = []
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
+            continue
+        target = node.targets[0]
+        if not isinstance(target, ast.Tuple) or len(target.elts) != len(node.value.elts):
+            continue
+        assigned = {ast.unparse(item) for item in target.elts}
+        used = {ast.unparse(inner) for item in node.value.elts for inner in ast.walk(item)}
+        nested = any(isinstance(item, ast.Tuple | ast.Starred) for item in target.elts)
+        if not nested and not assigned & used:
+            breaches.append(f"line {node.lineno}: write one statement for each value")
+    return breaches
 
 
 def banned_calls(name: str, tree: ast.Module) -> list[str]:

@@ -340,7 +340,8 @@ class Guard:
             copy_inner, copy_outer, signed_values = self._verifiers[fields["AccessKey"]][
                 fields["b"]
             ]
-            inner, outer = copy_inner(), copy_outer()
+            inner = copy_inner()
+            outer = copy_outer()
             inner.update("".join(signed_values[len(fields)](fields)).encode() + body)
             outer.update(inner.digest())
             signature = b2a_base64(outer.digest(), newline=False)
@@ -362,7 +363,8 @@ class Guard:
         # The request is not validated yet: its fields may have any type and size.
         if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
             return False
-        access_key, topic = fields.get(ACCESS_KEY), fields.get("b")
+        access_key = fields.get(ACCESS_KEY)
+        topic = fields.get("b")
         if not isinstance(access_key, str) or not isinstance(topic, str):
             return False
 

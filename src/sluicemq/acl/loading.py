@@ -54,7 +54,9 @@ _YES: Final = ("true", "yes", "on")
 _NO: Final = ("false", "no", "off")
 _LOADER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-ACCOUNTS, WHITE, DATA_VERSION = "accounts", "globalWhiteRemoteAddresses", "dataVersion"
+ACCOUNTS = "accounts"
+WHITE = "globalWhiteRemoteAddresses"
+DATA_VERSION = "dataVersion"
 
 
 class YamlNode(NamedTuple):

@@ -48,7 +48,8 @@ GROUP_PREFIX: Final = RETRY_PREFIX
 
 # --------------------------------------------------------------------------------------- addresses
 
-IPV4_PARTS, IPV6_PARTS = 4, 8
+IPV4_PARTS = 4
+IPV6_PARTS = 8
 Ranges = tuple[tuple[int, int], ...]
 _SET_NOT_LAST: Final = "a set {…} is allowed only in the last part"
 ALL_ADDRESSES: Final = ("*", "*.*.*.*", ":".join("*" * IPV6_PARTS))
@@ -333,8 +334,10 @@ def _parse_wild_ipv6_like_rocketmq(text: str) -> AddressPattern:
     As in RocketMQ, the first star or range applies to the part after the numbers, and every number
     passes in the parts after it. `::` before it stands for as many zeros as are missing.
     """
-    star, minus = text.find("*"), text.find("-")
-    has_star, has_range = star >= 0, minus >= 0
+    star = text.find("*")
+    minus = text.find("-")
+    has_star = star >= 0
+    has_range = minus >= 0
     parts = text.split(":")
     # RocketMQ expects a range and a star in the last two parts, one of them in the last part.
     last_parts = parts[-2:] if has_star and has_range else parts[-1:]
@@ -579,7 +582,8 @@ def _lint_account(
 
 def _lint_secret(account: Account, secret_length_min: int) -> Iterator[tuple[str, str]]:
     """Yield text and fix of a finding about the secret key of an account, if it is weak."""
-    name, secret = account.access_key, account.secret_key
+    name = account.access_key
+    secret = account.secret_key
     if len(secret) < secret_length_min:
         text = f"the secret of {name} has {len(secret)} characters, fewer than {secret_length_min}"
         yield text, "Use a long random one: openssl rand -base64 24."
@@ -604,9 +608,13 @@ def _lint_permissions(
     for resource, permission in account.permissions.items():
         name = resource.removeprefix(GROUP_PREFIX)
         if resource.startswith(GROUP_PREFIX):
-            kind, default, existing_names = "group", account.group_default, groups
+            kind = "group"
+            default = account.group_default
+            existing_names = groups
         else:
-            kind, default, existing_names = "topic", account.topic_default, topics
+            kind = "topic"
+            default = account.topic_default
+            existing_names = topics
         entry = f"{kind} {name} of {account.access_key}"
 
         if permission == default and not account.is_admin:

@@ -52,7 +52,9 @@ from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.popping import decode_pop_acks
 from sluicemq.wire.signature import ACCESS_KEY, CALL_SCHEME, SIGNATURE, parse_call_date, sign
 
-PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
+PUB = Permission.PUB
+SUB = Permission.SUB
+ANY = Permission.ANY
 Fields = Mapping[str, str]
 
 
@@ -160,7 +162,8 @@ def _values_at(value: Any, path: list[str]) -> Iterator[str]:
     """
     if not isinstance(value, dict):
         raise ProtocolError("The body has another value where an object is required.")
-    key, remaining_path = path[0], path[1:]
+    key = path[0]
+    remaining_path = path[1:]
     if not remaining_path:
         yield str(value.get(key))
         return
@@ -184,7 +187,8 @@ def _ack_resources(fields: Fields, body: bytes) -> Resources:
     A redelivered message has its retry topic in the request. The permission to consume the original
     topic covers it.
     """
-    name, topic = fields.get("consumerGroup", ""), fields.get("topic", "")
+    name = fields.get("consumerGroup", "")
+    topic = fields.get("topic", "")
     return _popped_resources([(name, pop_origin(topic, name))])
 
 

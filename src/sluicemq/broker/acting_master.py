@@ -125,7 +125,9 @@ class ActingMasterContext:
         to the new master. Transaction checks go to the producers of the slave. Raises SluiceError
         if the store cannot be opened.
         """
-        core, files, loop = self.core, overlay(self.files), asyncio.get_running_loop()
+        core = self.core
+        files = overlay(self.files)
+        loop = asyncio.get_running_loop()
         settings = Settings(
             replace(core.settings.broker, broker_role="ASYNC_MASTER", acl_enable=False),
             replace(core.settings.store, flush_sync=False),
@@ -146,9 +148,11 @@ class ActingMasterContext:
             ),
         )
         # Transaction checks go to the producers of the slave, which keep their access rights.
-        acting.producers.groups, acting.access = core.producers.groups, core.access
+        acting.producers.groups = core.producers.groups
+        acting.access = core.access
         await self.in_executor(acting.load)
-        dispatcher, handlers = self.make_dispatcher(acting), self.current_dispatcher().handlers
+        dispatcher = self.make_dispatcher(acting)
+        handlers = self.current_dispatcher().handlers
 
         def end_transaction(command: Command, peer: Peer) -> None:
             if answer := dispatcher.handle_command(command, peer):

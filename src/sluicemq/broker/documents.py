@@ -197,7 +197,8 @@ class Journal:
         The function blocks. If it raises OSError, the changes may be lost in a power failure, and
         later changes are written to a new journal.
         """
-        numbers, self._unsynced = self._unsynced, set()
+        numbers = self._unsynced
+        self._unsynced = set()
 
         def sync() -> None:
             with self._io:
@@ -235,7 +236,8 @@ def _encode_line(change: Change) -> bytes:
 
 def _parse_line(line: bytes) -> Change | None:
     """Return the change in a line of a journal without its newline; None if it is damaged."""
-    checksum, text = line[:_CHECKSUM_CHARACTERS], line[_CHECKSUM_CHARACTERS + 1 :]
+    checksum = line[:_CHECKSUM_CHARACTERS]
+    text = line[_CHECKSUM_CHARACTERS + 1 :]
     if checksum != b"%08x" % zlib.crc32(text):
         return None
     try:
@@ -265,7 +267,9 @@ class DocumentIdentity:
     def __init__(self, files: Files, path: str, store: Store) -> None:
         """Create the identity of the document at `path`, whose offsets are those of `store`."""
         self._file = IdentityFile(files, path, "")
-        self._files, self._path, self._store = files, path, store
+        self._files = files
+        self._path = path
+        self._store = store
         self._written_checksum = 0
         """The checksum of the text that is on disk."""
 

@@ -425,13 +425,16 @@ class GroupCommit:
         # Take the state of this group before the store is called. What is appended from now on
         # belongs to the next group.
         self._is_scheduled = False
-        after_commit, after_sync = self._after_commit, self._after_sync
+        after_commit = self._after_commit
+        after_sync = self._after_sync
         self._after_commit = self._after_sync = PendingAnswers()
         if self._has_stages:
             self._after_sync = PendingAnswers()
         after_commit.started_s = after_sync.started_s = self._started_s
-        has_internal_messages, self._has_internal_messages = self._has_internal_messages, False
-        undos, self._undos = self._undos, []
+        has_internal_messages = self._has_internal_messages
+        self._has_internal_messages = False
+        undos = self._undos
+        self._undos = []
 
         try:
             end = self._store.commit()
@@ -509,7 +512,8 @@ class GroupCommit:
 
     def flush(self) -> None:
         """Write all queued frames, with one write per connection."""
-        outgoing, self._outgoing = self._outgoing, {}
+        outgoing = self._outgoing
+        self._outgoing = {}
         for peer, frames in outgoing.items():
             peer.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
@@ -522,7 +526,8 @@ class GroupCommit:
         wait, or under ASYNC_FLUSH.
         """
         if self._in_sync is None and self._next_sync is not None and self._run_sync is not None:
-            self._in_sync, self._next_sync = self._next_sync, None
+            self._in_sync = self._next_sync
+            self._next_sync = None
             self._run_sync(self._on_sync_end)
 
     def _on_sync_end(self, result: int | BaseException) -> None:
@@ -532,7 +537,8 @@ class GroupCommit:
         or wait for the gate. After a transient error, they wait for the next fsync, which `expire`
         starts. After any other error, they become errors.
         """
-        answers, self._in_sync = self._in_sync, None
+        answers = self._in_sync
+        self._in_sync = None
         assert answers is not None
         if isinstance(result, StoreTransientError):
             log.warning("The fsync of the commit log failed and will be retried: %s", result)

@@ -82,7 +82,8 @@ def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
 
 def _replica_lags(b: BrokerState) -> list[tuple[str, int, int]]:
     """Return for each slave of a master its id or address, and its lag in bytes and in ms."""
-    in_sync, log_end = b.in_sync, b.store.written_offset
+    in_sync = b.in_sync
+    log_end = b.store.written_offset
     if in_sync is None:
         return []
     return [
@@ -104,7 +105,8 @@ def _messages_in(b: BrokerState) -> Samples:
     """Yield the stored messages of each topic, ordered ones with the type "fifo"."""
     fifo = b.send.fifo_counts.copy()
     for topic in _topics(b):
-        ordered, flags = fifo.get(topic.name, 0), _flags(b, topic.name)
+        ordered = fifo.get(topic.name, 0)
+        flags = _flags(b, topic.name)
         yield topic.name, "normal", *flags, topic.messages_in - ordered
         if ordered:
             yield topic.name, "fifo", *flags, ordered

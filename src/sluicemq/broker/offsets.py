@@ -146,7 +146,9 @@ class Resets:
         if reset is None:
             return None
         if reset.client_id != client_id:
-            reset.client_id, reset.redirected_from, reset.redirects = client_id, -1, 0
+            reset.client_id = client_id
+            reset.redirected_from = -1
+            reset.redirects = 0
         has_moved = offset == reset.offset or offset != reset.redirected_from
         is_known = reset.redirects and has_moved
         if not is_parked and (is_known or reset.redirects >= REDIRECTS_MAX):
@@ -245,7 +247,8 @@ class Offsets:
             saved = self._light_document.load(tables.decode_consumer_offsets_file)
             self.document.changed = saved is not None
         if saved is not None:
-            self.version, self._unknown = saved.data_version, saved.unknown
+            self.version = saved.data_version
+            self._unknown = saved.unknown
             self.table = {key: dict(queues) for key, queues in saved.offsets.items()}
         if self.document.is_doubtful:
             log.warning(
@@ -439,7 +442,8 @@ class Offsets:
             self.resets_document.changed = True
         for follow in self.on_forget:
             follow(topic=topic, group=group)
-        prefix, suffix = f"{topic}@" if topic else "", f"@{group}" if group else ""
+        prefix = f"{topic}@" if topic else ""
+        suffix = f"@{group}" if group else ""
 
         def matching_keys(table: dict[str, dict[int, int]]) -> list[str]:
             return [key for key in table if key.startswith(prefix) and key.endswith(suffix)]

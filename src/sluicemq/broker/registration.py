@@ -153,7 +153,8 @@ class Registration:
         The function may run on another thread. The changes noted for `server` are cleared.
         """
         server.changes = set()
-        configs, config = self._topics.configs(), self._settings.broker
+        configs = self._topics.configs()
+        config = self._settings.broker
         version = dataclasses.replace(self._topics.version, state_version=self.term_number)
 
         def request() -> Command:
@@ -262,7 +263,8 @@ class Registration:
         The changes noted for `server` are cleared. A deleted topic stays in the routes until a tool
         deletes it there (DELETE_TOPIC_IN_NAMESRV, 216), as with RocketMQ.
         """
-        names, server.changes = server.changes, set()
+        names = server.changes
+        server.changes = set()
         requests = []
         for topic in filter(None, map(self._topics.get, names)):
             config = self._limit_permissions(topic.config)
@@ -376,7 +378,9 @@ class Announcements:
         self.registration = registration
         self.first_round_done = asyncio.Event()
         """Set when every name server has been tried once."""
-        self._topics, self._groups, self._offsets = topics, groups, offsets
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
         self._clock = clock
         self._in_executor = in_executor
         self._save_offsets = save_offsets
@@ -424,7 +428,8 @@ class Announcements:
         `error` is the reason why replicas may not have the changes. Each answer then becomes an
         error answer with its text.
         """
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         if error is not None:
             waiting = [
                 (peer, a and encode_error_answer(a, error, str(error))) for peer, a in waiting
@@ -504,7 +509,8 @@ class Announcements:
 
         If the changes are not safe, the answers become errors.
         """
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         syncs = filter(
             None, [table.document.prepare_sync() for table in (self._topics, self._groups)]
         )

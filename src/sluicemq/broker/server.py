@@ -98,6 +98,14 @@ EXECUTOR_THREADS: Final = 3
 class Broker:
     """A broker that stores and delivers messages. Call `start` first and `close` at the end."""
 
+    # These exist after `start`.
+    core: BrokerState
+    store: Store
+    registration: Registration
+    _announcements: Announcements
+    _confirmed: ConfirmedEnd
+    _loop: asyncio.AbstractEventLoop
+
     def __init__(
         self,
         config: BrokerConfig,
@@ -132,7 +140,9 @@ class Broker:
         if read_only:
             files = overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
-        self.term, self._propose, self._role_controller = term, propose, role_controller
+        self.term = term
+        self._propose = propose
+        self._role_controller = role_controller
         self.identity = identity or ReplicaIdentity(config.broker_id, "", secrets.token_hex(8))
         self.on_opening: Callable[[Dispatcher], None] = lambda dispatcher: None
         """Called with the dispatcher before the port opens in a role."""
@@ -151,10 +161,6 @@ class Broker:
         self.address = ""
         """The address that clients get, as "host:port"."""
         self.metrics_port: int | None = None
-        self.core: BrokerState
-        self.store: Store
-        self.registration: Registration
-
         self._clock = clock
         self._files = files
         self._incarnation = incarnation or Incarnation(files, store_config.root)
@@ -175,8 +181,6 @@ class Broker:
         self._store: Store | None = None  # while it is open
         self._store_failure: OSError | None = None  # the failure that was logged
         self._ha_port = 0
-        self._confirmed: ConfirmedEnd
-        self._loop: asyncio.AbstractEventLoop
         self._steady_clock = SteadyClock(clock)
         self._supervisor = Supervisor(clock, log)
         self._writer = DocumentWriter(self._jobs.run)
@@ -186,7 +190,6 @@ class Broker:
         self._pusher: MetricsPusher | None = None
         self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
         """The function that closes the port for metrics, or None if it could not be opened."""
-        self._announcements: Announcements
 
     @property
     def port(self) -> int:
@@ -206,7 +209,8 @@ class Broker:
         Raises SluiceError, with its fix, if the store is locked or damaged, the port is in use, or
         the configuration is invalid. Then nothing remains open.
         """
-        loop, config = asyncio.get_running_loop(), self.settings.broker
+        loop = asyncio.get_running_loop()
+        config = self.settings.broker
         try:
             if config.is_pushed:
                 collect = BrokerCollector(lambda: self.core).collect
@@ -290,10 +294,12 @@ class Broker:
         Return the store, the files to which tables are written, the confirmed end of the log, and
         the state log of a master.
         """
-        settings, files = self.settings, self._files
+        settings = self.settings
+        files = self._files
         if settings.is_read_only:
             readonly.prepare_settings(settings, files)
-        confirmed, paths = ConfirmedEnd(files, settings), replicated_paths(settings, files)
+        confirmed = ConfirmedEnd(files, settings)
+        paths = replicated_paths(settings, files)
         state_log: StateLog | None = None
         if settings.is_slave and not settings.is_failover:
             confirmed.delete()
@@ -378,7 +384,9 @@ class Broker:
 
     def _make_core(self, host: Host, files: Files) -> BrokerState:
         """Create the components of the broker, which are not loaded yet."""
-        loop, settings, store = self._loop, self.settings, self.store
+        loop = self._loop
+        settings = self.settings
+        store = self.store
 
         def announce(peer: Peer, answer: bytes) -> None:
             self._announcements.announce(peer, answer)
@@ -484,7 +492,8 @@ class Broker:
                 self.store.begin_queue, *unit
             ),
         )
-        self.registration.on_master, core.replica_lag = side.set_master_addresses, side.lag
+        self.registration.on_master = side.set_master_addresses
+        core.replica_lag = side.lag
         core.pull.has_master = side.is_connected
         return side
 
@@ -495,7 +504,8 @@ class Broker:
         """
         from sluicemq.broker import acting_master  # noqa: PLC0415 - few brokers need it
 
-        config, announcements = self.settings.broker, self._announcements
+        config = self.settings.broker
+        announcements = self._announcements
         context = acting_master.ActingMasterContext(
             core=core,
             files=self._files,
@@ -519,7 +529,8 @@ class Broker:
 
         Raises ConfigurationError if the port cannot be opened.
         """
-        config, handlers = self.settings.broker, make_dispatcher(core)
+        config = self.settings.broker
+        handlers = make_dispatcher(core)
         self.on_opening(handlers)
         self._servers = []
         port = next(iter(sockets), config.listen_port)
@@ -651,7 +662,8 @@ class Broker:
 
     async def _run_background_jobs(self) -> None:
         """Run the background jobs of the present role until cancelled."""
-        supervisor, announcements = self._supervisor, self._announcements
+        supervisor = self._supervisor
+        announcements = self._announcements
         async with asyncio.TaskGroup() as group:
             group.create_task(supervisor.retry_until_success("registration", announcements.run))
             for name, period_s, job in self._background_jobs():
@@ -668,8 +680,10 @@ class Broker:
 
     def _background_jobs(self) -> list[BackgroundJob]:
         """Return the background jobs of the present role."""
-        core, settings = self.core, self.settings
-        run_steps, save = self._jobs.run_steps, self._writer.write
+        core = self.core
+        settings = self.settings
+        run_steps = self._jobs.run_steps
+        save = self._writer.write
         jobs: list[BackgroundJob] = [
             (
                 "flush",
@@ -707,8 +721,11 @@ class Broker:
 
     def _saving_jobs(self) -> list[BackgroundJob]:
         """Return the jobs that save tables. A slave gets the tables of its master instead."""
-        core, settings, save = self.core, self.settings, self._writer.write
-        delayed, filters = core.delayed, core.filters
+        core = self.core
+        settings = self.settings
+        save = self._writer.write
+        delayed = core.delayed
+        filters = core.filters
 
         def save_delayed() -> Awaitable[None]:
             delayed.remove_old_log_files()
@@ -760,7 +777,9 @@ class Broker:
 
     async def _save_offsets(self) -> None:
         """Save committed offsets and what belongs to them."""
-        offsets, lanes, checkpoints = self.core.offsets, self.core.lanes, self.core.checkpoints
+        offsets = self.core.offsets
+        lanes = self.core.lanes
+        checkpoints = self.core.checkpoints
         lanes.storage.schedule_write()
         if checkpoints.has_uncommitted_offsets:
             with contextlib.suppress(SluiceError, OSError):  # the store reports it

@@ -95,9 +95,14 @@ class BrokerState:
 
         `in_sync` is what a master knows about its slaves.
         """
-        files, clock = environment.files, environment.clock
-        self.settings, self.store, self.files, self.clock = settings, store, files, clock
-        self.in_sync, self.offload = in_sync, environment.offload
+        files = environment.files
+        clock = environment.clock
+        self.settings = settings
+        self.store = store
+        self.files = files
+        self.clock = clock
+        self.in_sync = in_sync
+        self.offload = environment.offload
         self._announce = environment.announce
         self.steady_clock = environment.steady_clock or SteadyClock(clock)
         """The clock for deadlines of waiting messages; it never goes back."""
@@ -162,7 +167,8 @@ class BrokerState:
 
     def _make_consumer_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that answer consumers."""
-        settings, group_commit = self.settings, self.group_commit
+        settings = self.settings
+        group_commit = self.group_commit
         self.polls = LongPolls(
             group_commit.queue_frame,
             group_commit.send_after_commit,
@@ -196,7 +202,9 @@ class BrokerState:
 
     def _make_store_components(self, environment: BrokerEnvironment) -> None:
         """Create the components that store messages, and those that deliver waiting messages."""
-        settings, store, clock = self.settings, self.store, self.clock
+        settings = self.settings
+        store = self.store
+        clock = self.clock
         self.intake = intake = MessageIntake(settings, store, self.group_commit)
         self.delayed = DelayedDelivery(
             settings,
@@ -241,7 +249,8 @@ class BrokerState:
     def _make_watchers(self) -> None:
         """Create the components that watch the others: lag, rates, retention, runtime info."""
         self.unread_monitor = UnreadMonitor(self.offsets, self.store, self.clock)
-        self.rates, self.midnight_counters = CounterHistory(), MidnightCounters()
+        self.rates = CounterHistory()
+        self.midnight_counters = MidnightCounters()
         self.retention = RetentionHandlers(self.context, self.unread_monitor)
         self.filter_watch = FilterHandlers(
             self.context,
@@ -268,10 +277,8 @@ class BrokerState:
         Also find the topics that were deleted while no broker ran, and finish the creation of
         topics that a crash interrupted.
         """
-        self.topics.on_created, self.topics.on_removed = (
-            self._on_topic_created,
-            self._on_topic_removed,
-        )
+        self.topics.on_created = self._on_topic_created
+        self.topics.on_removed = self._on_topic_removed
         self.offsets.mark_missing_as_deleted(
             lambda topic: topic in self.topics or topic.startswith(LMQ_PREFIX)
         )
@@ -334,7 +341,8 @@ class BrokerState:
             raise open_error(self.settings.store.root, error) from error
 
     def _load_tables(self) -> None:
-        store, is_read_only = self.store, self.settings.is_read_only
+        store = self.store
+        is_read_only = self.settings.is_read_only
         is_slave = self.settings.is_slave
         if self.guard is not None:
             self.guard.load()
@@ -493,7 +501,8 @@ class BrokerState:
 
         Called several times a second. A component that fails pauses; the others run.
         """
-        now_s, run = self.clock.monotonic_s(), self.supervisor.run_unless_pausing
+        now_s = self.clock.monotonic_s()
+        run = self.supervisor.run_unless_pausing
         run("parked pulls", lambda: self.polls.expire(now_s))
         run("held answers", lambda: self.group_commit.expire(now_s))
         run("requests to clients", lambda: self.client_requests.expire(now_s))

@@ -214,7 +214,9 @@ TABLE: Final[dict[int, Row]] = {
 
 def make_handler_objects(core: BrokerState) -> tuple[object, ...]:
     """Return the objects whose methods `TABLE` names, one of each class."""
-    settings, topics, store = core.settings, core.topics, core.store
+    settings = core.settings
+    topics = core.topics
+    store = core.store
     return (
         # Components that answer requests themselves.
         core.send,
@@ -308,7 +310,8 @@ def make_dispatcher(core: BrokerState) -> Dispatcher:
         return MethodType(function, objects_by_class[class_name])
 
     def make_handler(row: Row) -> Handler:
-        header, handle = row.header, bind(row.handler)
+        header = row.header
+        handle = bind(row.handler)
         if header is None:
             return handle
         return lambda command, peer: handle(decode_header(header, command.fields), command, peer)

@@ -326,7 +326,8 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     def topic(name: str, queues: int = 1, perm: int = READ_WRITE) -> TopicConfig:
         return TopicConfig(name, queues, queues, perm)
 
-    cluster, broker = config.cluster_name, config.broker_name
+    cluster = config.cluster_name
+    broker = config.broker_name
     inherited = READ_WRITE | PERM_INHERIT
     yield topic(SELF_TEST_TOPIC)
     if config.auto_create_topic:
@@ -351,7 +352,8 @@ class Topics(Table[TopicConfig, Topic]):
 
     _kind = "topic"
     _encode = staticmethod(tables.encode_topic_table_file)
-    _write, _read = staticmethod(topic_object), staticmethod(topic_from)
+    _write = staticmethod(topic_object)
+    _read = staticmethod(topic_from)
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "topics.json")
@@ -373,7 +375,8 @@ class Topics(Table[TopicConfig, Topic]):
 
         Otherwise like `Table.remove`.
         """
-        topic, (messages, size_bytes) = self.get(name), self.deleted_topic_totals
+        topic = self.get(name)
+        (messages, size_bytes) = self.deleted_topic_totals
         is_removed = super().remove(name)
         if topic is not None and is_removed:
             self.deleted_topic_totals = messages + topic.messages_in, size_bytes + topic.bytes_in
@@ -398,7 +401,8 @@ class Topics(Table[TopicConfig, Topic]):
         read.
         """
         saved = self.document.load(tables.decode_topic_table_file) or tables.TopicTable()
-        self.version, self._unknown = saved.data_version, saved.unknown
+        self.version = saved.data_version
+        self._unknown = saved.unknown
         self._load(saved.topics.values(), system_topics(self._settings.broker))
         for topic in self:
             if topic.config.attributes.get(CLEANUP_POLICY) == COMPACTION:
@@ -506,7 +510,8 @@ class Groups(Table[GroupConfig, GroupConfig]):
 
     _kind = "group"
     _encode = staticmethod(tables.encode_group_table_file)
-    _write, _read = staticmethod(group_object), staticmethod(group_from)
+    _write = staticmethod(group_object)
+    _read = staticmethod(group_from)
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "subscriptionGroup.json")
@@ -532,7 +537,8 @@ class Groups(Table[GroupConfig, GroupConfig]):
         Raises the same errors as `Topics.load`.
         """
         saved = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
-        self.version, self._unknown = saved.data_version, saved.unknown
+        self.version = saved.data_version
+        self._unknown = saved.unknown
         self.forbidden = {group: dict(bits) for group, bits in saved.forbidden.items()}
         self._load(saved.groups.values(), map(GroupConfig, BROKER_GROUPS))
 

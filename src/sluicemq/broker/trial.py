@@ -48,7 +48,8 @@ def _silenced() -> Iterator[None]:
 
     Handlers of the package's own loggers still get them.
     """
-    drop, propagates = logging.NullHandler(), _BROKER_LOGGER.propagate
+    drop = logging.NullHandler()
+    propagates = _BROKER_LOGGER.propagate
     _BROKER_LOGGER.addHandler(drop)  # without a handler, logging prints warnings to stderr
     _BROKER_LOGGER.propagate = False
     try:

@@ -46,7 +46,8 @@ def list_brokers(admin: Admin, as_json: bool) -> None:
         for broker_id, address in sorted(data.addresses.items()):
             runtime: dict[str, str] = {}
             try:
-                runtime, state = admin.runtime(address), "up"
+                runtime = admin.runtime(address)
+                state = "up"
             except SluiceError as error:
                 state = f"unreachable: {error}"
             records.append(

@@ -454,7 +454,8 @@ def _facts_record(facts: ClusterFacts) -> dict[str, Any]:
 
 def _group_facts_record(facts: ClusterFacts) -> dict[str, Any] | None:
     """Return the facts about the diagnosed group for `--json`; None if no group was diagnosed."""
-    group, explained = facts.group, facts.explained_group
+    group = facts.group
+    explained = facts.explained_group
     if group is None:
         return None
     return {

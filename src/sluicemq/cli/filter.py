@@ -66,7 +66,8 @@ def check_command(expression: str, as_json: bool) -> None:
     """
     from sluicemq.filter.check import check_sql92, describe_types  # noqa: PLC0415 - only this command
 
-    findings, types = check_sql92(expression), describe_types(expression)
+    findings = check_sql92(expression)
+    types = describe_types(expression)
     if as_json:
         report = {
             "expression": expression,

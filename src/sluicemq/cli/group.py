@@ -206,7 +206,8 @@ def show(admin: Admin, name: str, proxies: tuple[str, ...], as_json: bool) -> No
     Also show why members are idle, what filters have matched and dropped, and the lanes of members
     with different subscriptions.
     """
-    report, contracts = admin.group(name), admin.contract(name)
+    report = admin.group(name)
+    contracts = admin.contract(name)
     clients = admin.consumers(name) if report.members else []
     proxy_clients = [
         client | {"proxy": address}

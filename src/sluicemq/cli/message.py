@@ -325,7 +325,9 @@ def export_traces(
     from sluicemq.telemetry.otlp import open_exporter  # noqa: PLC0415 - few have the extra
     from sluicemq.telemetry.spans import SpanBuilder  # noqa: PLC0415 - as above
 
-    topic, group, timeout_s = options["topic"], options["group"], options["timeout_s"]
+    topic = options["topic"]
+    group = options["group"]
+    timeout_s = options["timeout_s"]
     exporter = open_exporter("traces", endpoint)
     span_builder = SpanBuilder()
     start_at = parse_start(start)

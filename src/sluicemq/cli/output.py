@@ -377,7 +377,8 @@ def print_records(
         for record in records:
             print_json(dict(record))
     elif records:
-        headings, cell_formats = [], []
+        headings = []
+        cell_formats = []
         for column in columns.split() or records[0]:
             name, _, format_name = column.partition(":")
             heading, _, field = name.rpartition("=")
@@ -470,7 +471,8 @@ def format_body(message: WithBody, bytes_max: int) -> str:
     Bytes that are not UTF-8 become escapes. For an undecodable body, return the reason in brackets
     and then the stored bytes.
     """
-    body, error = message.body_or_raw, message.body_error
+    body = message.body_or_raw
+    error = message.body_error
     text = body[:bytes_max].decode("utf-8", "backslashreplace")
     reason = "" if error is None else f"[undecodable: {error.reason}] "
     return reason + text + ("…" if len(body) > bytes_max else "")
@@ -481,7 +483,8 @@ def body_record(message: WithBody) -> dict[str, str]:
 
     For an undecodable body, return the stored bytes, and the error as `body_error`.
     """
-    body, error = message.body_or_raw, message.body_error
+    body = message.body_or_raw
+    error = message.body_error
     error_record = {} if error is None else {"body_error": str(error)}
     try:
         return {"body": body.decode()} | error_record
@@ -501,7 +504,10 @@ def byte_progress(
     printed.
     """
     is_shown = shown and sys.stderr.isatty()
-    start_s, bar, task, reported = clock.monotonic_s(), None, None, (0, 0)
+    start_s = clock.monotonic_s()
+    bar = None
+    task = None
+    reported = (0, 0)
     describe_on_interrupt(lambda: f"{what}: {reported[0]:,} of {reported[1]:,} bytes.")
 
     def advance(done: int, total: int) -> None:

@@ -43,7 +43,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
-TABLE, JSON, CSV, PARQUET = FORMATS = ("table", "json", "csv", "parquet")
+TABLE: Final = "table"
+JSON: Final = "json"
+CSV: Final = "csv"
+PARQUET: Final = "parquet"
+FORMATS: Final = (TABLE, JSON, CSV, PARQUET)
 CELL_CHARACTERS_MAX: Final = 200
 """Longer cells of a table are cut."""
 TABLE_ROWS_MAX: Final = 100

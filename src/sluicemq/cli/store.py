@@ -118,7 +118,9 @@ def _print_description(description: dict[str, Any]) -> None:
 
     Rows whose value is unknown are left out.
     """
-    log, queues, index = description["log"], description["queues"], description["index"]
+    log = description["log"]
+    queues = description["queues"]
+    index = description["index"]
     checkpoint = description["checkpoint"] or {}
     newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
     if description["locked_by"]:

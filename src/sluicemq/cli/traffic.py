@@ -359,7 +359,8 @@ async def run_until_interrupted(work: Coroutine[None, None, None]) -> None:
     An error of `work` is raised. A cancelled client closes in order: it commits its offsets and
     leaves its group.
     """
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):

@@ -305,7 +305,8 @@ class HeartbeatThread:
                 await self._unregister_at_once(None, group)
             for group in self._producers:
                 await self._unregister_at_once(group, None)
-            channels, self._channels = self._channels, {}
+            channels = self._channels
+            self._channels = {}
             for channel in channels.values():
                 await channel.close()
 

@@ -61,8 +61,13 @@ class Key(NamedTuple):
     """The range to which the value is clamped, as RocketMQ does (spec/store.md §9)."""
 
 
-BOOLEAN, INTEGER, TEXT, PATH = Kind.BOOLEAN, Kind.INTEGER, Kind.TEXT, Kind.PATH
-NAME, HOST, SERVERS = Kind.NAME, Kind.HOST, Kind.SERVERS
+BOOLEAN = Kind.BOOLEAN
+INTEGER = Kind.INTEGER
+TEXT = Kind.TEXT
+PATH = Kind.PATH
+NAME = Kind.NAME
+HOST = Kind.HOST
+SERVERS = Kind.SERVERS
 _KINDS: Final = {bool: BOOLEAN, int: INTEGER, tuple: Kind.LIST}
 
 

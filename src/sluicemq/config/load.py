@@ -221,7 +221,8 @@ def load_local_proxy_config(
         )
     limits = {item.name for item in fields(ProxyLimits)}
     served = {item.name for item in fields(ServerConfig)} - {"acl_files", "acl_compatible"}
-    own, foreign = dict[str, Any](), list[str]()
+    own = dict[str, Any]()
+    foreign = list[str]()
     for key in keys_of(Part.PROXY):
         if key.field not in values or key.field in limits:
             continue
@@ -288,7 +289,8 @@ def _written(settings: Settings, as_written: Settings) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for item in (one for one in fields(settings) if one.compare):
-        value, text = getattr(settings, item.name), getattr(as_written, item.name)
+        value = getattr(settings, item.name)
+        text = getattr(as_written, item.name)
         if isinstance(value, tuple) and isinstance(text, tuple):
             found |= dict(zip(value, text, strict=True))
         elif isinstance(value, str):

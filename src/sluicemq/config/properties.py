@@ -83,7 +83,8 @@ def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
             continue
         else:
             yield pending + part, physical
-        pending, physical = "", []
+        pending = ""
+        physical = []
     if physical:
         yield pending, physical
 
@@ -110,7 +111,8 @@ def _unescape(text: str) -> str:
 
 def _unescaped(escape: re.Match[str]) -> str:
     """Return the character for one match of `_ESCAPE`: the escape of `_ESCAPES`, or itself."""
-    follower, digits = escape[2], escape[1]
+    follower = escape[2]
+    digits = escape[1]
     if digits is None:
         return _ESCAPES.get(follower, follower)
     if len(digits) == 4 and set(digits) <= set(hexdigits):

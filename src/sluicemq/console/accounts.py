@@ -58,7 +58,8 @@ class Accounts:
     """The accounts in the file at `path`. If the file does not exist, there are none."""
 
     def __init__(self, path: str, files: Files = SYSTEM_FILES) -> None:
-        self.path, self._files = path, files
+        self.path = path
+        self._files = files
         self._read_ms = -1
         self._known: dict[str, Account] = {}
 

@@ -106,11 +106,17 @@ class Console:
         If `is_read_only` is True, pages that change something are refused for all roles.
         `pipelines` and `proxies` are those of `Context`.
         """
-        self.accounts, self.is_read_only, self.clock = accounts, is_read_only, clock
+        self.accounts = accounts
+        self.is_read_only = is_read_only
+        self.clock = clock
         self.audit = audit or AuditLog(clock)
-        self.sessions, self.throttle = Sessions(clock), Throttle(clock)
-        self.cache, self.history = Cache(clock), History(clock)
-        self.connect, self.pipelines, self.proxies = connect, pipelines, proxies
+        self.sessions = Sessions(clock)
+        self.throttle = Throttle(clock)
+        self.cache = Cache(clock)
+        self.history = History(clock)
+        self.connect = connect
+        self.pipelines = pipelines
+        self.proxies = proxies
         self._clients: dict[Credentials | None, Sluice] = {}
         self._templates = create_templates()
 

@@ -107,10 +107,12 @@ def _format_fields(body: bytes, depth: int) -> Iterator[str]:
     """Yield the lines of a message at this depth. Raises ValueError if the bytes cannot be one."""
     if depth > DEPTH_MAX:
         raise ValueError("nested too deeply")
-    position, indent = 0, "  " * depth
+    position = 0
+    indent = "  " * depth
     while position < len(body):
         tag, position = _read_varint(body, position)
-        field, wire_type = tag >> 3, tag & 7
+        field = tag >> 3
+        wire_type = tag & 7
         if not 0 < field <= FIELD_MAX:
             raise ValueError("invalid field number")
         if wire_type == 0:

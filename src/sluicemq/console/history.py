@@ -26,9 +26,12 @@ GROUPS_MAX: Final = 100
 """The number of groups whose lag is measured."""
 GROUP_LIST_AGE_S: Final = 60.0
 """The list of groups is read again after this time."""
-RATE_IN, RATE_OUT, DISK = "in", "out", "disk"
+RATE_IN = "in"
+RATE_OUT = "out"
+DISK = "disk"
 """The values of the cluster: messages per second, and the usage of the fullest disk in percent."""
-LAG, MATCHING = "lag", "matching"
+LAG = "lag"
+MATCHING = "matching"
 """The values of a group; the cluster has LAG too."""
 
 Values = Mapping[str, float]

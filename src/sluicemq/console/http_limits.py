@@ -60,7 +60,8 @@ class BoundedProtocol(H11Protocol):
         cycle = self.cycle
         is_between = cycle is None or cycle.response_complete
         if (cycle, is_between) != self._last_state:
-            self._last_state, self._last_state_s = (cycle, is_between), self.loop.time()
+            self._last_state = (cycle, is_between)
+            self._last_state_s = self.loop.time()
         has_body_left = not is_between and cycle.more_body
         limit_s = HEAD_S if is_between else BODY_S
         if (is_between or has_body_left) and self.loop.time() - self._last_state_s >= limit_s:
@@ -74,7 +75,8 @@ class BoundedBody:
 
     def __init__(self, app: ASGIApp, bytes_max: int = BODY_BYTES_MAX) -> None:
         """Pass requests on to `app` if their body has at most `bytes_max` bytes."""
-        self._app, self._bytes_max = app, bytes_max
+        self._app = app
+        self._bytes_max = bytes_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on to the application.

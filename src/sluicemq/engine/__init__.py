@@ -49,7 +49,8 @@ def _is_stale(name: str) -> bool:
 
     False if its source or its checksum is not installed.
     """
-    source, built = _FOLDER / f"{name}.pyx", _FOLDER / f"{name}.built"
+    source = _FOLDER / f"{name}.pyx"
+    built = _FOLDER / f"{name}.built"
     return source.exists() and built.exists() and built.read_text() != checksum_of(source)
 
 

@@ -220,7 +220,8 @@ class SystemFile:
             os.close(descriptor)
             raise OSError(errno.ESTALE, "the file was replaced while it was open", self.path)
         os.close(self._descriptor)
-        self._descriptor, self._is_writable = descriptor, True
+        self._descriptor = descriptor
+        self._is_writable = True
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if not self._is_writable:
@@ -304,7 +305,8 @@ class SystemFiles:
             return SystemFile(path, descriptor)
         # A permission that this process cannot give to the right owner or group is dropped, so that
         # no other user gets it.
-        mode, found = access.mode, os.fstat(descriptor)
+        mode = access.mode
+        found = os.fstat(descriptor)
         owner = found.st_uid if access.owner is None else access.owner
         group = found.st_gid if access.group is None else access.group
         if (owner, group) != (found.st_uid, found.st_gid):
@@ -622,7 +624,9 @@ def _copy_to_backup(files: Files, path: str) -> None:
     """Copy the file at `path` atomically to `<path>.bak`, if it exists."""
     if not files.exists(path):
         return
-    backup, access, file = path + ".bak", files.access(path), files.open(path)
+    backup = path + ".bak"
+    access = files.access(path)
+    file = files.open(path)
     try:
         data = file.pread(file.size(), 0)
     finally:

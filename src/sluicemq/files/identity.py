@@ -209,7 +209,8 @@ class IdentityFile:
         """
         crc = log.record_crc(position) if position != NO_RECORD else 0
         if crc is None:  # no record is there: nothing could confirm the file later
-            position, crc = NO_RECORD, 0
+            position = NO_RECORD
+            crc = 0
         self._write(
             Identity(self._incarnation, FileState.SEALED, position, crc, checksum, details or {})
         )

@@ -56,7 +56,8 @@ class Incarnation:
             self.text = text if survived and isinstance(text, str) else secrets.token_hex(8)
             self._written = found
         with self._lock:
-            self.is_empty, self._is_synced = is_empty, is_synced
+            self.is_empty = is_empty
+            self._is_synced = is_synced
             self._write()
         return self.text
 

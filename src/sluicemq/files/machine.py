@@ -114,7 +114,8 @@ def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
     """
     try:
         library = ctypes.CDLL(None)
-        usage, trim = library.mallinfo2, library.malloc_trim
+        usage = library.mallinfo2
+        trim = library.malloc_trim
     except (OSError, AttributeError, TypeError):
         return None
     usage.restype = _Usage

@@ -157,7 +157,8 @@ class _FileContent:
 
     def release(self) -> None:
         """Close the file on the disk. Called when the last `OverlayFile` is closed."""
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 
@@ -208,7 +209,8 @@ class _FileContent:
             assert content is not None
             content[offset:end] = data
             start = min(offset, self.written_start) if self.written_end else offset
-            self.written_start, self.written_end = start, max(end, self.written_end)
+            self.written_start = start
+            self.written_end = max(end, self.written_end)
 
     def resize(self, size: int) -> None:
         """Cut the file, or extend it with zeros."""
@@ -221,9 +223,13 @@ class _FileContent:
 
         Views of the old content stay as they are. The caller must hold `lock`.
         """
-        old, kept = self.mapped(), min(size, self.size)
+        old = self.mapped()
+        kept = min(size, self.size)
         has_content = self.below is not None or self.written_end > 0
-        self._map, self._viewed_map, self.below, self.size = None, None, None, size
+        self._map = None
+        self._viewed_map = None
+        self.below = None
+        self.size = size
         if not has_content or old is None or not kept:
             self.written_start = self.written_end = 0
             return
@@ -233,7 +239,8 @@ class _FileContent:
             piece = old[start : min(start + _COPY_BYTES, kept)]
             if piece.count(0) < len(piece):  # pages that are not touched take no memory
                 made[start : start + len(piece)] = piece
-        self.written_start, self.written_end = 0, kept
+        self.written_start = 0
+        self.written_end = kept
 
     def data_start(self, offset: int) -> int | None:
         """Return what `File.data_start` returns: data is what was written, or is on the disk."""
@@ -312,7 +319,8 @@ class OverlayFile:
         raise OSError(errno.ENOTSUP, "a file in memory has no descriptor", self.path)
 
     def close(self) -> None:
-        node, self._node = self._node, None
+        node = self._node
+        self._node = None
         if node is not None:
             self._files.release_handle(self.path, node)
 

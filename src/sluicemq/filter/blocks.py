@@ -147,7 +147,8 @@ def compare_two_columns(
         return None
     if not isinstance(node.left, Property) or not isinstance(node.right, Property):
         return None
-    left_name, right_name = node.left.name, node.right.name
+    left_name = node.left.name
+    right_name = node.right.name
     examples = _ORDER_CASES if isinstance(node, Order) else _EQUAL_CASES
     outcome_by_case = np.empty(len(examples), np.uint8)
     for case, (left_value, right_value) in enumerate(examples):
@@ -182,7 +183,8 @@ def _find_equal_cases(left: Column, right: Column) -> NDArray[Any]:
     left_codes = left.codes.astype(np.int64)
     right_codes = _gather(left_code_by_right_code, right.codes)
     cases = np.where(left_codes == right_codes, _EQUAL, _DIFFERENT)
-    no_left, no_right = left_codes < 0, right.codes < 0
+    no_left = left_codes < 0
+    no_right = right.codes < 0
     cases[no_right] = _LEFT_ONLY
     cases[no_left] = _RIGHT_ONLY
     cases[no_left & no_right] = _NEITHER
@@ -481,7 +483,8 @@ def _find_combinations(columns: Sequence[Column]) -> _Combinations:
     """Return the combinations of codes that occur in these columns."""
     # The key of a row is a number in mixed radix. Each column is one digit: its code plus 1, so
     # that 0 means "absent". Keys are below `key_count`.
-    keys, key_count = np.zeros(len(columns[0].codes), np.int64), 1
+    keys = np.zeros(len(columns[0].codes), np.int64)
+    key_count = 1
     for codes, values in columns:
         radix = len(values) + 1
         if key_count * radix >= 1 << 62:
@@ -573,7 +576,8 @@ def _evaluate_string_atom(
     The scalar engine evaluates only each of these strings, and one other string that represents
     all other values.
     """
-    name, condition = leaf.name, leaf.condition
+    name = leaf.name
+    condition = leaf.condition
     other_text = "".join(texts) + "."  # longer than each of them
     other_outcome = 1 << evaluate_verdict(condition, {name: other_text})
     table = np.full(len(values) + 1, other_outcome, np.uint8)

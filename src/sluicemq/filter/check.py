@@ -187,7 +187,8 @@ def find_node_warnings(tree: Node) -> Iterator[Finding]:
             if not isinstance(node, rule.kind) or not rule.applies(node):
                 continue
             token = rule.token.format(n=node)
-            what, fix = rule.what.format(n=node), rule.fix.format(n=node)
+            what = rule.what.format(n=node)
+            fix = rule.fix.format(n=node)
             yield _warning(rule.marked(node).position, len(token), rule.code, what, fix)
 
 

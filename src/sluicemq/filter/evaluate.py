@@ -316,7 +316,8 @@ def _negate(condition: ConditionFunction) -> ConditionFunction:
 @compile_node.register
 def _(node: And) -> ConditionFunction:
     parts = tuple(map(compile_node, node.parts))
-    left, right = parts[0], parts[-1]
+    left = parts[0]
+    right = parts[-1]
 
     def both(properties: Properties) -> bool | None:
         first = left(properties)
@@ -357,11 +358,13 @@ def _(node: Or) -> ConditionFunction:
 
 @compile_node.register
 def _(node: Equal) -> ConditionFunction:
-    left, right = node.left, node.right
+    left = node.left
+    right = node.right
     number = constant_number(right)
     condition: ConditionFunction
     if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
-        name, text = left.name, right.value
+        name = left.name
+        text = right.value
 
         def equal(properties: Properties) -> bool | None:
             found = properties.get(name)
@@ -398,11 +401,13 @@ def _general_equal(left_node: Node, right_node: Node) -> ConditionFunction:
     As in RocketMQ, the condition is TRUE if both operands are null, null if only the left one is
     null, and FALSE if only the right one is null.
     """
-    left, right = compile_node(left_node), compile_node(right_node)
+    left = compile_node(left_node)
+    right = compile_node(right_node)
     are_equal = _equality_test(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
-        first, second = left(properties), right(properties)
+        first = left(properties)
+        second = right(properties)
         if first is None:
             return True if second is None else None
         return False if second is None else are_equal(first, second)
@@ -449,11 +454,14 @@ def _(node: Order) -> ConditionFunction:
         return _order_to_number(node.left, node.operator, node.right)
     if isinstance(node.right, Property) and constant_number(node.left) is not None:
         return _order_to_number(node.right, MIRRORED_OPERATORS[node.operator], node.left)
-    left, right = compile_node(node.left), compile_node(node.right)
-    compare, is_true = _comparison(node.left, node.right), _SIGN_TESTS[node.operator]
+    left = compile_node(node.left)
+    right = compile_node(node.right)
+    compare = _comparison(node.left, node.right)
+    is_true = _SIGN_TESTS[node.operator]
 
     def order(properties: Properties) -> bool | None:
-        first, second = left(properties), right(properties)
+        first = left(properties)
+        second = right(properties)
         if first is None or second is None:
             return None
         return is_true(compare(first, second), 0)
@@ -463,7 +471,8 @@ def _(node: Order) -> ConditionFunction:
 
 def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> ConditionFunction:
     """Return the condition that compares a property with a constant number."""
-    bound, number_class = constant_number(bound_node), java_class(bound_node)
+    bound = constant_number(bound_node)
+    number_class = java_class(bound_node)
     # Java differs from Python only for NaN, which is greater than every constant.
     tests: dict[str, Callable[[Any], bool]] = {
         ">": lambda number: not number <= bound,
@@ -480,7 +489,8 @@ def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
     The function converts both values as RocketMQ does, and returns a number below, equal to or
     above 0, as Java's compareTo. The values must not be null or Boolean.
     """
-    left_class, right_class = java_class(left), java_class(right)
+    left_class = java_class(left)
+    right_class = java_class(right)
     # A string is converted to the class of the number, two strings to Double, and two numbers to
     # the wider class.
     widest_first = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
@@ -500,15 +510,18 @@ def _conversion(node: Node, source: JavaClass, target: JavaClass) -> Callable[[A
     It raises FilterEvaluationError for a string that is not a number of this class.
     """
     if source is JavaClass.STRING:
-        parse_number, name = _PARSE_NUMBER[target], node.name if isinstance(node, Property) else ""
+        parse_number = _PARSE_NUMBER[target]
+        name = node.name if isinstance(node, Property) else ""
         return lambda text: parse_number(text, name)
     return float if target is JavaClass.DOUBLE else int
 
 
 @compile_node.register
 def _(node: Between) -> ConditionFunction:
-    number_class, is_outside = java_class(node.low), node.negated
-    low, high = constant_number(node.low), constant_number(node.high)
+    number_class = java_class(node.low)
+    is_outside = node.negated
+    low = constant_number(node.low)
+    high = constant_number(node.high)
     is_plain = isinstance(node.value, Property) and java_class(node.high) is number_class
     if low is None or high is None or not is_plain:
         return compile_node(expand_between(node))
@@ -523,7 +536,8 @@ def expand_between(node: Between) -> Node:
 
     Each comparison converts the value to the class of its own bound.
     """
-    value, position = node.value, node.position
+    value = node.value
+    position = node.position
     if node.negated:
         return Or((Order("<", value, node.low, position), Order(">", value, node.high, position)))
     return And((Order(">=", value, node.low, position), Order("<=", value, node.high, position)))
@@ -531,7 +545,9 @@ def expand_between(node: Between) -> Node:
 
 @compile_node.register
 def _(node: In) -> ConditionFunction:
-    name, values, negated = node.operand.name, frozenset(node.values), node.negated
+    name = node.operand.name
+    values = frozenset(node.values)
+    negated = node.negated
 
     def contained(properties: Properties) -> bool | None:
         text = properties.get(name)
@@ -542,7 +558,8 @@ def _(node: In) -> ConditionFunction:
 
 @compile_node.register
 def _(node: Match) -> ConditionFunction:
-    operand, negated = compile_node(node.operand), node.negated
+    operand = compile_node(node.operand)
+    negated = node.negated
     if not (search := node.search):
         return lambda properties: False
     is_found = _SEARCHES[node.operator]
@@ -571,5 +588,6 @@ _SEARCHES: dict[str, Callable[[str, str], bool]] = {
 
 @compile_node.register
 def _(node: IsNull) -> ConditionFunction:
-    operand, negated = compile_node(node.operand), node.negated
+    operand = compile_node(node.operand)
+    negated = node.negated
     return lambda properties: (operand(properties) is None) is not negated

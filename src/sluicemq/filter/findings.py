@@ -118,7 +118,8 @@ def ignored_text_warning(text: str, ignored_start: int) -> Finding:
     Its code is "open-comment" for a line comment without a line end, else IGNORED_TEXT. The reason
     and the fix are those of the first of `_IGNORED_REASONS` that applies.
     """
-    before, ignored = text[:ignored_start], text[ignored_start:].rstrip()
+    before = text[:ignored_start]
+    ignored = text[ignored_start:].rstrip()
     what, fix = next(
         (reason.what.format(match_before[0]), reason.fix)
         for reason in _IGNORED_REASONS
@@ -306,7 +307,9 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     expression is empty, it ends too early, an operator that does not exist, such as `=>`, a wrong
     list or operand (`_wrong_list`), and a wrong word (`_wrong_word`).
     """
-    position, shown, kind = token.position, token.text, token.kind
+    position = token.position
+    shown = token.text
+    kind = token.kind
     if not text.strip():
         return Finding(
             0, 1, "empty", "The expression is empty.", "Write TRUE to match all messages."
@@ -314,7 +317,8 @@ def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     opened = _open_parenthesis(text[:position]) if "CLOSE" in expected else None
     if kind == END:
         if opened is not None:
-            what, fix = "This parenthesis is not closed.", "Add a closing parenthesis."
+            what = "This parenthesis is not closed."
+            fix = "Add a closing parenthesis."
             return Finding(opened, 1, "parenthesis", what, fix)
         what = "The expression ends too early."
         return Finding(len(text), 1, "ends-early", what, _expected_text(expected, "Add"))

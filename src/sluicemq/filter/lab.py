@@ -305,7 +305,8 @@ class _PropertyStatistics:
         """
         if text in self.values:
             return None
-        name, number = self.name, try_parse_double(text)
+        name = self.name
+        number = try_parse_double(text)
         for value in self.values:
             has_same_letters = value.strip().casefold() == text.strip().casefold()
             is_same_number = number is not None and try_parse_double(value) == number
@@ -596,7 +597,8 @@ class _Comparison:
         self._matched_by_both = 0
         self._matched_only_by_this = 0
         self._matched_only_by_other = 0
-        self._samples_of_this, self._samples_of_other = _Samples(), _Samples()
+        self._samples_of_this = _Samples()
+        self._samples_of_other = _Samples()
 
     def add(
         self,

@@ -460,13 +460,15 @@ def _verdict_set_of_range(atom: AtomPlan, column: ColumnStats) -> int:
     if isinstance(node, IsNull | BareProperty) and isinstance(node.operand, Property):
         # Every value has the same verdict.
         return 1 << evaluate_verdict(atom.condition, {atom.name: "any"})
-    low, high = column.low, column.high
+    low = column.low
+    high = column.high
     comparison = as_number_comparison(node)
     if low is None or high is None or comparison is None:
         return atom.possible_set
     number_class, operator, bound = comparison
     if number_class is JavaClass.DOUBLE:
-        low, high = float(low), float(high)
+        low = float(low)
+        high = float(high)
 
     is_inside = low <= bound <= high
     is_single = low == high

@@ -242,9 +242,11 @@ def _explain_atom(node: Node, properties: Properties) -> Explanation:
     An operand that cannot be evaluated has the value None.
     """
     try:
-        outcome, error = _OUTCOMES[compile_node(node)(properties)], ""
+        outcome = _OUTCOMES[compile_node(node)(properties)]
+        error = ""
     except FilterEvaluationError as failure:
-        outcome, error = Outcome.ERROR, str(failure)
+        outcome = Outcome.ERROR
+        error = str(failure)
     operands = []
     for child in children(node):
         try:

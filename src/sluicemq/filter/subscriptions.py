@@ -141,7 +141,8 @@ def try_compile(text: str) -> "Selector | FilterSyntaxError":
     return Selector(text, tree, ignored_start)
 
 
-_short_expressions, _long_expressions = _CompilationCache(), _CompilationCache()
+_short_expressions = _CompilationCache()
+_long_expressions = _CompilationCache()
 
 SEPARATOR = "||"
 """The text between two tags of a tag expression."""

@@ -142,10 +142,12 @@ class TreeBuilder:
         for node in (value, low, high):
             _check_number(node, "NOT BETWEEN" if negated else "BETWEEN")
         if not negated and isinstance(low, Literal) and isinstance(high, Literal):
-            low_bound, high_bound = cast("float", low.value), cast("float", high.value)
+            low_bound = cast("float", low.value)
+            high_bound = cast("float", high.value)
             if float in (type(low_bound), type(high_bound)):
                 # Java widens a Long to a Double and rounds it.
-                low_bound, high_bound = float(low_bound), float(high_bound)
+                low_bound = float(low_bound)
+                high_bound = float(high_bound)
             if high_bound < low_bound:
                 what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
                 fix = f"Write BETWEEN {high.text} AND {low.text}."
@@ -160,7 +162,8 @@ class TreeBuilder:
         """
         if isinstance(operand, Property):
             return In(operand, tuple(rest[-2]), token.kind == "NOT", token.position)
-        what, fix = "IN needs a property on its left.", "Write a IN ('x', 'y')."
+        what = "IN needs a property on its left."
+        fix = "Write a IN ('x', 'y')."
         if isinstance(operand, Not):
             what = "NOT applies to the next word only, and IN needs a property on its left."
             fix = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
@@ -223,7 +226,8 @@ class TreeBuilder:
         if FLOAT_MIN <= float(token.text) <= FLOAT_MAX:
             return literal
         if float(token.text) > FLOAT_MAX:
-            what, fix = f"The float {token.text} is too large.", f"The largest is {FLOAT_MAX}."
+            what = f"The float {token.text} is too large."
+            fix = f"The largest is {FLOAT_MAX}."
             raise _rejected(literal, "float-too-large", what, fix)
         what = f"RocketMQ refuses the float {token.text}: it must be at least 4.9e-324."
         fix = (
@@ -422,7 +426,9 @@ def parse(text: str) -> Parsed:
         fix = "Give the messages a property or tag that a shorter expression can select."
         raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, fix))
     tables = parse_tables()
-    actions, gotos, end_state = tables.actions, tables.gotos, tables.end
+    actions = tables.actions
+    gotos = tables.gotos
+    end_state = tables.end
     states: list[int] = [tables.start]  # the stack of the parser
     values: list[Any] = []  # the token or node of each state but the first
     tokens = _tokens(text)

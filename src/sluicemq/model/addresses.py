@@ -78,7 +78,8 @@ def is_private(text: str) -> bool:
 
 def is_same_address(one: str, other: str) -> bool:
     """Return whether two texts are the same IP address, or the same host name."""
-    first, second = parse_address(one), parse_address(other)
+    first = parse_address(one)
+    second = parse_address(other)
     return one == other if first is None or second is None else first == second
 
 
@@ -88,7 +89,8 @@ def is_same_network(one: str, other: str) -> bool:
     The real network masks are not known here, so the usual lengths are assumed: 24 bits for IPv4
     and 64 bits for IPv6. All loopback addresses count as one network.
     """
-    first, second = parse_address(one), parse_address(other)
+    first = parse_address(one)
+    second = parse_address(other)
     if first is None or second is None or first.version != second.version:
         return False
     if first.is_loopback or second.is_loopback:

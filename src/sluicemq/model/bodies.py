@@ -180,7 +180,8 @@ def _zlib(raw: bytes, bytes_max: int) -> bytes:
     """
     output = _Output(bytes_max)
     inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
-    position, unconsumed = 0, b""
+    position = 0
+    unconsumed = b""
     try:
         while not inflater.eof:
             chunk = unconsumed
@@ -205,7 +206,8 @@ def _lz4(raw: bytes, bytes_max: int) -> bytes:
     """
     package = _package("lz4.frame")
     output = _Output(bytes_max)
-    position, frames = 0, 0
+    position = 0
+    frames = 0
     try:
         while position < len(raw):
             frames = _next_frame(frames, "LZ4")
@@ -229,7 +231,8 @@ def _zstd(raw: bytes, bytes_max: int) -> bytes:
     """Return the joined contents of all Zstandard frames in the data. Raises as `_lz4` does."""
     package = _package("zstandard")
     output = _Output(bytes_max)
-    position, frames = 0, 0
+    position = 0
+    frames = 0
     try:
         while position < len(raw):
             frames = _next_frame(frames, "Zstandard")

@@ -57,7 +57,8 @@ _BODY_SHOWN: Final = 24
 
 def summarize(tag: str | None, keys: Sequence[str], body: bytes) -> str:
     """Return a short text about a message: tag, keys, the start of the body and its size."""
-    begin, more = bytes(body[:_BODY_SHOWN]), "…" if len(body) > _BODY_SHOWN else ""
+    begin = bytes(body[:_BODY_SHOWN])
+    more = "…" if len(body) > _BODY_SHOWN else ""
     words = [f" tag {tag}" if tag else "", f" keys {' '.join(keys):.60}" if keys else ""]
     return f"{''.join(words)} {begin!r}{more} {len(body):,} B"
 

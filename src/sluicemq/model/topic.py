@@ -45,7 +45,9 @@ CONTRACTS = ("compatible", "strict", "lanes")
 `broker/consume/clients.py`."""
 
 
-POP_NORMAL, POP_RETRY, POP_RETRY_V2 = 0, 1, 2
+POP_NORMAL = 0
+POP_RETRY = 1
+POP_RETRY_V2 = 2
 """The kinds of topics that a group reads with POP: a user's topic, or a topic of messages that come
 again, named in RocketMQ's first or second form."""
 _POP_RETRY_SEPARATORS = "_", "+"

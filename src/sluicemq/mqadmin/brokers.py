@@ -205,7 +205,8 @@ def show_name_server_settings(session: Session, _values: FlagValues) -> None:
 
 def update_name_server_settings(session: Session, values: FlagValues) -> None:
     """Run updateNamesrvConfig: change one setting of all name servers."""
-    key, value = values["key"], values["value"]
+    key = values["key"]
+    value = values["value"]
     for server in session.admin.name_servers:
         session.admin.change_name_server_settings(server, {key: value})
     servers = java.format_value(session.admin.name_servers) if "namesrvAddr" in values else ""
@@ -226,7 +227,8 @@ def delete_kv_config(session: Session, values: FlagValues) -> None:
 
 def _set_write_permission(session: Session, values: FlagValues, *, allowed: bool) -> None:
     """Allow or forbid producers to send to a broker, at each name server, and print the results."""
-    broker, verb = values["brokerName"], "add" if allowed else "wipe"
+    broker = values["brokerName"]
+    verb = "add" if allowed else "wipe"
     for server in session.admin.name_servers:
         text = f"{verb} write perm of broker[{broker}] in name server[{server}]"
         try:

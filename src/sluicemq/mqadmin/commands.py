@@ -228,7 +228,8 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
     flags = command.all_flags
     by_name = {f"-{flag.short}": flag for flag in flags if flag.short}
     by_name |= {f"{dashes}{flag.long}": flag for flag in flags for dashes in ("-", "--")}
-    values, rest = FlagValues(), list(arguments)
+    values = FlagValues()
+    rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         name, separator, value = argument.partition("=")
@@ -236,7 +237,9 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> FlagValues:
         is_dashed = argument.startswith("-") and argument[1:2] != "-"
         if flag is None and is_dashed and argument[:2] in by_name:
             # The form -bX, which only flags with a value have.
-            flag, separator, value = by_name[argument[:2]], "=", argument[2:]
+            flag = by_name[argument[:2]]
+            separator = "="
+            value = argument[2:]
             if not flag.takes_value:
                 flag = None
         if flag is None:

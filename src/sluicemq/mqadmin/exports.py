@@ -125,7 +125,8 @@ def _add_configs(
 
 def export_settings(session: Session, values: FlagValues) -> None:
     """Run exportConfigs: write `EXPORTED_SETTINGS` of a cluster's masters into a JSON file."""
-    brokers, slave_count = {}, 0
+    brokers = {}
+    slave_count = 0
     for master, slaves in session.broker_addresses(values["clusterName"]):
         current = session.admin.broker_settings(master)
         brokers[current["brokerName"]] = {

@@ -66,7 +66,9 @@ def update_group_list(session: Session, values: FlagValues) -> None:
 
 def set_consume_mode(session: Session, values: FlagValues) -> None:
     """Run setConsumeMode: let a group consume a topic by PULL or by POP."""
-    topic, group, mode = values["topicName"], values["groupName"], values["mode"]
+    topic = values["topicName"]
+    group = values["groupName"]
+    mode = values["mode"]
     share = values.get_int("popShareQueueNum")
     for address in session.target_addresses(values):
         session.admin.set_request_mode(address, tables.RequestMode(topic, group, mode, share))
@@ -184,7 +186,8 @@ def show_consumer_progress(session: Session, values: FlagValues) -> None:
         last_time_ms = offsets.last_time_ms
         queue_lag = offsets.broker_offset - offsets.consumer_offset
         queue_in_flight = offsets.pull_offset - offsets.consumer_offset
-        total, in_flight = total + queue_lag, in_flight + queue_in_flight
+        total = total + queue_lag
+        in_flight = in_flight + queue_in_flight
         session.print_line(
             _PROGRESS_ROW.format(
                 queue.topic[:64],
@@ -245,7 +248,9 @@ def _print_all_groups(session: Session) -> None:
         if not is_retry_topic(topic):
             continue
         group = topic.removeprefix(RETRY_PREFIX)
-        rate, lag, cells = 0, 0, [0, "OFFLINE", "", ""]
+        rate = 0
+        lag = 0
+        cells = [0, "OFFLINE", "", ""]
         with contextlib.suppress(SluiceError):
             stats = session.admin.consume_stats(group)
             rate = int(stats.consumes_per_second)
@@ -269,7 +274,8 @@ def show_consumer_status(session: Session, values: FlagValues) -> None:
     member is written into a file of a directory named after the current time in milliseconds, and
     their subscriptions are compared.
     """
-    group, stack = values["consumerGroup"], "jstack" in values
+    group = values["consumerGroup"]
+    stack = "jstack" in values
     group_info = session.admin.group_connections(group, values.get("brokerAddr"))
     if (client_id := values.get("clientId")) is not None:
         info = session.admin.running_info(group, client_id, stack=stack)
@@ -324,7 +330,8 @@ def _problem_lines(client_id: str, info: bodies.RunningInfo, now_ms: int) -> Ite
         return
     is_ordered = info.properties.get("PROP_CONSUMEORDERLY") == "true"
     for queue, state in info.queues.items():
-        name, idle_ms = f"{client_id} {java.format_queue(queue)}", now_ms - state.last_consume_ms
+        name = f"{client_id} {java.format_queue(queue)}"
+        idle_ms = now_ms - state.last_consume_ms
         if is_ordered and not state.locked:
             yield f"{name} can't lock for a while, {now_ms - state.last_lock_ms}ms"
         elif not is_ordered and idle_ms > _IDLE_MAX_MS and state.cached_count > 0:
@@ -377,7 +384,9 @@ def reset_offset(session: Session, values: FlagValues) -> None:
 
     The time is `now`, milliseconds since 1970, or local time as `java.parse_time` takes it.
     """
-    group, topic, timestamp = values["group"], values["topic"], values["timestamp"]
+    group = values["group"]
+    topic = values["topic"]
+    timestamp = values["timestamp"]
     time_ms = session.admin.clock.now_ms() if timestamp == "now" else java.parse_time(timestamp)
     prefix = f"start reset consumer offset by specified, group[{group}], topic[{topic}], "
     suffix = f"timestamp(string)[{timestamp}], timestamp(long)[{time_ms}]"
@@ -426,7 +435,9 @@ def _print_offsets(session: Session, offsets: dict[MessageQueue, int]) -> None:
 
 def clone_offsets(session: Session, values: FlagValues) -> None:
     """Run cloneGroupOffset: commit the offsets of one group for another group."""
-    source, target, topic = values["srcGroup"], values["destGroup"], values["topic"]
+    source = values["srcGroup"]
+    target = values["destGroup"]
+    topic = values["topic"]
     stats = session.admin.consume_stats(source)
     session.admin.current_route(topic)
     for queue, offsets in stats.queues.items():

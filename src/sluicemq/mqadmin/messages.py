@@ -75,7 +75,8 @@ def print_message(
 def _track_texts(session: Session, message: StoredMessage) -> Iterator[str]:
     """Yield the text of a `MessageTrack` for each group of the message's topic."""
     for group in tables.sort_keys_as_java(session.admin.groups_of_topic(message.topic)):
-        track_type, reason = "UNKNOWN", None
+        track_type = "UNKNOWN"
+        reason = None
         try:
             track_type = _track_type(session, message, group)
         except TopicNotFoundError as error:
@@ -133,7 +134,8 @@ def query_by_id(session: Session, values: FlagValues) -> None:
 
 def _consume_directly(session: Session, values: FlagValues, message_id: str) -> None:
     """Let the client of the flags process a message now, and print the result."""
-    group, client_id = values["consumerGroup"], values["clientId"]
+    group = values["consumerGroup"]
+    client_id = values["clientId"]
     info = session.admin.running_info(group, client_id)
     if info.properties.get("PROP_CONSUME_TYPE") != PUSH_TYPE:
         session.print_line(
@@ -156,7 +158,8 @@ def query_by_key(session: Session, values: FlagValues) -> None:
 
     Raises ConfigurationError for a key type other than `K`, RequestError if there is no message.
     """
-    topic, key = values["topic"], values["msgKey"]
+    topic = values["topic"]
+    key = values["msgKey"]
     if values.get("keyType", "K") != "K":
         raise ConfigurationError(
             "messages can be queried by keys only; brokers that use RocksDB also index tags.",
@@ -327,7 +330,8 @@ def _print_oldest(session: Session, values: FlagValues, queue: MessageQueue, cou
     At most `count_max` messages are printed, from flag `offset` on.
     """
     low, high = _requested_range(session, values, queue)
-    low, name = max(low, values.get_int("offset")), java.format_queue(queue)
+    low = max(low, values.get_int("offset"))
+    name = java.format_queue(queue)
     if low > high:
         session.print_line(f"{name} no matched msg, offset={low}")
         return 0
@@ -461,8 +465,11 @@ def measure_queue_send_times(session: Session, values: FlagValues) -> None:
 
     The first send, which also connects, is not part of the mean.
     """
-    count, topic = values.get_int("amount", 100), values["topic"]
-    body, total_ms, row = b"a" * values.get_int("size", 128), 0, _SEND_ROW
+    count = values.get_int("amount", 100)
+    topic = values["topic"]
+    body = b"a" * values.get_int("size", 128)
+    total_ms = 0
+    row = _SEND_ROW
     session.print_line(row.format("#Broker Name", "#QID", "#Send Result", "#RT"))
     with session.make_producer() as producer:
         for index in range(count):
@@ -500,8 +507,10 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
 
     The command repeats this every `interval` seconds until it is interrupted.
     """
-    count, body = values.get_int("amount", 100), b"a" * values.get_int("size", 128)
-    as_log, room = values.get_bool("print_log"), values.get("machine_room", "noname")
+    count = values.get_int("amount", 100)
+    body = b"a" * values.get_int("size", 128)
+    as_log = values.get_bool("print_log")
+    room = values.get("machine_room", "noname")
     row = "{:<24}  {:<24}  {:<8}  {:<16}  {:<16}".format
     if not as_log:
         session.print_line(
@@ -518,7 +527,8 @@ def measure_cluster_send_times(session: Session, values: FlagValues) -> None:
                 return
             for cluster in [only_cluster] if only_cluster is not None else clusters:
                 for broker in clusters[cluster]:
-                    spent_ms, good = 0, 0
+                    spent_ms = 0
+                    good = 0
                     for index in range(count):
                         begin_ms = producer.clock.now_ms()
                         try:

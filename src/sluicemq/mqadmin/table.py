@@ -41,9 +41,11 @@ def _row(
 ) -> Command:
     """Return a command with its declared flags. A text as `run_or_refusal` is a refusal."""
     if isinstance(run_or_refusal, str):
-        run, refusal = None, run_or_refusal
+        run = None
+        refusal = run_or_refusal
     else:
-        run, refusal = run_or_refusal, ""
+        run = run_or_refusal
+        refusal = ""
     return Command(name, parse_flag_declarations(flags), summary, run, refusal, aliases)
 
 

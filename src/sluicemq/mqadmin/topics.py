@@ -120,7 +120,8 @@ def update_topic_list(session: Session, values: FlagValues) -> None:
 
 def update_topic_permission(session: Session, values: FlagValues) -> None:
     """Run updateTopicPerm: change the permission of a topic, and nothing else of it."""
-    topic, perm = values["topic"], values.get_int("perm")
+    topic = values["topic"]
+    perm = values.get_int("perm")
     route = session.admin.current_route(topic)
     first = route.queues[0]
     config = TopicConfig(
@@ -146,7 +147,8 @@ def update_topic_permission(session: Session, values: FlagValues) -> None:
 
 def delete_topic(session: Session, values: FlagValues) -> None:
     """Run deleteTopic: delete a topic from the brokers of a cluster, then from the name servers."""
-    topic, cluster = values["topic"], values["clusterName"]
+    topic = values["topic"]
+    cluster = values["clusterName"]
     session.admin.delete_topic(topic, cluster=cluster)
     session.print_line(f"delete topic [{topic}] from cluster [{cluster}] success.")
     session.print_line(f"delete topic [{topic}] from NameServer success.")
@@ -158,7 +160,8 @@ def update_order_conf(session: Session, values: FlagValues) -> None:
     It says how many queues of the topic each broker has, as `broker:queues` joined by semicolons.
     Raises ConfigurationError if the method is `put` and flag `orderConf` is missing.
     """
-    topic, method = values["topic"], values["method"]
+    topic = values["topic"]
+    method = values["method"]
     if method == "get":
         rules = session.admin.kv_config(ORDER_TOPICS, topic)
         session.write(f"get orderConf success. topic=[{topic}], orderConf=[{rules}] ")
@@ -189,7 +192,8 @@ def list_topics(session: Session, values: FlagValues) -> None:
     for name in names:
         if is_group_topic(name):
             continue
-        cluster, groups = "", []
+        cluster = ""
+        groups = []
         try:
             cluster = clusters.get(session.admin.current_route(name).brokers[0].broker, "")
             groups = session.admin.groups_of_topic(name)
@@ -259,7 +263,8 @@ def list_topic_clusters(session: Session, values: FlagValues) -> None:
 
 def allocate_queues(session: Session, values: FlagValues) -> None:
     """Run allocateMQ: print how consumers with these addresses would share the queues."""
-    topic, members = values["topic"], values["ipList"].split(",")
+    topic = values["topic"]
+    members = values["ipList"].split(",")
     queues = readable_queues(topic, session.admin.current_route(topic))
     shares = {
         one: list(map(queue_object, allocate_average(one, queues, members))) for one in members

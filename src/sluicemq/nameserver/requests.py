@@ -337,7 +337,8 @@ class NameServerRequests:
         `return_order_config_to_broker` is on and there are any.
         """
         command, peer, now_ms = call
-        known, timeout_ms = self.table.get_broker(header.broker), header.heartbeat_timeout_ms
+        known = self.table.get_broker(header.broker)
+        timeout_ms = header.heartbeat_timeout_ms
         fields = command.fields or {}
         interfaces = (part.strip() for part in fields.get(INTERFACES_FIELD, "").split(","))
         master = yield from self.table.register_in_slices(
@@ -560,7 +561,9 @@ class NameServerRequests:
         answer is SYSTEM_ERROR ("disable") if a setting disables the request:
         `all_topic_list_enable` for 206, `topic_list_enable` for the others.
         """
-        config, table, code = self.config, self.table, call.command.code
+        config = self.config
+        table = self.table
+        code = call.command.code
         is_all = code == Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
         if not (config.all_topic_list_enable if is_all else config.topic_list_enable):
             return error_answer(ResponseCode.SYSTEM_ERROR, "disable")
@@ -665,7 +668,8 @@ class NameServerRequests:
                 bytes(call.command.body).decode(),
                 BLACK_LIST | set(self.config.config_black_list),
             )
-            config, path = change.at_next_start[Part.NAME_SERVER], self.config.config_path
+            config = change.at_next_start[Part.NAME_SERVER]
+            path = self.config.config_path
             if change.pending:
                 # Check now what would otherwise make the next start fail.
                 load_server_context(config)

@@ -507,7 +507,8 @@ class RouteTable:
             return None
         brokers = []
         for name in known:
-            data, addresses = self._brokers[name], self._brokers[name].addresses
+            data = self._brokers[name]
+            addresses = self._brokers[name].addresses
             has_master = MASTER_ID in addresses or bool(queues[name].perm & PERM_WRITE)
             if acting_master and data.acting_master_enable and not has_master:
                 # The addresses are sorted by id, so the first slave has the smallest one.

@@ -223,7 +223,8 @@ class AcceptedConnection(UpgradableConnection):
 
     def _handle_deferred_frames(self) -> None:
         """Handle the frames that `_defer_frames` kept, and read again. The scheduler calls this."""
-        frames, self._deferred_frames = self._deferred_frames, None
+        frames = self._deferred_frames
+        self._deferred_frames = None
         if not self.peer.closed:
             self._resume_reading()
             self._handle_frames(frames)
@@ -249,7 +250,8 @@ class AcceptedConnection(UpgradableConnection):
 
         Close the connection at once if all connections of the server hold too many.
         """
-        unfinished, added_bytes = self._server.unfinished, size - self._counted_bytes
+        unfinished = self._server.unfinished
+        added_bytes = size - self._counted_bytes
         if self._counted_as_trusted != self.peer.is_trusted:
             self._counted_as_trusted = self.peer.is_trusted
             unfinished.move_to_trusted(self._counted_bytes)
@@ -361,7 +363,8 @@ class Server:
         ConfigurationError if a port cannot be opened or a certificate cannot be used; then no port
         is open.
         """
-        loop, tls = asyncio.get_running_loop(), self.tls
+        loop = asyncio.get_running_loop()
+        tls = self.tls
         make_protocol: Callable[[], asyncio.Protocol] = self._new_connection
         if tls is not None:
             tls.start()
@@ -400,7 +403,8 @@ class Server:
             self._sweep_timer.cancel()
             self._sweep_timer = None
         self.stop_listening()
-        listeners, self._listeners = self._listeners, []
+        listeners = self._listeners
+        self._listeners = []
         for peer in self.peers:
             peer.close()
         try:

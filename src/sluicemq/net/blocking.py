@@ -165,7 +165,8 @@ class BlockingChannel:
             if size > len(self._buffer):
                 self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
             self._buffer[: len(rest)] = rest
-            self._start, self._filled = 0, len(rest)
+            self._start = 0
+            self._filled = len(rest)
         self._socket.settimeout(self.timeout_s)
         view = memoryview(self._buffer)[: self._start + size + READ_AHEAD_BYTES]
         while self._filled - self._start < size:

@@ -191,7 +191,8 @@ class Channel:
 
     def _flush(self) -> None:
         """Send the frames of this iteration in one write, or drop them if the channel is closed."""
-        buffers, self._outgoing = self._outgoing, []
+        buffers = self._outgoing
+        self._outgoing = []
         if buffers and not self.closed and self._transport is not None:
             self._transport.write(b"".join(buffers))
 
@@ -225,7 +226,8 @@ class Channel:
                 future.set_exception(error)
         for opaque in expired:
             del self._calls[opaque]
-        self._timer, self._next_expiry_s = None, math.inf
+        self._timer = None
+        self._next_expiry_s = math.inf
         if earliest_s < math.inf:
             self._expire_at(max(earliest_s, now_s + EXPIRE_GAP_S))
 
@@ -291,7 +293,8 @@ class Channel:
         """
         self.closed = True
         self._unwritten.clear()
-        calls, self._calls = self._calls, {}
+        calls = self._calls
+        self._calls = {}
         for future, *_ in calls.values():
             if not future.done():
                 future.set_exception(self._lost_error(error))
@@ -516,6 +519,7 @@ class ChannelPool:
     async def close(self) -> None:
         """Close all channels and wait until they are gone. The pool opens no channel afterwards."""
         self._closed = True
-        channels, self.channels = self.channels, {}
+        channels = self.channels
+        self.channels = {}
         for channel in channels.values():
             await channel.close()

@@ -160,7 +160,8 @@ class Peer:
         A broker that forwards requests of a client calls this with the address of that client.
         Raise ValueError if `remote` has no IP address.
         """
-        self.remote_bytes, self.remote = encode_host(remote), remote
+        self.remote_bytes = encode_host(remote)
+        self.remote = remote
 
     def set_transport(self, transport: Transport) -> None:
         """Send all further bytes through `transport`, for example a TLS stream."""
@@ -361,7 +362,9 @@ class Dispatcher:
             is_unusual = (
                 header_end > end or total > frame_bytes_max or header_mark > HEADER_UNCHECKED_BYTES
             )
-            values, header, body = None, data[position + 8 : header_end], data[header_end:end]
+            values = None
+            header = data[position + 8 : header_end]
+            body = data[header_end:end]
             try:
                 if not is_unusual:
                     fast_handler = None
@@ -517,9 +520,11 @@ class Dispatcher:
 
         Return b"" for a one-way request. A RequestError is not logged.
         """
-        code, kind = int(ResponseCode.SYSTEM_ERROR), type(error).__name__
+        code = int(ResponseCode.SYSTEM_ERROR)
+        kind = type(error).__name__
         if isinstance(error, RequestError):
-            code, remark = error.code, error.remark
+            code = error.code
+            remark = error.remark
         elif isinstance(error, SluiceError):
             remark = str(error)
             if isinstance(error, StoreFullError):

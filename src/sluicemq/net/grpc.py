@@ -148,7 +148,8 @@ class Call(Stream):
     # ------------------------------------------------------------------------------ requests
 
     def headers_received(self) -> None:
-        headers, connection = self.headers, self.connection
+        headers = self.headers
+        connection = self.connection
         handler = self._methods.get(headers.get(":path", ""))
         if connection.is_refused:
             connection.peer.count_refusal()
@@ -354,7 +355,8 @@ class Deadlines:
 
     def pop_expired(self) -> list[Call]:
         """Remove and return the calls whose deadline has passed."""
-        now_ms, expired = int(self._now_s() * 1000), list[Call]()
+        now_ms = int(self._now_s() * 1000)
+        expired = list[Call]()
         while self._order and self._order[0] <= now_ms:
             expired += self._calls.pop(heapq.heappop(self._order), ())
         return expired
@@ -488,7 +490,10 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
 
     Raise ConnectionLostError if the server closes the connection before.
     """
-    reader, headers, data, rest = HeaderDecoder(), dict[str, str](), bytearray(), b""
+    reader = HeaderDecoder()
+    headers = dict[str, str]()
+    data = bytearray()
+    rest = b""
     while received := connection.recv(1 << 18):
         rest += received
         while len(rest) >= h.FRAME_HEADER_BYTES:
@@ -497,7 +502,8 @@ def _read_response(connection: socket.socket) -> tuple[dict[str, str], bytes]:
             if end > len(rest):
                 break
             frame_type = length_and_type & 0xFF
-            payload, rest = rest[h.FRAME_HEADER_BYTES : end], rest[end:]
+            payload = rest[h.FRAME_HEADER_BYTES : end]
+            rest = rest[end:]
             if frame_type == h.HEADERS:
                 headers |= reader.decode(payload)
             elif frame_type == h.DATA:

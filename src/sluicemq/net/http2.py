@@ -104,7 +104,9 @@ class Stream:
     # Called for each unary call: keep it cheap.
     def send_response(self, headers: bytes, data: bytes, trailers: bytes) -> None:
         """Send a whole response. `headers` and `trailers` are encoded header blocks."""
-        connection, stream_id, size = self.connection, self.stream_id, len(data)
+        connection = self.connection
+        stream_id = self.stream_id
+        size = len(data)
         if self.is_response_complete:
             return
         window = connection.send_window
@@ -114,7 +116,8 @@ class Stream:
             self.send_trailers(trailers)
             return
         connection.send_window -= size
-        head, end_flags = h.encode_frame_header, h.END_HEADERS | h.END_STREAM
+        head = h.encode_frame_header
+        end_flags = h.END_HEADERS | h.END_STREAM
         start = head(len(headers), h.HEADERS, h.END_HEADERS, stream_id) + headers
         end = head(len(trailers), h.HEADERS, end_flags, stream_id) + trailers
         connection.write(b"".join((start, head(size, h.DATA, 0, stream_id), data, end)))
@@ -166,7 +169,8 @@ class Stream:
 
     def send_data_frame(self) -> bool:
         """Send one frame of the waiting bytes. Return False if none wait or a window is closed."""
-        connection, outgoing = self.connection, self._outgoing
+        connection = self.connection
+        outgoing = self._outgoing
         if outgoing is None:
             return False
         size = min(
@@ -183,7 +187,8 @@ class Stream:
             self._outgoing = self._rank = None
             del connection.stalled_streams[self.stream_id]
             if self._trailers is not None:
-                trailers, self._trailers = self._trailers, None
+                trailers = self._trailers
+                self._trailers = None
                 self.send_trailers(trailers)
         return True
 
@@ -324,7 +329,8 @@ class Http2Connection(AcceptedConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        streams, self._streams = self._streams, {}
+        streams = self._streams
+        self._streams = {}
         for stream in streams.values():
             if not stream.is_closed:
                 stream.close()
@@ -335,7 +341,8 @@ class Http2Connection(AcceptedConnection):
     def _handle_data(self, data: bytes) -> None:
         """Handle `data` behind the bytes of the frame that was not whole yet."""
         if self._rest:
-            data, self._rest = self._rest + data, b""
+            data = self._rest + data
+            self._rest = b""
         self._handle_frames(data)
 
     def _handle_frames(self, whole: bytes | None) -> None:
@@ -384,20 +391,21 @@ class Http2Connection(AcceptedConnection):
         That frame is not whole, or waits for a later scheduling round. Raise Http2Error for a
         frame that breaks the protocol or a limit of the connection.
         """
-        scheduler, peer, unpack, handlers = (
-            self._scheduler,
-            self.peer,
-            h.unpack_frame_header,
-            _HANDLERS,
-        )
-        position, size = 0, len(data)
+        scheduler = self._scheduler
+        peer = self.peer
+        unpack = h.unpack_frame_header
+        handlers = _HANDLERS
+        position = 0
+        size = len(data)
         self._measured_s = scheduler.now_s()
         if self._resumed is not None:
-            stream, self._resumed = self._resumed, None
+            stream = self._resumed
+            self._resumed = None
             stream.resume()
         while self._resumed is None and size - position >= h.FRAME_HEADER_BYTES:
             length_and_type, flags, stream_id = unpack(data, position)
-            frame_type, start = length_and_type & 0xFF, position + h.FRAME_HEADER_BYTES
+            frame_type = length_and_type & 0xFF
+            start = position + h.FRAME_HEADER_BYTES
             length = length_and_type >> 8
             end = start + length
             if length > h.FRAME_BYTES_MAX:
@@ -487,7 +495,8 @@ class Http2Connection(AcceptedConnection):
         if flags & h.END_HEADERS:
             self._handle_header_block(stream_id, payload, flags)
         else:
-            self._block_stream_id, self._block_flags = stream_id, flags
+            self._block_stream_id = stream_id
+            self._block_flags = flags
             self._block += payload
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
@@ -503,7 +512,9 @@ class Http2Connection(AcceptedConnection):
                 "has an empty CONTINUATION.",
             )
         if flags & h.END_HEADERS:
-            block, self._block, self._block_stream_id = bytes(self._block), bytearray(), 0
+            block = bytes(self._block)
+            self._block = bytearray()
+            self._block_stream_id = 0
             self._handle_header_block(stream_id, block, self._block_flags)
 
     def _handle_header_block(self, stream_id: int, block: bytes, flags: int) -> None:
@@ -571,7 +582,8 @@ class Http2Connection(AcceptedConnection):
         settings = h.read_settings(payload)
         self.frame_bytes_max = settings.get(h.Setting.MAX_FRAME_SIZE, self.frame_bytes_max)
         window = settings.get(h.Setting.INITIAL_WINDOW_SIZE, self.stream_window)
-        is_wider, self.stream_window = window > self.stream_window, window
+        is_wider = window > self.stream_window
+        self.stream_window = window
         if window + self.largest_delta > h.WINDOW_BYTES_MAX:
             # `largest_delta` may be too high since a stream has ended.
             deltas = [stream.window_delta for stream in self._streams.values()]
@@ -644,7 +656,8 @@ class Http2Connection(AcceptedConnection):
 
     def _flush(self) -> None:
         """Send the written frames. Close the connection if it is drained and has no streams."""
-        outgoing, self._outgoing = self._outgoing, []
+        outgoing = self._outgoing
+        self._outgoing = []
         if outgoing:
             self.peer.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
         if self._is_draining and not self._streams:

@@ -319,7 +319,8 @@ class LogRateLimit(logging.Filter):
             suppressed = count - self._count_max
             if suppressed > 0:
                 record.msg = f"{record.msg} ({suppressed} more like this were suppressed)"
-            begin_s, count = record.created, 0
+            begin_s = record.created
+            count = 0
         if count == 0 and len(self._kinds) >= LOG_KINDS_MAX:
             self._kinds.clear()
         self._kinds[key] = (begin_s, count + 1)
@@ -373,7 +374,8 @@ class _OwnerState:
         """
         if not self.can_read or self.pending_read is None:
             return self.slices.popleft() if self.slices else lambda: None
-        run, self.pending_read = self.pending_read, None
+        run = self.pending_read
+        self.pending_read = None
         return run
 
 
@@ -520,7 +522,8 @@ class FairScheduler:
                 break
             used_s, _, state = heapq.heappop(self._waiting)
             self._virtual_time_s = max(self._virtual_time_s, used_s)
-            begin_s, round_used_s = self.now_s(), self._round_used_s
+            begin_s = self.now_s()
+            round_used_s = self._round_used_s
             try:
                 state.take_next()()
             except Exception:  # the other owners must go on

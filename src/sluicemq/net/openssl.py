@@ -164,7 +164,8 @@ def load_server_context(
 
     def make_context() -> ssl.SSLContext:
         context = _new_server_context(protocols)
-        key, password = config.tls_key or None, config.tls_key_password
+        key = config.tls_key or None
+        password = config.tls_key_password
         _load_chain(context, config.tls_certificate, key, password, "tls.server.certPath")
         if config.tls_client_auth != "none":
             _load_ca(context, config.tls_ca, "tls.server.trustCertPath")

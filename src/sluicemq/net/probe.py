@@ -84,7 +84,8 @@ def probe(
             response.body = bytes(response.body)
             return ProbeResult(Reachability.RESPONDS, response=response)
     except SluiceError as error:
-        detail, cause = error.fact, error.__cause__
+        detail = error.fact
+        cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         reachability = _CERTIFICATE_PROBLEMS.get(cause.verify_code, Reachability.UNTRUSTED)
         return ProbeResult(reachability, detail)
@@ -113,7 +114,8 @@ def _detect_protocol(host: Host, timeout_s: float) -> Reachability:
     GRPC means HTTP/2 over TLS.
     """
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with contextlib.suppress(OSError):
         plain = socket.create_connection((host.address, host.port), timeout_s)

@@ -25,7 +25,8 @@ _BASE_POINT: Final = (
 _SCALAR_BYTES: Final = 32
 SERIAL_BITS: Final = 120
 _NAME: Final = b"SluiceMQ test mode"
-_FIRST_DAY, _LAST_DAY = b"200101000000Z", b"491231235959Z"
+_FIRST_DAY = b"200101000000Z"
+_LAST_DAY = b"491231235959Z"
 """The validity is wide, so that neither the server's clock nor a client's has to be right."""
 
 Point = tuple[int, int] | None
@@ -33,20 +34,23 @@ Point = tuple[int, int] | None
 
 # The encoding (DER) is a sequence of values, each with a tag (its type), a length and a content.
 # These are the tags of the types that the certificate uses.
-_INTEGER, _BIT_STRING, _OCTET_STRING, _OID, _UTF8_STRING, _UTC_TIME = (
-    0x02,
-    0x03,
-    0x04,
-    0x06,
-    0x0C,
-    0x17,
-)
-_SEQUENCE, _SET, _BOOLEAN = 0x30, 0x31, 0x01
+_INTEGER = 0x02
+_BIT_STRING = 0x03
+_OCTET_STRING = 0x04
+_OID = 0x06
+_UTF8_STRING = 0x0C
+_UTC_TIME = 0x17
+_SEQUENCE = 0x30
+_SET = 0x31
+_BOOLEAN = 0x01
 # Context tags: a field's number in its structure takes the place of its type (RFC 5280, RFC 5915).
 # The digit after 0xA or 0x8 is the number of the field.
-_VERSION_FIELD, _EXTENSIONS_FIELD = 0xA0, 0xA3
-_DNS_NAME_FIELD, _IP_ADDRESS_FIELD = 0x82, 0x87
-_KEY_CURVE_FIELD, _KEY_PUBLIC_FIELD = 0xA0, 0xA1
+_VERSION_FIELD = 0xA0
+_EXTENSIONS_FIELD = 0xA3
+_DNS_NAME_FIELD = 0x82
+_IP_ADDRESS_FIELD = 0x87
+_KEY_CURVE_FIELD = 0xA0
+_KEY_PUBLIC_FIELD = 0xA1
 _X509_VERSION_3: Final = 2
 _EC_KEY_VERSION_1: Final = 1
 _TRUE: Final = b"\xff"

@@ -69,7 +69,9 @@ class Connection(AcceptedConnection):
         `whole` begins with a whole frame; None means that none has arrived. `skip_engine` says
         that the compiled engine has already declined the first frame.
         """
-        peer, scheduler, data = self.peer, self._scheduler, whole or b""
+        peer = self.peer
+        scheduler = self._scheduler
+        data = whole or b""
         dispatcher = REFUSING_DISPATCHER if self.is_refused else self._dispatcher
         try:
             while whole:

@@ -209,7 +209,8 @@ class MemoryListenerBase:
                     f"Port {port} is already in use in this memory network.",
                     fix="Close the listener that uses it, or use port 0.",
                 )
-        self.ports, self._addresses = chosen_ports, addresses
+        self.ports = chosen_ports
+        self._addresses = addresses
         self._listeners.update(dict.fromkeys(addresses, self))
 
     def stop_listening(self) -> None:
@@ -258,7 +259,9 @@ class _FlowControlledTransport:
         on_close: Callable[[], None],
     ) -> None:
         """`resume_writing` is called when the unsent bytes have fallen to LOW_WATER_BYTES."""
-        self._deliver, self._resume_writing, self._on_close = deliver, resume_writing, on_close
+        self._deliver = deliver
+        self._resume_writing = resume_writing
+        self._on_close = on_close
         self._unsent_bytes = 0
 
     def write(self, data: bytes, /) -> None:

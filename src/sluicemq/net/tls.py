@@ -117,7 +117,8 @@ def tls_from_environment(environment: Mapping[str, str] | None = None) -> Tls | 
         raise ConfigurationError(
             f"SLUICE_TLS must be true or false, got {wanted}.", fix="Set it to true or false."
         )
-    ca, certificate = variables.get("SLUICE_TLS_CA"), variables.get("SLUICE_TLS_CERTIFICATE")
+    ca = variables.get("SLUICE_TLS_CA")
+    certificate = variables.get("SLUICE_TLS_CERTIFICATE")
     is_off = wanted in _NO and "SLUICE_TLS" in variables
     if is_off or not (wanted in _YES or ca or certificate):
         return None

@@ -506,7 +506,8 @@ class Walk:
         for topic, subscription in subscriptions.items():
             if subscription.is_everything or topic.startswith(RETRY_PREFIX):
                 continue
-            expression, kind = subscription.expression, subscription.kind
+            expression = subscription.expression
+            kind = subscription.kind
             what = f"what the filter of {topic} takes"
             trials = self.ask_admin(
                 what, admin.try_filter, topic, expression, kind, count_max=ROWS_MAX

@@ -59,7 +59,8 @@ class Tools:
     """The tools: one method each, whose docstring is the description for the assistant."""
 
     def __init__(self, open_admin: Callable[[], Admin], clock: Clock) -> None:
-        self._open, self._clock = open_admin, clock
+        self._open = open_admin
+        self._clock = clock
 
     def doctor(
         self, topic: str | None = None, group: str | None = None, message_id: str | None = None

@@ -90,7 +90,9 @@ VERSION: Final = 1
 RUNS: Final = "_sluice/runs"
 STAGING: Final = "_sluice/staging"
 REPLAYS: Final = "_sluice/replays"
-NEW, ALL, NONE = "new", "all", "none"
+NEW = "new"
+ALL = "all"
+NONE = "none"
 """What a run verifies."""
 _TYPES: Final = BASE_TYPES | EXTRA_TYPES | {ERROR_NAME: StringType()}
 SCHEMA: Final = StructType(
@@ -331,7 +333,8 @@ class ArchivePlan:
         options = parse_options({**task.connection, **topic_options})
         with open_admin(options) as admin:
             bounds = fetch_bounds(admin, parse_topics(options).resolve(admin))
-        ranges, gaps = [], []
+        ranges = []
+        gaps = []
         for queue, (low, high) in sorted(bounds.items()):
             start = next_offsets.get(queue, low)
             if start > high:
@@ -567,7 +570,8 @@ def _open_replay(task: Task) -> tuple[JobState, Any]:
     The state file of a new replay is not written yet. Raises ConfigurationError if the name or a
     time is invalid, if there is no archive, or if the replay was started with other options.
     """
-    options, name = task.options, task.options["name"]
+    options = task.options
+    name = task.options["name"]
     rows = read_archive(task.spark, options["path"])
     next_offsets = ArchiveRuns(Folder(task.spark, options["path"])).next_offsets
     if "/" in name or not name:

@@ -83,9 +83,12 @@ from sluicemq.spark.options import parse_options
 from sluicemq.spark.schema import BAD_BODY_RAW, ERROR_NAME
 from sluicemq.spark.sources.offsets import Bounds, fetch_bounds, offsets_to_table, open_admin
 
-CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
+CLUSTERS = "clusters"
+CHECK = "check"
+REPLAY = "replay"
 """The actions."""
-JSON_LINES, PARQUET = "jsonl", "parquet"
+JSON_LINES = "jsonl"
+PARQUET = "parquet"
 """The formats of a report."""
 EDITABLE: Final = ("body", "topic", "tags", "keys", "sharding_key", "properties")
 """The parts of a message that `edit` can change."""
@@ -667,7 +670,8 @@ def _write_plan(task: Task, state: JobState) -> None:
 
     An older plan there is replaced.
     """
-    folder, options = state.folder, task.options
+    folder = state.folder
+    options = task.options
     with open_admin(parse_options(task.connection)) as admin:
         bounds = _fetch_bounds(admin, options["group"])
         letters = _select_dead_letters(task, bounds)

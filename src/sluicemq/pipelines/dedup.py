@@ -300,7 +300,8 @@ def upsert_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int
             previous = newest.get(key)
             if previous is not None and target.version is not None:
                 # A row without a version is older than every row with one.
-                new, old = row[target.version], previous[target.version]
+                new = row[target.version]
+                old = previous[target.version]
                 if old is not None and (new is None or new < old):
                     continue
             newest[key] = row
@@ -344,9 +345,11 @@ def _build_native_upsert(target: Target, table: "sa.Table", dialect: str) -> Row
     insert = _build_insert(table, dialect)
     excluded = insert.excluded  # the row that could not be inserted
     new_values = {one.name: excluded[one.name] for one in table.columns if not one.primary_key}
-    key, rule = list(target.key), None
+    key = list(target.key)
+    rule = None
     if target.version is not None:
-        old, new = table.c[target.version], excluded[target.version]
+        old = table.c[target.version]
+        new = excluded[target.version]
         rule = old.is_(None) | (old <= new)
     statement = insert.on_conflict_do_nothing(index_elements=key)
     if new_values:
@@ -566,7 +569,9 @@ def register_sink(spark: "SparkSession") -> None:
 
 KEY_COLUMN: Final = "sluice_key"
 """The column of the table that contains the key."""
-POSITION, MESSAGE_ID, DEDUP_KEY = "position", "message-id", "dedup-key"
+POSITION = "position"
+MESSAGE_ID = "message-id"
+DEDUP_KEY = "dedup-key"
 KEYS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     POSITION: (
         "concat(topic, '/', broker, '/', queue_id, '/', queue_offset, '@',"
@@ -731,7 +736,8 @@ class Dedup(ReadyPipeline):
     )
 
     def plan(self, task: Task) -> list[str]:
-        options, key = task.options, task.options["key"]
+        options = task.options
+        key = task.options["key"]
         source = build_source_options(task.connection, options["topic"], key, options["source"])
         batch = {name: text for name, text in source.items() if not name.startswith("max")}
         messages = task.spark.read.format("rocketmq").options(**batch).load()

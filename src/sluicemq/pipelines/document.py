@@ -113,7 +113,8 @@ class Entry:
         A variable that is not set, or whose name is invalid, becomes "" and adds a problem. If the
         name sounds like a secret, the value is added to the document's secrets.
         """
-        environment, secrets = self.document.environment, self.document.secrets
+        environment = self.document.environment
+        secrets = self.document.secrets
         name = found[1]
         if name is None:  # $${
             return "$"

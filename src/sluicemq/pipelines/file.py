@@ -68,9 +68,12 @@ from sluicemq.spark.options import (
 from sluicemq.spark.schema import declared_columns
 from sluicemq.spark.sources.offsets import parse_topics
 
-ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"
+ROCKETMQ = "rocketmq"
+STORE = "store"
+PARQUET = "parquet"
 """The kinds of sources. PARQUET is a kind of sink too."""
-TOPIC, TABLE = "topic", "table"
+TOPIC = "topic"
+TABLE = "table"
 """The other kinds of sinks."""
 VIEW: Final = "source"
 """The name of the view that the transform reads."""

@@ -142,7 +142,8 @@ class ReadRange:
 
     def pin(self, pipeline: Pipeline) -> Pipeline:
         """Return the pipeline with a source that reads exactly this range."""
-        source, has_several_topics = pipeline.source, len(self.topics) > 1
+        source = pipeline.source
+        has_several_topics = len(self.topics) > 1
         assert source is not None
         options = {
             name: text for name, text in source.options.items() if name not in _RANGE_OPTIONS
@@ -329,7 +330,8 @@ def _push_down_predicates(
     because all of them must see the same snapshot. Return None if the source cannot take predicates
     (a stream, Parquet), or if the transform has none.
     """
-    source, transform = pipeline.source, pipeline.transform
+    source = pipeline.source
+    transform = pipeline.transform
     assert source is not None
     assert transform is not None
     if pipeline.is_streaming or source.kind == PARQUET:
@@ -571,7 +573,8 @@ class TableWriter(Writer):
         The database is asked, but nothing is created. A missing table is an error only if `create`
         is False.
         """
-        fields, target = self.sink.fields, self.build_target(frame)
+        fields = self.sink.fields
+        target = self.build_target(frame)
         self.require_columns(frame, "key", fields["key"])
         self.require_columns(frame, "version", [fields["version"]] if fields["version"] else [])
         field_name = ""

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JsonObject = dict[str, Any]
-BATCH, STREAMING = "batch", "streaming"
+BATCH = "batch"
+STREAMING = "streaming"
 AVAILABLE_NOW: Final = "available-now"
 """The trigger of a stream that reads what is available and ends."""
 CHECK_S: Final = 0.1

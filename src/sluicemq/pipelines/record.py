@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUNNING, FINISHED, STOPPED = "running", "finished", "stopped"
-FAILED, STALLED = "failed", "stalled"
+RUNNING = "running"
+FINISHED = "finished"
+STOPPED = "stopped"
+FAILED = "failed"
+STALLED = "stalled"
 STATES: Final = (RUNNING, FINISHED, STOPPED, FAILED, STALLED)
 """The states of a run. A file never contains STALLED; `parse_progress` derives it."""
 STEPS_MAX: Final = 200
@@ -86,7 +89,8 @@ class Recorder:
 
         The file is written unless it was written within the last `WRITE_INTERVAL_MS`.
         """
-        now_ms, figures = self.clock.now_ms(), event.figures
+        now_ms = self.clock.now_ms()
+        figures = event.figures
         with self.lock:
             self.last_event_ms = now_ms
             self.is_stopping |= event.kind == "stopping" or bool(figures.get("left"))

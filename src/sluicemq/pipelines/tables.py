@@ -55,7 +55,9 @@ from sluicemq.spark.sources.offsets import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TRACES, ARCHIVE, TOPICS = "traces", "archive", "topics"
+TRACES = "traces"
+ARCHIVE = "archive"
+TOPICS = "topics"
 """The first parts of names in a query."""
 PREFIXES: Final = {"dead_letters": DLQ_PREFIX, "retries": RETRY_PREFIX, TOPICS: ""}
 """The prefix of the topic for each first part of a name."""
@@ -265,7 +267,8 @@ def narrow_columns(used: UsedColumns) -> tuple[str, list[str]]:
     can_promote_all = map_keys == set(promoted)
     columns = [name for name in BASE_TYPES if name in used.names]
     if used.map_keys and not can_promote_all:
-        columns, promoted = [*columns, _MAP], []
+        columns = [*columns, _MAP]
+        promoted = []
     aliases = {key: f"__property_{index}" for index, key in enumerate(promoted)}
     items = [*columns, *(f"prop:`{key}`:string as {alias}" for key, alias in aliases.items())]
     expressions = []

@@ -435,11 +435,13 @@ def _write_table(task: Task, report: Report, name: str, frame: DataFrame, output
     figures are added to `report`.
     """
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
-    path, kind = f"{output}/{name}", task.options["format"]
+    path = f"{output}/{name}"
+    kind = task.options["format"]
     writer = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
     (writer.option("header", "true") if kind == "csv" else writer).format(kind).save(path)
     report.files.append(path)
-    rows_max, (title, sums) = task.options["rows"], _TABLES[name]
+    rows_max = task.options["rows"]
+    (title, sums) = _TABLES[name]
     task.report_lines(report, *format_table(title, frame.columns, rows, rows_max, f" in {path}"))
     report.figures[name] = len(rows)
     for column, figure in sums.items():
@@ -574,7 +576,8 @@ class Trace(ReadyPipeline):
         stopped, the missing messages are written at the end, and groups that do not trace are
         reported.
         """
-        options, since = task.options, task.options["since"]
+        options = task.options
+        since = task.options["since"]
         output = options["output"].rstrip("/")
         task.say(f"reading {options['topic']}, writing {output}")
         begin = options["begin"]

@@ -27,7 +27,8 @@ def fetch_proxy_status(
     from sluicemq.net.grpc import CallError, StatusCode, call_unary  # noqa: PLC0415 - as above
     from sluicemq.net.tls import Tls  # noqa: PLC0415 - as above
 
-    account, now = Credentials.from_value(credentials), format_call_date(SYSTEM_CLOCK.now_ms())
+    account = Credentials.from_value(credentials)
+    now = format_call_date(SYSTEM_CLOCK.now_ms())
     metadata = sign_call(account.access_key, account.secret_key, now) if account else ()
     try:
         found: dict[str, Any] = orjson.loads(

@@ -96,7 +96,8 @@ class Client:
 
     def __init__(self, call: Call, backend: Backend, on_request: "OnBrokerRequest") -> None:
         """Create the client that made `call`, and open its session with brokers."""
-        headers, peer = call.headers, call.connection.peer
+        headers = call.headers
+        peer = call.connection.peer
         self.id = headers[CLIENT_ID]
         self.language = headers.get(LANGUAGE, "")
         self.version = headers.get(VERSION_HEADER, "")
@@ -179,7 +180,8 @@ class Client:
         match = re.fullmatch(r"[vV]?5\.(\d)\.(\d)", self.version)
         if match is None:
             return VERSION
-        minor, patch = int(match[1]), int(match[2])
+        minor = int(match[1])
+        patch = int(match[2])
         # The table has ten patch releases for each minor version, with two numbers each.
         return _V5_0_0 + 2 * (10 * minor + patch)
 
@@ -247,7 +249,8 @@ class Clients:
         connection would otherwise get commands for the other client. Raises StatusError
         (CLIENT_ID_REQUIRED, TOO_MANY_REQUESTS, FORBIDDEN).
         """
-        client, peer = self.by_id.get(call.headers.get(CLIENT_ID, "")), call.connection.peer
+        client = self.by_id.get(call.headers.get(CLIENT_ID, ""))
+        peer = call.connection.peer
         if client is None or peer not in client.connections:
             client = self._register(client, call, access_key)
         client.access_key = access_key
@@ -261,7 +264,8 @@ class Clients:
         long, if there are too many clients, if another account uses the client id, or if the
         connection is closed.
         """
-        client_id, peer = call.headers.get(CLIENT_ID, ""), call.connection.peer
+        client_id = call.headers.get(CLIENT_ID, "")
+        peer = call.connection.peer
         connection_clients = self._by_peer.get(peer, {})
         if not client_id or len(client_id) > CLIENT_ID_MAX:
             raise StatusError(

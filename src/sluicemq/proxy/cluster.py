@@ -135,7 +135,8 @@ class LookupCache(Generic[T]):
         """
         cached = self._cached.get(name)
         try:
-            value, fetched_s = await self._shell.run(self._fetch(name)), self._clock.monotonic_s()
+            value = await self._shell.run(self._fetch(name))
+            fetched_s = self._clock.monotonic_s()
         except SluiceError as error:
             is_gone = isinstance(error, RouteNotFoundError)
             if cached is None or (
@@ -143,7 +144,8 @@ class LookupCache(Generic[T]):
             ):
                 self._cached.pop(name, None)
                 raise
-            value, fetched_s = cached.value, cached.fetched_s
+            value = cached.value
+            fetched_s = cached.fetched_s
         if cached is not None and cached.value == value:
             # Callers compare values by identity, to keep what they derived from them.
             value = cached.value
@@ -414,7 +416,8 @@ class ClusterClientSession:
         True when the connection is open. Raises ConnectionLostError, RequestTimeoutError, or
         ClosedError if the session is closed.
         """
-        channel, command = await self._pool.get(call.address), call.command
+        channel = await self._pool.get(call.address)
+        command = call.command
         sign_request(command, self._backend.credentials)
         call.is_written = True
         if command.flag & FLAG_ONEWAY:

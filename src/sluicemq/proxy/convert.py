@@ -64,7 +64,9 @@ _OPTIONAL_PROPERTIES: Final = _DELAY_PROPERTIES | {
     PRIORITY,
 }
 """Properties that few messages have, and that become fields."""
-_IDENTITY, _MD5, _NORMAL = int(Encoding.IDENTITY), int(DigestType.MD5), int(MessageType.NORMAL)
+_IDENTITY = int(Encoding.IDENTITY)
+_MD5 = int(DigestType.MD5)
+_NORMAL = int(MessageType.NORMAL)
 _DIGITS_MAX: Final = 15
 """The maximum number of digits of a time or delay. Longer values are ignored.
 
@@ -89,7 +91,8 @@ def to_message(
     message = m.Message() if into is None else into
     properties = stored.properties
     message.topic.name = topic or stored.topic
-    body, encoding = stored.raw_body, _IDENTITY
+    body = stored.raw_body
+    encoding = _IDENTITY
     if stored.sys_flag & COMPRESSED:
         body, encoding = _readable_body(stored)
     message.body = body
@@ -98,7 +101,8 @@ def to_message(
         if name not in HIDDEN_PROPERTIES:
             user[name] = value
     system = message.system_properties
-    tag, keys = properties.get(TAGS), properties.get(KEYS)
+    tag = properties.get(TAGS)
+    keys = properties.get(KEYS)
     if tag is not None:
         system.tag = tag
     if keys is not None:

@@ -269,7 +269,8 @@ def check_shape(data: bytes, *, has_bodies: bool) -> None:
         return
     if len(data) <= SEND_FIELDS_MAX:
         return
-    fields, rest = count(), 0
+    fields = count()
+    rest = 0
     for _, begin, end in _read_fields(data, 0, len(data), fields):
         for number, start, stop in _read_fields(data, begin, end, fields):
             rest += 0 if number == _BODY_FIELD else stop - start
@@ -383,14 +384,16 @@ def to_stored_body(body: bytes, encoding: int, limits: ProxyLimits) -> tuple[byt
     stored as it is, with the flag, as RocketMQ's proxy does. Raises StatusError if the body is
     empty or too large.
     """
-    limit, flag = limits.body_bytes_largest, 0
+    limit = limits.body_bytes_largest
+    flag = 0
     found = f"the body has {len(body)} bytes"
     if encoding == _GZIP and body:
         plain = _decompress(body, limit + 1)
         if plain is None:
             flag = COMPRESSED
         else:
-            body, found = plain, "the decompressed body is larger"
+            body = plain
+            found = "the decompressed body is larger"
     if not body and limits.checks_body_empty:
         raise StatusError(Refusal.BODY_EMPTY)
     if len(body) > limit:
@@ -423,7 +426,9 @@ def check_message_texts(
     if not HIDDEN_PROPERTIES.isdisjoint(user):
         name = next(name for name in user if name in HIDDEN_PROPERTIES)
         raise StatusError(Refusal.PROPERTY_OF_SYSTEM, name=name)
-    tag, message_id, group = system.tag, system.message_id, system.message_group
+    tag = system.tag
+    message_id = system.message_id
+    group = system.message_group
     texts = "".join([*user, *user.values(), tag, *system.keys])
     # A character has at most 4 bytes in UTF-8, so most texts need not be encoded to measure them.
     if len(texts) * 4 > limits.properties_bytes_max or len(user) > limits.properties_max:
@@ -449,7 +454,8 @@ def _check_properties_limits(user: Mapping[str, str], texts: str, limits: ProxyL
     if len(user) > limits.properties_max:
         text = f"the message has {len(user)}"
         raise StatusError(Refusal.PROPERTIES_TOO_MANY, text, limit=limits.properties_max)
-    limit, size = limits.properties_bytes_max, len(texts.encode())
+    limit = limits.properties_bytes_max
+    size = len(texts.encode())
     if 0 < limit < size:
         text = f"properties, tag and keys have {size} bytes"
         raise StatusError(Refusal.PROPERTIES_TOO_LARGE, text, limit=limit)

@@ -126,9 +126,11 @@ class LocalBackend:
 
     def resume(self, state: BrokerState, dispatcher: Dispatcher) -> None:
         """Start the next role with its state and dispatcher, and send the queued requests."""
-        self.state, self.dispatcher = state, dispatcher
+        self.state = state
+        self.dispatcher = dispatcher
         self._route_cache.clear()
-        pending_requests, self.pending_requests = self.pending_requests, []
+        pending_requests = self.pending_requests
+        self.pending_requests = []
         for session, call, on_response, account in pending_requests:
             if state.guard is not None:
                 state.guard.account = account
@@ -145,7 +147,8 @@ class LocalBackend:
             raise RouteNotFoundError(
                 f"The topic {topic} does not exist.", fix=f"Create it: sluice topic create {topic}"
             )
-        config, broker = entry.config, self.state.settings.broker
+        config = entry.config
+        broker = self.state.settings.broker
         cached = self._route_cache.get(topic)
         if cached is not None:
             cached_config, cached_broker, cached_route = cached
@@ -197,7 +200,8 @@ class LocalBackend:
 
         An exception of a session is logged; the other frames are delivered all the same.
         """
-        received_frames, self._received_frames = self._received_frames, []
+        received_frames = self._received_frames
+        self._received_frames = []
         for session, data in received_frames:
             try:
                 session.handle_frames(data)
@@ -243,7 +247,8 @@ class LocalClientSession:
         if self._is_closed:
             on_response(ConnectionLostError("The client has disconnected."))
             return
-        guard, dispatcher = self._backend.state.guard, self._backend.dispatcher
+        guard = self._backend.state.guard
+        dispatcher = self._backend.dispatcher
         if guard is not None and self.peer.remote == PROXY_HOST:
             guard.account = None  # the proxy itself; the guard still has the previous account
         if dispatcher is None:
@@ -288,7 +293,8 @@ class LocalClientSession:
         """Disconnect the peer from the broker, and fail the requests that have no response yet."""
         self.peer.connection_lost()
         self._backend.state.on_disconnect(self.peer)
-        pending, self._pending = self._pending, {}
+        pending = self._pending
+        self._pending = {}
         for on_response in pending.values():
             on_response(ConnectionLostError("The broker closed the connection. Try again."))
 

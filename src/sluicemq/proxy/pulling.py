@@ -70,7 +70,8 @@ class Pulling:
         queue, address = yield from self._resolve_queue(request.message_queue)
         subscription = to_subscription(queue.topic, request.filter_expression)
         count = min(request.batch_size, BATCH_MAX) if request.batch_size > 0 else BATCH_MAX
-        clock, wait_ms = self._backend.clock, to_ms(request.long_polling_timeout)
+        clock = self._backend.clock
+        wait_ms = to_ms(request.long_polling_timeout)
         if call.remaining_s is not None:
             wait_ms = min(wait_ms, int(call.remaining_s * 1000) - DEADLINE_MARGIN_MS)
         until_s = clock.monotonic_s() + min(wait_ms, self._limits.poll_ms_longest) / 1000
@@ -181,7 +182,8 @@ class Pulling:
 
         Raises StatusError if the queue does not exist or is not readable, and RouteNotFoundError.
         """
-        topic, broker = checked_topic(asked.topic), asked.broker.name
+        topic = checked_topic(asked.topic)
+        broker = asked.broker.name
         route = yield from self._backend.fetch_route(topic)
         address = master_addresses(route).get(broker)
         if address is None:

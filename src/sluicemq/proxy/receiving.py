@@ -135,11 +135,13 @@ class Receiving:
         """
         limits = self._limits
         poll_ms = poll_timeout_ms(client, request, call.remaining_s, limits)
-        topic, group = checked_topic(request.message_queue.topic), checked_group(request.group)
+        topic = checked_topic(request.message_queue.topic)
+        group = checked_group(request.group)
         invisible_ms = limits.invisible_ms
         is_renewed = request.auto_renew and limits.renews
         if not is_renewed:
-            least_ms, longest_ms = limits.invisible_ms_min, limits.invisible_ms_longest
+            least_ms = limits.invisible_ms_min
+            longest_ms = limits.invisible_ms_longest
             invisible_ms = checked_invisible_ms(request.invisible_duration, least_ms, longest_ms)
         elif not self.renewal.has_room(client):
             raise StatusError(
@@ -179,7 +181,8 @@ class Receiving:
             return self._empty_response("no match message")
         responses = [_OK_RESPONSE]
         for stored, handle, times in deliverable:
-            one, text = m.ReceiveMessageResponse(), handle.encode()
+            one = m.ReceiveMessageResponse()
+            text = handle.encode()
             to_message(stored, text, topic=topic, reconsume_times=times, into=one.message)
             responses.append(one)
             if is_renewed:
@@ -261,7 +264,8 @@ class Receiving:
         forwarded to the dead-letter topic and then acknowledged. If the broker refuses to forward
         it, it is not acknowledged, so the broker delivers it again.
         """
-        deliverable, topic = [], subscription.topic
+        deliverable = []
+        topic = subscription.topic
         for message in popped:
             if not tag_matches(subscription, message.stored.tag):
                 yield conversations.Call(address, ack_request(group, topic, message.handle))
@@ -288,7 +292,8 @@ class Receiving:
         the messages of that request again. Raises StatusError if the request is invalid; an invalid
         entry gets a status instead.
         """
-        topic, group = checked_topic(request.topic), checked_group(request.group)
+        topic = checked_topic(request.topic)
+        group = checked_group(request.group)
         if len(request.entries) > ENTRIES_MAX:
             raise StatusError(
                 Refusal.ENTRIES_TOO_MANY,
@@ -346,7 +351,8 @@ class Receiving:
         Raises StatusError if the request or the handle is invalid, and SluiceError if the broker
         fails.
         """
-        topic, group = checked_topic(request.topic), checked_group(request.group)
+        topic = checked_topic(request.topic)
+        group = checked_group(request.group)
         time_ms = checked_invisible_ms(
             request.invisible_duration, 0, self._limits.invisible_ms_longest
         )
@@ -399,7 +405,8 @@ class Receiving:
         forever. Raises StatusError if the request or handle is invalid, and SluiceError if the
         broker fails.
         """
-        topic, group = checked_topic(request.topic), checked_group(request.group)
+        topic = checked_topic(request.topic)
+        group = checked_group(request.group)
         in_flight = yield from self.renewal.take(client, group, request.receipt_handle)
         handle = parse_handle(request.receipt_handle) if in_flight is None else in_flight.handle
         if handle.physical_offset < 0:
@@ -455,7 +462,8 @@ def poll_timeout_ms(
 
     Raises StatusError (ILLEGAL_POLLING_TIME) if the deadline is earlier than the minimum wait.
     """
-    least_ms, longest_ms = limits.poll_ms_min, limits.poll_ms_longest
+    least_ms = limits.poll_ms_min
+    longest_ms = limits.poll_ms_longest
     left_ms = None if remaining_s is None else int(remaining_s * 1000)
     if request.HasField("long_polling_timeout"):
         wait_ms = to_ms(request.long_polling_timeout)
@@ -677,7 +685,8 @@ def split_acks(
     offset of their pop, and those that would be alone in a batch. The second result has the batches
     by (address, broker name); an item of a batch is the index and the handle.
     """
-    single, batches = [], dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
+    single = []
+    batches = dict[tuple[str, str], list[tuple[int, ReceiptHandle]]]()
     for item in items:
         number, address, handle = item
         if 0 <= handle.offset - handle.start_offset < BATCH_SPAN_MAX:
@@ -707,10 +716,15 @@ def decode_popped(response: Command, broker: str) -> Iterator[PoppedMessage]:
     kinds = _TopicKinds(header.message_offset_info)
     starts = _parse_numbers_by_queue(header.start_offset_info)
     times = _parse_numbers_by_queue(header.order_count_info)
-    pop_ms, invisible_ms, revive = header.pop_ms, header.invisible_ms, header.revive_queue
+    pop_ms = header.pop_ms
+    invisible_ms = header.invisible_ms
+    revive = header.revive_queue
     for stored in decode_records(response.body):
-        queue_id, offset, count = stored.queue_id, stored.queue_offset, stored.reconsume_times
-        position, kind = stored.physical_offset, kinds.take(stored)
+        queue_id = stored.queue_id
+        offset = stored.queue_offset
+        count = stored.reconsume_times
+        position = stored.physical_offset
+        kind = kinds.take(stored)
         start = starts.get(f"{kind} {queue_id}", offset)
         handle = ReceiptHandle(
             start, pop_ms, invisible_ms, revive, kind, broker, queue_id, offset, position
@@ -791,8 +805,10 @@ def to_ack_response(
     for number, entry in enumerate(request.entries):
         status = statuses[number]
         one = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
-        one.status.code, one.status.message = status.code, status.message
+        one.status.code = status.code
+        one.status.message = status.message
     codes = {status.code for status in statuses.values()}
     code = Code(codes.pop()) if len(codes) == 1 else Code.MULTIPLE_RESULTS
-    response.status.code, response.status.message = code, code.name
+    response.status.code = code
+    response.status.message = code.name
     return response

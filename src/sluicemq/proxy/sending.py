@@ -147,7 +147,8 @@ class Sending:
             for it in messages
         ]
         outgoing = to_batch(messages, parts) if is_batch else parts[0]
-        topic, began_s = outgoing.topic, self._clock.monotonic_s()
+        topic = outgoing.topic
+        began_s = self._clock.monotonic_s()
         queue = self._choose_queue(topic_queues, outgoing.sharding_key, began_s)
         born_ms = to_ms(messages[0].system_properties.born_timestamp) or began_ms
         command = requests.send(topic, queue, outgoing, born_ms, batch=is_batch, is_brief=is_batch)
@@ -276,7 +277,8 @@ def to_outgoing_message(
     current time for a message without a creation time. Raises StatusError if the message breaks a
     limit or has another type.
     """
-    system, topic = message.system_properties, message.topic.name
+    system = message.system_properties
+    topic = message.topic.name
     properties = dict(message.user_properties)
     check_message_texts(properties, system, limits)
     message_id = properties[UNIQ_KEY] = system.message_id
@@ -428,7 +430,8 @@ def consistent_hash(key: int, buckets: int) -> int:
     The result equals Guava's Hashing.consistentHash of a Java int. When a bucket is added, keys
     move only into the new bucket, and never between the others.
     """
-    state, bucket = key & _MASK, 0
+    state = key & _MASK
+    bucket = 0
     while True:
         state = (state * _MULTIPLIER + 1) & _MASK
         draw = (state >> 33) + 1

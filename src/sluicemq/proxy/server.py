@@ -59,7 +59,8 @@ LONG_POLL_METHODS: Final = frozenset({"ReceiveMessage", "PullMessage"})
 
 def method_table(backend: Backend, clients: Clients, limits: ProxyLimits) -> Mapping[str, Method]:
     """Return the methods of the protocol by name, bound to service objects that apply `limits`."""
-    routing, pulling = Routing(backend), Pulling(backend, limits)
+    routing = Routing(backend)
+    pulling = Pulling(backend, limits)
     telemetry = Telemetry(backend, clients, limits)
     receiving = Receiving(backend, clients, limits)
     sending = Sending(backend, limits)
@@ -332,7 +333,8 @@ class ProxyCollector:
 
     def _metrics(self, counter: Any, gauge: Any) -> list[_MetricRow]:
         """Return the metrics that are not histograms. `counter` and `gauge` are their classes."""
-        proxy, stats_by_method = self._proxy, self._proxy.dispatcher.stats_by_method
+        proxy = self._proxy
+        stats_by_method = self._proxy.dispatcher.stats_by_method
         clients = Counter(
             (it.wire_language, it.version) for it in tuple(proxy.clients.by_id.values())
         )

@@ -77,13 +77,16 @@ def to_status(error: Exception) -> m.Status:
     An error that is not a SluiceError is a bug: it is logged, and the client gets only its class
     name.
     """
-    code, text = Code.INTERNAL_SERVER_ERROR, str(error)
+    code = Code.INTERNAL_SERVER_ERROR
+    text = str(error)
     if isinstance(error, StatusError):
         code = error.code
     elif isinstance(error, RequestError):
-        code, text = _CODE_BY_RESPONSE.get(error.code, code), error.remark
+        code = _CODE_BY_RESPONSE.get(error.code, code)
+        text = error.remark
     elif isinstance(error, RouteNotFoundError):
-        code, text = Code.TOPIC_NOT_FOUND, f"{Refusal.TOPIC_UNKNOWN.phrase}: {text}"
+        code = Code.TOPIC_NOT_FOUND
+        text = f"{Refusal.TOPIC_UNKNOWN.phrase}: {text}"
     elif isinstance(error, RequestTimeoutError | ConnectionLostError):
         code = Code.PROXY_TIMEOUT
     elif not isinstance(error, SluiceError):
@@ -297,7 +300,8 @@ class CallDispatcher:
         """
         if self.guard is None:
             return None
-        headers, peer = call.headers, call.connection.peer
+        headers = call.headers
+        peer = call.connection.peer
         began_ms = self._clock.now_ms() - int(call.age_s * 1000)
         verdict = self.guard.identify_call(
             headers.get(AUTHORIZATION, ""),

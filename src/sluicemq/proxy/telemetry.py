@@ -224,7 +224,8 @@ def _to_subscription(entry: m.SubscriptionEntry, now_ms: int) -> Subscription:
 
     Raises StatusError for an invalid topic or tag expression. SQL92 is not checked.
     """
-    topic, expression = checked_topic(entry.topic), entry.expression.expression
+    topic = checked_topic(entry.topic)
+    expression = entry.expression.expression
     if entry.expression.type == FilterType.SQL:
         return Subscription(topic, expression, SQL92, version=now_ms)
     try:
@@ -324,7 +325,8 @@ class Telemetry:
         group = None
         for consumer in heartbeat.consumers:
             group = yield from self._backend.fetch_group_config(consumer.group)
-        before, client.heartbeat = client.heartbeat, heartbeat
+        before = client.heartbeat
+        client.heartbeat = heartbeat
         client.settings = settings = merge_settings(message.settings, group, self._limits)
         status = OK
         try:
@@ -386,7 +388,8 @@ class Telemetry:
         is_member = False
         for address in (yield from self._broker_addresses(heartbeat)):
             command = requests.heartbeat(heartbeat)
-            command.language, command.version = client.wire_language, client.wire_version
+            command.language = client.wire_language
+            command.version = client.wire_version
             try:
                 requests.expect_success(
                     (yield BrokerCall(address, command, BROKER_TIMEOUT_S)), address
@@ -599,7 +602,8 @@ def to_running_info(client: Client, group: str, stack: str | None) -> bodies.Run
     The subscriptions are those of `group`; there are none if the client is not in that group.
     `stack` is the text of the client's thread stacks; None means that they were not requested.
     """
-    info, heartbeat = client.info, client.heartbeat or bodies.Heartbeat(client.id)
+    info = client.info
+    heartbeat = client.heartbeat or bodies.Heartbeat(client.id)
     consumers = [it for it in heartbeat.consumers if it.group == group]
     settings = client.settings or m.Settings()
     properties = {

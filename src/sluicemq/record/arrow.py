@@ -264,7 +264,8 @@ class RecordDecoder:
         A row in `decoded` has its decoded body. If that is undecodable, the row has the stored
         bytes if `keeps_raw` was set, else null. Other rows have their stored bytes.
         """
-        starts, lengths = block.body_starts, block.body_lengths
+        starts = block.body_starts
+        lengths = block.body_lengths
         if not decoded:
             return make_value_array(block.raw, starts, lengths, pa.binary())
         raw_rows = {
@@ -293,7 +294,8 @@ class RecordDecoder:
                 for name, values in zip(shape.names, shape.values, strict=True)
                 if name.decode() not in self._hidden
             ]
-            rows, width = len(shape.starts), len(visible)
+            rows = len(shape.starts)
+            width = len(visible)
             values = make_text_array([values for _, values in visible], rows)
             offsets = pa.Array.from_buffers(
                 pa.int32(), rows + 1, [None, make_even_offsets(rows, width)]
@@ -329,7 +331,8 @@ def _make_message_id_column(block: _Rows) -> Any:
     # length 4. The host has 8 or 20 bytes, with its port.
     host_ends = block.body_starts[missing] - 16
     is_ipv6 = (block.sys_flag[missing] & STORE_HOST_IPV6) != 0
-    parts, rows = [ids], [np.arange(len(block))]
+    parts = [ids]
+    rows = [np.arange(len(block))]
     for host_bytes, selected in ((8, ~is_ipv6), (20, is_ipv6)):
         if selected.any():
             hosts = gather(block.raw, host_ends[selected] - host_bytes, f"V{host_bytes}")
@@ -505,7 +508,8 @@ def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) 
     """
     base, raw = piece
     rows = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
-    starts, record_sizes = positions[rows] - base, sizes[rows]
+    starts = positions[rows] - base
+    record_sizes = sizes[rows]
     is_valid = (record_sizes >= RECORD_BYTES_MIN) & (starts + record_sizes <= len(raw))
     if not is_valid.any():
         nothing = np.empty(0, np.int64)
@@ -534,7 +538,9 @@ def _merge_pieces(parts: list[_PropertyRows]) -> _PropertyRows:
         return _PropertyRows(np.empty(0, np.uint8), nothing, nothing, nothing)
     if len(parts) == 1:
         return parts[0]
-    buffers, starts, buffered_bytes = [], [], 0
+    buffers = []
+    starts = []
+    buffered_bytes = 0
     for part in parts:
         # The data buffer of a binary array contains the values without gaps.
         array = make_value_array(part.raw, part.starts, part.lengths, pa.binary())
@@ -584,7 +590,8 @@ def _make_column_arrays(
 
 def _is_unique(array: Any) -> bool:
     """Return whether most values are long and occur once, so that a column would be of no use."""
-    distinct, rows = len(array.dictionary), len(array) - array.null_count
+    distinct = len(array.dictionary)
+    rows = len(array) - array.null_count
     if rows < _UNIQUE_ROWS_MIN or 2 * distinct < rows:
         return False
     return bool(array.dictionary.nbytes > (UNIQUE_VALUE_BYTES + 4) * distinct)
@@ -634,7 +641,8 @@ def _merge_column(name: str, blocks: Sequence[ColumnBlock]) -> Any:
     joined = pa.concat_arrays([array.dictionary for array in arrays if array is not None])
     encoded = joined.dictionary_encode()
     new_codes = np.asarray(encoded.indices)  # of the entries of `joined`
-    parts, first_entry = [], 0
+    parts = []
+    first_entry = 0
     for block, array in zip(blocks, arrays, strict=True):
         if array is None:
             parts.append(np.full(block.rows, -1, np.int32))

@@ -257,8 +257,10 @@ def make_property_table(properties: Spans) -> PropertyTable | None:
       0x02,
     - a message has more than `WIDTH_MAX` bytes of properties, or their sizes differ too much.
     """
-    sizes, count = properties.sizes, len(properties)
-    width, shortest = int(sizes.max()), int(sizes.min())
+    sizes = properties.sizes
+    count = len(properties)
+    width = int(sizes.max())
+    shortest = int(sizes.min())
     if width > WIDTH_MAX or shortest <= 0 or not properties.is_nearly_even():
         return None
 
@@ -380,7 +382,9 @@ def find_message_starts(data: bytes) -> list[int] | None:
     smaller than an empty message. Nothing else is checked. Called for every batch: keep it cheap.
     """
     starts: list[int] = []
-    add, at, last = starts.append, 0, len(data) - BATCH_FIXED_BYTES
+    add = starts.append
+    at = 0
+    last = len(data) - BATCH_FIXED_BYTES
     while at <= last:
         add(at)
         (size,) = _unpack_size(data, at)
@@ -470,7 +474,8 @@ def has_more_messages(data: bytes, count: int) -> bool:
 
     Return False if one of the first `count` messages is smaller than an empty message.
     """
-    at, last = 0, len(data) - BATCH_FIXED_BYTES
+    at = 0
+    last = len(data) - BATCH_FIXED_BYTES
     for _ in range(count):
         if at > last:
             return False
@@ -536,7 +541,8 @@ def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Pos
 
     The bytes before any 0x01 in the batch, even in a body, count as a name that a message may have.
     """
-    data, starts = properties.data, properties.starts
+    data = properties.data
+    starts = properties.starts
     ends = starts + properties.sizes
     raw = _as_array(data)
 
@@ -610,7 +616,8 @@ def encode_records(
     - `magic` is the magic number of the records, V1 or V2.
     - `stored_ms` is the store time.
     """
-    heads, count = columns.heads, len(columns.heads)
+    heads = columns.heads
+    count = len(columns.heads)
     sizes = fixed_bytes + heads["body_length"] + columns.property_sizes
     ends = position + np.cumsum(sizes)
     positions = ends - sizes
@@ -621,7 +628,9 @@ def encode_records(
     heads["physical_offset"] = positions
     heads["store_time"] = stored_ms
     units = np.empty(count, UNIT_COLUMNS)
-    units["position"], units["size"], units["code"] = positions, sizes, columns.tag_codes
+    units["position"] = positions
+    units["size"] = sizes
+    units["code"] = columns.tag_codes
     starts = positions - position
     parts = _build_fixed_parts(columns, topic_part)
     # All bodies may be copied with the longest size: what is copied too much is overwritten by the
@@ -659,7 +668,9 @@ class _FixedParts(NamedTuple):
 
 def _build_fixed_parts(columns: BatchColumns, topic_part: bytes) -> _FixedParts:
     """Return the fixed parts of the records. The heads must be complete."""
-    heads, prefix, suffix = columns.heads, columns.properties_prefix, columns.properties_suffix
+    heads = columns.heads
+    prefix = columns.properties_prefix
+    suffix = columns.properties_suffix
     before_bodies = np.empty((len(heads), len(suffix) + HEAD_BYTES), np.uint8)
     before_bodies[:, : len(suffix)] = np.frombuffer(suffix, np.uint8)
     before_bodies[:, len(suffix) :] = heads.view(np.uint8).reshape(-1, HEAD_BYTES)
@@ -682,7 +693,8 @@ def _copy_into_one_buffer(
     Bodies are copied first, then properties, then the fixed parts. Each copy overwrites the surplus
     of the copies before it.
     """
-    heads, suffix = columns.heads, columns.properties_suffix
+    heads = columns.heads
+    suffix = columns.properties_suffix
     total_bytes = int(starts[-1]) + int(heads["size"][-1])
     surplus_bytes = int(columns.bodies.sizes.max()) + int(columns.properties.sizes.max())
 
@@ -702,5 +714,6 @@ def _copy_into_one_buffer(
 
 def _matrix_rows(matrix: Bytes) -> list[bytes]:
     """Return the rows of a matrix as bytes."""
-    data, size = matrix.tobytes(), matrix.shape[1]
+    data = matrix.tobytes()
+    size = matrix.shape[1]
     return [data[at : at + size] for at in range(0, len(data), size)]

@@ -308,9 +308,11 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
         *first_numbers, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
         body = slice(offset + head_bytes, offset + head_bytes + length)
         if magic == MAGIC_V1:
-            topic_at, topic_length = body.stop + 1, data[body.stop]
+            topic_at = body.stop + 1
+            topic_length = data[body.stop]
         else:
-            topic_at, topic_length = body.stop + 2, _SHORT.unpack_from(data, body.stop)[0]
+            topic_at = body.stop + 2
+            topic_length = _SHORT.unpack_from(data, body.stop)[0]
         topic = slice(topic_at, topic_at + topic_length)
         properties_length = _SHORT.unpack_from(data, topic.stop)[0]
         properties = slice(topic.stop + 2, topic.stop + 2 + properties_length)
@@ -385,7 +387,8 @@ def decode_records(
     whole records.
     """
     messages = []
-    offset, end = 0, len(data)
+    offset = 0
+    end = len(data)
     while offset < end:
         message = decode_record(data, offset, broker=broker, body_bytes_max=body_bytes_max)
         messages.append(message)
@@ -409,7 +412,8 @@ def split_records(
     if `data` does not consist of whole records. Called for each pull: keep it cheap.
     """
     found: list[tuple[int, int, bytes | StoredMessage]] = []
-    offset, end = 0, len(data)
+    offset = 0
+    end = len(data)
     while offset < end:
         try:
             size, magic, queue_offset, sys_flag, length = _PLAIN(data, offset)
@@ -577,7 +581,8 @@ def iter_batch(source: bytes | memoryview) -> Iterator[tuple[int, int, int, int]
     with its size, or that extends beyond the batch, and at the message number BATCH_MESSAGES_MAX +
     1. Called for each batch: keep it cheap.
     """
-    unpack_head, unpack_length = _unpack_lengths, _SHORT.unpack_from
+    unpack_head = _unpack_lengths
+    unpack_length = _SHORT.unpack_from
     head_bytes = BATCH_HEAD.size
     end = len(source)
     at = count = 0

@@ -73,7 +73,8 @@ class ColumnBlock(NamedTuple):
         Both must be within this block. Return the block itself if these are all of its rows. The
         columns of the result may have values that occur in no row.
         """
-        low, high = start - self.first_offset, stop - self.first_offset
+        low = start - self.first_offset
+        high = stop - self.first_offset
         if low == 0 and high == self.rows:
             return self
         odd = self.odd[(self.odd >= low) & (self.odd < high)] - low

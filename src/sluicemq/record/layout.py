@@ -81,7 +81,8 @@ class Layout:
         It begins at the start of the layout, skips the bytes of other fields, and ends with the
         last of `names`.
         """
-        codes, end = ">", 0
+        codes = ">"
+        end = 0
         for name in names:
             kind = dict(self.fields)[name]
             codes += f"{self.at(name) - end}x{_STRUCT_CODES.get(kind) or kind[1:] + 's'}"

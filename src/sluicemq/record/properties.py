@@ -149,7 +149,8 @@ class RepeatedTexts:
         The texts must be valid UTF-8. The longest array of each `texts` is cached, and a shorter
         one is a slice of it. The cache is cleared when it has more than 64 arrays.
         """
-        array, count = self._arrays.get(texts), rows * len(texts)
+        array = self._arrays.get(texts)
+        count = rows * len(texts)
         if array is None or len(array) < count:
             if len(self._arrays) > 64:
                 self._arrays.clear()
@@ -185,7 +186,9 @@ _ASCII_END: Final = 0x80
 _ONES: Final = np.uint64(0x0101010101010101)
 _HIGHS: Final = np.uint64(0x8080808080808080)
 _SEPARATORS: Final = np.uint64(0x0202020202020202)
-_ONE, _SEVEN, _TOP = np.uint64(1), np.uint64(7), np.uint64(56)
+_ONE = np.uint64(1)
+_SEVEN = np.uint64(7)
+_TOP = np.uint64(56)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +362,8 @@ def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
     values are long.
     """
     shape = (rows, len(columns))
-    starts, lengths = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    starts = np.empty(shape, np.int64)
+    lengths = np.empty(shape, np.int64)
     for index, column in enumerate(columns):
         starts[:, index] = column.starts
         lengths[:, index] = column.lengths
@@ -512,7 +516,8 @@ class TemplateMatcher:
         each property is compared by itself, and one that still differs is matched as an unknown
         value.
         """
-        text, value_offsets = self._separator, []
+        text = self._separator
+        value_offsets = []
         for name, value in pairs:
             text += name + _NAME_VALUE
             value_offsets.append(len(text))
@@ -569,7 +574,8 @@ class TemplateMatcher:
             return
         remaining = np.flatnonzero(matches)
         self.rows = remaining if self.rows is None else self.rows[remaining]
-        self._positions, self._ends = self._positions[remaining], self._ends[remaining]
+        self._positions = self._positions[remaining]
+        self._ends = self._ends[remaining]
         self.values = [value.take_rows(remaining) for value in self.values]
 
 
@@ -644,7 +650,8 @@ def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Proper
             rows = None if are_all_unsorted else unsorted_rows
             unsorted_rows = unsorted_rows[:0]
         else:
-            rows, shape_starts = unsorted_rows[matched], shape_starts[matched]
+            rows = unsorted_rows[matched]
+            shape_starts = shape_starts[matched]
             unsorted_rows = np.delete(unsorted_rows, matched)
         shapes.append(Shape(names, rows, shape_starts, tuple(matcher.values)))
     odd_rows = np.sort(np.array([*odd, *unsorted_rows.tolist()], np.int64))

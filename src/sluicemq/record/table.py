@@ -230,7 +230,8 @@ def find_record_starts(raw: Bytes) -> Positions:
 
     Raises ProtocolError where the bytes are not a record.
     """
-    runs, end = [np.empty(0, np.int64)], 0
+    runs = [np.empty(0, np.int64)]
+    end = 0
     while end < len(raw):
         starts = find_leading_starts(raw[end:])
         starts += end
@@ -246,7 +247,8 @@ def walk_record_starts(raw: Bytes, start: int) -> Positions:
 
     Raises ProtocolError, which names the position, where the bytes are not a whole record.
     """
-    data, unpack = raw.data, BLANK.struct.unpack_from
+    data = raw.data
+    unpack = BLANK.struct.unpack_from
     starts: list[int] = []
     end = len(raw)
     while start < end:
@@ -334,7 +336,8 @@ def _find_piece_starts(raw: Bytes, pieces: int, stride: int) -> Positions:
     window_indices, starts = np.divmod(np.flatnonzero(windows == _MAGIC_FIRST), windows.shape[1])
     starts += (window_indices + 1) * stride
     readable = np.searchsorted(starts, len(raw) - 8, side="right")
-    window_indices, starts = window_indices[:readable], starts[:readable]
+    window_indices = window_indices[:readable]
+    starts = starts[:readable]
     magics = unaligned_view(raw, ">i4")[starts + 4]
     hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
     first_hits = hits[np.diff(window_indices[hits], prepend=-1) > 0]  # of each window
@@ -350,7 +353,8 @@ def _walk_to_ends(raw: Bytes, piece_starts: Positions, ends: Positions) -> Posit
     """
     # One step moves all pieces by one record. A piece that has reached its end continues to be
     # walked, in the records of the next one or in bytes behind the last end; that is ignored.
-    size_at, last = unaligned_view(raw, ">u4"), len(raw) - 4
+    size_at = unaligned_view(raw, ">u4")
+    last = len(raw) - 4
     position = piece_starts
     positions_by_step = [position]
     for _ in range(2 + int((ends - piece_starts).max()) // RECORD_BYTES_MIN):
@@ -518,7 +522,8 @@ class Records:
         """
         if self.topic is not None:
             return [self.topic], np.zeros(len(self), np.int64)
-        starts, lengths = self.topic_starts, np.where(self.valid, self.topic_lengths, 0)
+        starts = self.topic_starts
+        lengths = np.where(self.valid, self.topic_lengths, 0)
         topic_indices = np.full(len(self), -1, np.int64)
         index_by_topic: dict[bytes, int] = {}
 
@@ -526,7 +531,8 @@ class Records:
         # `_TOPICS_MAX` times.
         rows = np.arange(len(self))  # those without an index
         while len(rows) and len(index_by_topic) < _TOPICS_MAX:
-            start, length = int(starts[rows[0]]), int(lengths[rows[0]])
+            start = int(starts[rows[0]])
+            length = int(lengths[rows[0]])
             topic = self.raw[start : start + length].tobytes()
             has_topic = lengths[rows] == length
             if length:

@@ -477,7 +477,8 @@ class TransactionMQProducer(DefaultMQProducer):
         """
         message = expect_one_message(message, Message, "send_message_in_transaction")
         threaded = self._apply_settings()
-        portal, producer = threaded.portal, threaded.client
+        portal = threaded.portal
+        producer = threaded.client
         assert self.transaction_listener is not None
         model_message = message.to_model()
         check_after_text = message.properties.get(CHECK_IMMUNITY)

@@ -229,7 +229,8 @@ def _make_messages(batch: Any, errors: Mapping[int, RowError], roles: Mapping[st
         visible_end = "\N{SYMBOL FOR START OF TEXT}"
         return text.replace("\x01", visible_start).replace("\x02", visible_end)
 
-    bodies, properties = [], []
+    bodies = []
+    properties = []
     for index, error in errors.items():
         (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
         column = roles.get(error.role, error.role)

@@ -108,7 +108,8 @@ class Outage:
 
     def reset(self) -> None:
         """Record a success: the next failure is the first of another outage."""
-        self._end_s, self._pause_s = None, PAUSE_FIRST_S
+        self._end_s = None
+        self._pause_s = PAUSE_FIRST_S
 
 
 def retry_during_outage(work: Callable[[], T], timeout_s: float) -> T:

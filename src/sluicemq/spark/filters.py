@@ -198,7 +198,8 @@ class FilterPushdown:
         negated = type(predicate).__name__ == "Not"
         predicate = predicate.child if negated else predicate
         # The name of Spark's class (`EqualTo` …); IsNull and IsNotNull have no value.
-        kind, literal = type(predicate).__name__, getattr(predicate, "value", None)
+        kind = type(predicate).__name__
+        literal = getattr(predicate, "value", None)
         column = next((one for one in self.columns if (one.name,) == path), None)
         if column is None:
             return False
@@ -231,18 +232,21 @@ class FilterPushdown:
             # The bound after the literal: inclusive for the start, exclusive for the end.
             low = literal + (operator == ">") if operator in ("=", ">", ">=") else 0
             end = literal + (operator != "<") if operator in ("=", "<", "<=") else _OFFSET_END_MAX
-            low, end = max(low, self.pushed.offset_min), min(end, self.pushed.offset_end)
+            low = max(low, self.pushed.offset_min)
+            end = min(end, self.pushed.offset_end)
             self.pushed = replace(self.pushed, offset_min=low, offset_end=end)
             return True
         if name == "store_time" and isinstance(literal, datetime.datetime) and literal.tzinfo:
             # The literal is rounded outwards to whole milliseconds, as store times are.
             since = literal - _EPOCH
             if operator in (">", ">=", "="):
-                low, pushed_low = since // _MILLISECOND, self.pushed.time_min_ms
+                low = since // _MILLISECOND
+                pushed_low = self.pushed.time_min_ms
                 low = low if pushed_low is None else max(pushed_low, low)
                 self.pushed = replace(self.pushed, time_min_ms=low)
             if operator in ("<", "<=", "="):
-                high, pushed_high = -(-since // _MILLISECOND), self.pushed.time_max_ms
+                high = -(-since // _MILLISECOND)
+                pushed_high = self.pushed.time_max_ms
                 high = high if pushed_high is None else min(pushed_high, high)
                 self.pushed = replace(self.pushed, time_max_ms=high)
         return False
@@ -485,7 +489,8 @@ def parse_predicates(text: str | None) -> list[Any]:
         return given
 
     def to_predicate(given: Mapping[str, Any]) -> Any:
-        kind, path = given["is"], (given["column"],)
+        kind = given["is"]
+        path = (given["column"],)
         if kind not in (*NULL_CHECKS, *COMPARISONS):
             raise ValueError(kind)
         values = () if kind in NULL_CHECKS else (to_value(given["value"]),)

@@ -25,8 +25,11 @@ from sluicemq.model.bodies import BODY_BYTES_MAX
 from sluicemq.net.tls import VERIFY_MODES, Tls
 from sluicemq.numbers import other_unit
 
-READ, STREAM, WRITE = "batch read", "stream read", "write"
-AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
+READ = "batch read"
+STREAM = "stream read"
+WRITE = "write"
+AT_LEAST_ONCE = "at-least-once"
+EXACTLY_ONCE = "exactly-once"
 _MIB: Final = 1024 * 1024
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -273,7 +276,9 @@ class Option:
     aliases: tuple[str, ...] = ()
 
 
-_READ, _STREAM, _WRITE = frozenset({READ}), frozenset({STREAM}), frozenset({WRITE})
+_READ = frozenset({READ})
+_STREAM = frozenset({STREAM})
+_WRITE = frozenset({WRITE})
 _READS: Final = _READ | _STREAM
 _ALL: Final = _READS | _WRITE
 
@@ -490,7 +495,9 @@ class Options:
         ConfigurationError for a wrong configuration.
         """
         values = self.values
-        wanted, ca, certificate = values["tls"], values["tls.ca"], values["tls.certificate"]
+        wanted = values["tls"]
+        ca = values["tls.ca"]
+        certificate = values["tls.certificate"]
         if wanted is None and ca is None and certificate is None:
             return Tls.resolve(None)
         if wanted is False:
@@ -555,7 +562,8 @@ def _check_combinations(chosen: Set[str]) -> None:
     contradicts it, or if an option that it needs is missing.
     """
     for side in ("starting", "ending"):
-        offsets_name, time_name = f"{side}Offsets", f"{side}Timestamp"
+        offsets_name = f"{side}Offsets"
+        time_name = f"{side}Timestamp"
         if {offsets_name, time_name} <= chosen:
             raise ConfigurationError(
                 f"the options {offsets_name!r} and {time_name!r} are given together.",

@@ -239,7 +239,8 @@ def replace_unknown_tables(
                 raise
             view = make_view(error.getMessageParameters()["relationName"])
             context = error.getQueryContext()[0]
-            start, end = context.startIndex(), context.stopIndex() + 1
+            start = context.startIndex()
+            end = context.stopIndex() + 1
         finally:
             logger.disabled = was_disabled
         # The last part of the table's name stays usable as an alias, unless the query gives another

@@ -45,7 +45,8 @@ def pushdown(frame: Any) -> PushdownReport:
     a DataFrame of Spark Connect.
     """
     execution = get_query_execution(frame)
-    broker, spark = parse_pushed_filters(explain_plan(frame, "formatted")), list[str]()
+    broker = parse_pushed_filters(explain_plan(frame, "formatted"))
+    spark = list[str]()
     translate = make_translator(frame.sparkSession)
     for node, conditions in iterate_nodes(execution.optimizedPlan()):
         pushed: list[dict[str, Any]] = []  # in the form in which `translate` returns conditions

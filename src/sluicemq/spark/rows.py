@@ -178,7 +178,8 @@ class EncodedRows:
         A request has at most `count_max` rows and `bytes_max` bytes. A row that is larger than
         `bytes_max` is alone in its request.
         """
-        start, end = 0, len(self)
+        start = 0
+        end = len(self)
         while start < end:
             # The last row whose end is not behind the limit of bytes.
             limit = self.offsets[start] + bytes_max
@@ -218,7 +219,8 @@ class UniqueIdColumns:
         while count:
             if self._next_number in (0, _IDS_PER_MS):
                 unique_id = self._ids.make_id()
-                self._prefix, self._next_number = unique_id[:20], 0
+                self._prefix = unique_id[:20]
+                self._next_number = 0
                 self._time = max(int(unique_id[20:28], 16), self._time + 1)
             step = min(count, _IDS_PER_MS - self._next_number)
             suffixes = id_suffixes()[self._next_number : self._next_number + step]
@@ -476,7 +478,8 @@ def encode_map_entries(column: Any) -> list[Any]:
     name that a message may not have, an empty value, and a value with a separator.
     """
     offsets = column.offsets
-    start, stop = offsets[0].as_py(), offsets[-1].as_py()
+    start = offsets[0].as_py()
+    stop = offsets[-1].as_py()
     names = column.keys.slice(start, stop - start)
     texts = column.items.slice(start, stop - start)
     distinct_names = [name for name in pc.unique(names).to_pylist() if name is not None]
@@ -521,7 +524,8 @@ def count_shared_names(column: Any, names: Any) -> int:
     if rest or column.null_count or (np.diff(column.offsets.to_numpy()) != entry_count).any():
         return 0
     data, offsets = _data_and_offsets(names)
-    sizes, raw = np.diff(offsets), np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    sizes = np.diff(offsets)
+    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     row_bytes = int(offsets[entry_count] - offsets[0])
     # The names of each row are compared with those of the row before: first lengths, then bytes.
     is_same = (sizes[entry_count:] == sizes[:-entry_count]).all() and (
@@ -606,7 +610,8 @@ def adapt_replayed_columns(
     if column is None or not len(column):
         return values, frozenset()
     offsets = column.offsets.to_numpy()
-    start, stop = int(offsets[0]), int(offsets[-1])
+    start = int(offsets[0])
+    stop = int(offsets[-1])
     names = column.keys.slice(start, stop - start)
     distinct_names = {name for name in pc.unique(names).to_pylist() if name is not None}
     dropped = frozenset(
@@ -652,7 +657,8 @@ def _check_pending_requests(names: Any, texts: Any, rows: Any, now_ms: int) -> N
     completed_rows = rows[_is_one_of(names, {REAL_TOPIC})]
     is_pending = _is_one_of(names, _REQUEST_PROPERTIES) & ~np.isin(rows, completed_rows)
     for index in np.flatnonzero(is_pending).tolist():
-        name, text = names[index].as_py(), texts[index].as_py()
+        name = names[index].as_py()
+        text = texts[index].as_py()
         if text is None or _has_no_effect(name, text, now_ms):
             continue
         column = _COLUMN_INSTEAD.get(name)

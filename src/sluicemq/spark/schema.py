@@ -133,8 +133,11 @@ NUMBER_PARSERS: Final = (("int", parse_integer), ("bigint", parse_long), ("doubl
 """The number types, narrowest first, each with the function that parses a string as Java does."""
 AUTO: Final = "auto"
 ALL_PROPERTIES: Final = "*"
-BINARY, TEXT, JSON = "binary", "utf-8", "json"
-BAD_BODY_FAIL, BAD_BODY_RAW = "fail", "raw"
+BINARY = "binary"
+TEXT = "utf-8"
+JSON = "json"
+BAD_BODY_FAIL = "fail"
+BAD_BODY_RAW = "raw"
 ERROR_NAME: Final = "_error"
 _COLUMN_TYPES: Final = BASE_TYPES | EXTRA_TYPES
 _TYPE_ALIASES: Final = {"integer": "int", "long": "bigint", "bool": "boolean", "str": "string"}
@@ -247,7 +250,8 @@ def declared_columns(options: Options) -> tuple[Column, ...]:
     If `bodyFormat` is not binary, the column `body` has the type of the format, and `_error` is
     appended unless it is listed. Raises ConfigurationError for a wrong column or body format.
     """
-    columns, body_format = parse_columns(options["columns"]), parse_body_format(options)
+    columns = parse_columns(options["columns"])
+    body_format = parse_body_format(options)
     if body_format is None or all(column.name != "body" for column in columns):
         return columns
     body = Column("body", None, body_format.type.simpleString(), body_format.type)
@@ -300,7 +304,8 @@ def resolve_schema(schema: StructType, declared: Sequence[Column]) -> tuple[Colu
     type_names = {data_type: name for name, data_type in PROPERTY_TYPES.items()}
     resolved = []
     for field in schema.fields:
-        wanted, column = field.dataType, column_by_name.get(field.name)
+        wanted = field.dataType
+        column = column_by_name.get(field.name)
         if column is not None and column.data_type == wanted:
             resolved.append(column)
         elif column is not None and column.property_name is None:
@@ -399,7 +404,8 @@ def parse_body_format(options: Options) -> BodyFormat | None:
 
     Raises ConfigurationError for options that contradict each other, and for a wrong schema.
     """
-    kind, schema = options["bodyFormat"], options["bodySchema"]
+    kind = options["bodyFormat"]
+    schema = options["bodySchema"]
     if kind != JSON and schema is not None:
         raise ConfigurationError(
             f"the option 'bodySchema' is given, but 'bodyFormat' is {kind!r}.",

@@ -190,7 +190,8 @@ class PropertyExpressions:
         The map is read only if the option lists the column `properties`, if `columns` is "", or if
         `properties` is not the column of that name.
         """
-        text_columns, number_columns = {}, {}
+        text_columns = {}
+        number_columns = {}
         has_map = columns == "" or properties != "properties"
         for one in parse_columns(columns) if columns != "" else ():
             name = one.name if _IDENTIFIER.fullmatch(one.name) else quote_name(one.name)
@@ -227,7 +228,8 @@ def _evaluate_in_python(selector: Selector, fields: PropertyExpressions) -> Spar
     """
     import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely needed
 
-    text, names = selector.text, sorted(selector.property_names)
+    text = selector.text
+    names = sorted(selector.property_names)
 
     def evaluate_batch(*columns: pa.Array) -> pa.Array:
         """Return the verdict code of each row. Each column is a property, in the order of names."""
@@ -404,7 +406,8 @@ class _Translator:
             case Match(operator=operator, operand=Property() as operand, search=search):
                 if not search:
                     return _constant_condition(FALSE)
-                function, text = operator.lower(), self._string_expression(operand)
+                function = operator.lower()
+                text = self._string_expression(operand)
                 negation = "NOT " if node.negated else ""
                 call = f"{function}({text}, {string_literal(search)})"
                 return _non_null_condition(f"coalesce({negation}{call}, FALSE)")
@@ -464,7 +467,8 @@ class _Translator:
         A property and a constant number are compared in the number's class, two strings as doubles.
         All other operands are looked up in a table.
         """
-        left, right = node.left, node.right
+        left = node.left
+        right = node.right
         if isinstance(left, Property) and constant_number(right) is not None:
             return self._compare_number(left, node.operator, right)
         if isinstance(right, Property) and constant_number(left) is not None:
@@ -484,7 +488,8 @@ class _Translator:
         joins.
         """
         number_class = java_class(node.low)
-        low, high = constant_number(node.low), constant_number(node.high)
+        low = constant_number(node.low)
+        high = constant_number(node.high)
         is_simple = number_class is java_class(node.high) and isinstance(node.value, Property)
         if not is_simple or low is None or high is None:
             if node.negated:
@@ -505,7 +510,8 @@ class _Translator:
         `operator` is Spark's, with the property on its left. `absent_verdict_code` is the verdict
         code of a message without the property.
         """
-        constant, number_class = constant_number(bound), java_class(bound)
+        constant = constant_number(bound)
+        number_class = java_class(bound)
         assert constant is not None
         test = f"{operator} {number_literal(constant, number_class)}"
         return self._test_number(subject.name, number_class, test, absent_verdict_code)

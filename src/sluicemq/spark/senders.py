@@ -423,7 +423,8 @@ class DirectSender(Sender):
         """
         super().__init__(producer, batch_messages)
         self.sent_count = 0
-        self._added_bytes, self._dedup_prefix = _PROPERTY_OVERHEAD_BYTES, ""
+        self._added_bytes = _PROPERTY_OVERHEAD_BYTES
+        self._dedup_prefix = ""
         if task is not None:
             self._added_bytes += len(task.query_id.encode()) + _PROPERTY_OVERHEAD_BYTES
             self._dedup_prefix = f"{task.query_id}/{task.epoch}/{task.partition}/"
@@ -439,7 +440,8 @@ class DirectSender(Sender):
         Rows without a delay may be sent later, by the send thread. Each delayed row is stored or
         refused when this returns. See `Sender.send` for the errors.
         """
-        properties, first = rows.properties, self._next_row
+        properties = rows.properties
+        first = self._next_row
         if self._dedup_prefix:
             # The attempt number is not part of the key: the key of a row must be the same when
             # Spark repeats a task or an epoch.
@@ -520,7 +522,8 @@ class DirectSender(Sender):
         of all rows' properties. A row that the broker refuses as illegal is added to
         `refused_rows`.
         """
-        kind, amount = delay[0], int(delay[1:])
+        kind = delay[0]
+        amount = int(delay[1:])
         message = Message(
             destination.topic,
             b"",

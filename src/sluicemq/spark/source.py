@@ -484,7 +484,8 @@ def resolve_roles(schema: StructType, options: Options) -> dict[str, str]:
     """
     roles: dict[str, str] = {}
     for field in schema.fields:
-        name, type_name = field.name.lower(), field.dataType.simpleString()
+        name = field.name.lower()
+        type_name = field.dataType.simpleString()
         role = _ROLE_BY_COLUMN.get(name)
         is_read_only = role is None and name in BASE_TYPES | EXTRA_TYPES
         if is_read_only:
@@ -573,7 +574,8 @@ class _Sink:
         """
         from sluicemq.spark import bad_rows, senders  # noqa: PLC0415 - executors only
 
-        options, batch_messages = self.options, self.options["batchMessages"]
+        options = self.options
+        batch_messages = self.options["batchMessages"]
 
         def send_rows(sender: senders.Sender) -> int:
             """Send all rows of the task with `sender`, and return the number of bad rows."""
@@ -593,7 +595,8 @@ class _Sink:
                 bad = send_rows(direct)
                 return SinkCommitMessage(direct.sent_count, bad)
             staging = senders.StagingSender(producer, batch_messages, task, self.brokers)
-            bad, staged = send_rows(staging), staging.staged_ranges
+            bad = send_rows(staging)
+            staged = staging.staged_ranges
             return SinkCommitMessage(
                 staged.message_count,
                 bad,
@@ -613,7 +616,8 @@ class _Sink:
         results = [message for message in messages if message is not None]
         staged = [result for result in results if result.ranges]
         if staged:
-            query_id, epoch = staged[0].query, staged[0].epoch
+            query_id = staged[0].query
+            epoch = staged[0].epoch
             ranges = tuple(one for result in staged for one in result.ranges)
             topics = {topic for result in staged for topic in result.topics}
             timeout_s = self.options["timeoutMs"] / 1000

@@ -174,7 +174,8 @@ class Checkpointer:
         is_long = growth >= max(CHECKPOINT_LOG_BYTES, files * CHECKPOINT_LOG_BYTES_PER_FILE)
         is_time = is_long or (now_s - self._last_s) * 1000 >= interval_ms
         if is_time and self._due is None and self._prepared is None:
-            self._last_s, self._last_end = now_s, self._log.records_end
+            self._last_s = now_s
+            self._last_end = self._log.records_end
             self._prepared = self._values(), list(self._queues.dirty)
 
         self.is_flushing = False

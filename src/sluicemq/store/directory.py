@@ -219,7 +219,8 @@ class CheckpointFile:
                 sequence=self._sequence + 1, log_start=max(checkpoint.log_start, start)
             )
             write_checkpoint(self._files, self._path, new, index_time_ms=self.index_time_ms)
-            self._sequence, self.written = new.sequence, new
+            self._sequence = new.sequence
+            self.written = new
 
     def remove(self) -> None:
         """Remove the file, durably: nothing is known of log, queues and index. Raises OSError."""
@@ -345,7 +346,8 @@ class DeletedTopics:
             name: position for name, position in self.end_by_topic.items() if position > log_start
         }
         ends = kept | {topic: end}
-        before, text = json.dumps(self.end_by_topic, indent=1), json.dumps(ends, indent=1)
+        before = json.dumps(self.end_by_topic, indent=1)
+        text = json.dumps(ends, indent=1)
         try:
             replace_text(self._files, self._path, text)
         except OSError:
@@ -383,7 +385,8 @@ def check_directory(files: Files, config: StoreConfig) -> None:
     SluiceMQ does not support (DLedger, RocksDB). Raises OSError for what cannot be read.
     """
     root = config.root
-    index, settings = f"{root}/index", f"{root}/config"
+    index = f"{root}/index"
+    settings = f"{root}/config"
     for path in (config.commit_log_path, config.consume_queue_path, index, settings):
         if not files.exists(path) or files.names(path):
             continue
@@ -489,7 +492,8 @@ def detect_file_sizes(
         del sizes[0]  # left by a crash that interrupted the file's creation
         return configured if not sizes or configured in sizes else sizes.most_common(1)[0][0]
 
-    log, queues = config.commit_log_path, config.consume_queue_path
+    log = config.commit_log_path
+    queues = config.consume_queue_path
     if not any(segment_paths(log)):
         raise not_a_store_error(files, config.root, log, option)
     queue_files = (

@@ -107,12 +107,14 @@ class LogFollower:
                     " with an empty directory.",
                 )
             self._store.begin_log(position)
-        view, end = memoryview(data), position + len(data)
+        view = memoryview(data)
+        end = position + len(data)
         pieces = []
         while position < end:
             size = min(end - position, file_bytes - position % file_bytes)
             pieces.append((position, view[:size]))
-            view, position = view[size:], position + size
+            view = view[size:]
+            position = position + size
         log.write(pieces, end)
         self._writer.continue_at_log_end()
 
@@ -126,7 +128,8 @@ class LogFollower:
         Raises StoreDamagedError where the master's bytes are not a record; the records before it
         are visible then. Raises StoreError if a queue cannot be written.
         """
-        log, dispatcher = self._log, self._dispatcher
+        log = self._log
+        dispatcher = self._dispatcher
         stop = log.written_offset if confirmed is None else min(confirmed, log.written_offset)
         self._store.confirm(stop)
         start = log.records_end

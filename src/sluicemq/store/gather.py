@@ -125,7 +125,9 @@ def are_whole(
     damaged: other forms of records, and zeros in properties, give False too. The compiled engine
     has the same function.
     """
-    base, topic, queue_id = segment.base, queue.topic_part, queue.queue_id
+    base = segment.base
+    topic = queue.topic_part
+    queue_id = queue.queue_id
     view = segment.data_view(end_of_last(units))
     position_max = base + len(view) - RECORD_BYTES_MIN
     for (position, size, code), offset in zip(_unpack_units(units), offsets, strict=True):
@@ -562,8 +564,11 @@ class RecordCollector:
             segment = self.log.segments.at(first_start)
             if segment is None:
                 return 0
-            self._view, self._base, self._limit = segment.view(), segment.base, segment.end
-        view, base = self._view, self._base
+            self._view = segment.view()
+            self._base = segment.base
+            self._limit = segment.end
+        view = self._view
+        base = self._base
 
         # The records must fit into the limit of bytes and lie in this file.
         positions_and_sizes = _positions_and_sizes(count)(units)
@@ -596,7 +601,8 @@ class RecordCollector:
         """
         messages_left = 0 if self.is_missing else self.count_max - self.count
         total_bytes = self.size_bytes
-        run_start, run_end = self._run_start, self._run_end
+        run_start = self._run_start
+        run_end = self._run_end
         bytes_max = self.bytes_max if self.count else UNLIMITED  # the first message always fits
         processed = taken = 0
         for position, size, _ in _unpack_units(units):
@@ -618,7 +624,8 @@ class RecordCollector:
             taken += 1
             processed += 1
             bytes_max = self.bytes_max
-        self._run_start, self._run_end = run_start, run_end
+        self._run_start = run_start
+        self._run_end = run_end
         self.count += taken
         self.size_bytes = total_bytes
         return processed
@@ -672,7 +679,8 @@ class RecordCollector:
         count = min(len(offsets), self.messages_left)  # how many of the units are taken
         limit = self.span_limit
         if limit is not None and count:
-            first, held_from = offsets[0], self.held_from
+            first = offsets[0]
+            held_from = self.held_from
             # A match beyond the span is withheld from a patient reader only. Any other reader
             # either holds nothing any more, or does not limit its span as Java's client does.
             is_beyond = held_from >= 0 and first - held_from > limit.span_max and not self.count
@@ -701,12 +709,15 @@ class RecordCollector:
         if segment is None or position + size > end:
             self.is_missing = True
             return False
-        self._view, self._base, self._limit = segment.view(), segment.base, end
+        self._view = segment.view()
+        self._base = segment.base
+        self._limit = end
         return True
 
     def close(self) -> None:
         """Add the unfinished run to `data`. It lies in one file: a blank record ends each file."""
         if self._run_start >= 0:
-            start, end = self._run_start - self._base, self._run_end - self._base
+            start = self._run_start - self._base
+            end = self._run_end - self._base
             self.data.append(self._view[start:end])
             self._run_start = self._run_end = -1

@@ -176,7 +176,8 @@ class CommitLog:
                     segments.files.sync_directory(segments.directory)
             except OSError as error:
                 self.mark_failed(error)
-            self.written_offset, self.synced_offset = end, min(self.synced_offset, end)
+            self.written_offset = end
+            self.synced_offset = min(self.synced_offset, end)
 
     def check_writable(self) -> None:
         """Raise StoreError if the log accepts no more writes since a final error (`failure`)."""
@@ -595,8 +596,10 @@ def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -
             head = parse_head(view, at)
         except ProtocolError:
             return None
-        time, prepared = head.store_time_ms, head.prepared_offset
-        topic, properties = bytes(view[head.topic]), bytes(view[head.properties])
+        time = head.store_time_ms
+        prepared = head.prepared_offset
+        topic = bytes(view[head.topic])
+        properties = bytes(view[head.properties])
         is_whole = not check_crc or is_body_intact(view, head)
     else:
         # Behind the head: body | topic size 1 | topic | properties size 2 | properties.
@@ -611,7 +614,8 @@ def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -
         end = begin + _INT16.unpack_from(view, begin - 2)[0]
         if end != at + size or end < begin or end > len(view):
             return None
-        topic, properties = bytes(view[name : begin - 2]), bytes(view[begin:end])
+        topic = bytes(view[name : begin - 2])
+        properties = bytes(view[begin:end])
         is_whole = not check_crc or zlib.crc32(view[body : name - 1]) & CRC_MASK == crc
     if not time or not is_whole or (check_crc and is_torn(topic, properties)):
         return None
@@ -725,7 +729,8 @@ def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
     if min(room, len(view) - at) < BLANK_BYTES:
         return f"only {room} bytes are left in the file"
     size, magic = BLANK.struct.unpack_from(view, at)
-    head, fault = None, ""
+    head = None
+    fault = ""
     try:
         head = parse_head(view, at)
     except ProtocolError as error:
@@ -744,7 +749,8 @@ def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
     elif head.physical_offset != base + at:
         fault = f"the record's stored position is {head.physical_offset}, not {base + at}"
     elif not is_body_intact(view, head):
-        found, expected = zlib.crc32(view[head.body]) & CRC_MASK, head.body_crc & CRC_MASK
+        found = zlib.crc32(view[head.body]) & CRC_MASK
+        expected = head.body_crc & CRC_MASK
         fault = f"the body's CRC is {found:#010x}, but the record contains {expected:#010x}"
     elif not head.store_time_ms:
         fault = "the record's store time is 0"

@@ -226,12 +226,15 @@ class LogReader:
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
             return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
-        low, high = queue.offset_min, queue.visible_offset
+        low = queue.offset_min
+        high = queue.visible_offset
         if not low <= offset < high:
             return _result_outside(offset, low, high)
         is_bulk = bytes_max is not None
         if bytes_max is None:
-            config, end, memory = self.config, self.visible_end, self._memory_bytes
+            config = self.config
+            end = self.visible_end
+            memory = self._memory_bytes
             # In most cases the whole log is in memory. Then the unit is not needed.
             unit = None if self.is_all_near else queue.unit(offset)
             if unit is None or end - unit.physical_offset <= memory:
@@ -252,7 +255,8 @@ class LogReader:
         if not gather.count and gather.is_missing:
             # The queue has the unit, but retention has deleted the record.
             queue.update_offset_min(self.log.start)
-            low, high = queue.offset_min, queue.visible_offset
+            low = queue.offset_min
+            high = queue.visible_offset
             if low > offset:
                 return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
             return ReadResult(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
@@ -353,7 +357,8 @@ class LogReader:
         the queue lacks units (`is_missing`), or if `select` needs results that another thread must
         compute (`postponed`).
         """
-        position, chunk = offset, FIRST_CHUNK_UNITS
+        position = offset
+        chunk = FIRST_CHUNK_UNITS
         deadline_s = self._clock.monotonic_s() + READ_TIME_MAX_S
         while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
             units = queue.units(position, min(chunk, end - position))
@@ -381,13 +386,15 @@ class LogReader:
         from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         tag_hits = self.tag_hits
-        position, chunk = offset, bulk.CHUNK_UNITS_MIN
+        position = offset
+        chunk = bulk.CHUNK_UNITS_MIN
         while position < end:
             hits = tag_hits.at(queue, codes, position, end, chunk)
             if hits is None:
                 gather.is_missing = True
                 break
-            offsets, stop = hits.offsets, min(hits.stop, end)
+            offsets = hits.offsets
+            stop = min(hits.stop, end)
             low = bisect_left(offsets, position)
             high = min(low + gather.messages_left + 1, len(offsets))
             if stop < hits.stop:
@@ -505,11 +512,13 @@ class LogReader:
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
             return 0
-        begin, end = queue.offset_min, queue.visible_offset
+        begin = queue.offset_min
+        end = queue.visible_offset
         if begin >= end:
             return end if boundary == "lower" else max(end - 1, 0)
         limit = time_ms if boundary == "lower" else time_ms + 1
-        low, high = begin, end
+        low = begin
+        high = end
         while low < high:
             middle = (low + high) // 2
             readable = self._first_readable(queue, middle, high)

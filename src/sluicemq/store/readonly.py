@@ -156,9 +156,11 @@ class StoreReader:
                 return False
             return unit.is_blank or self.record_at(unit.physical_offset) is not None
 
-        bad, step = queue.visible_offset, 1
+        bad = queue.visible_offset
+        step = 1
         while bad - step >= queue.offset_min and not is_whole(bad - step):
-            bad, step = bad - step, 2 * step
+            bad = bad - step
+            step = 2 * step
         good = max(bad - step, queue.offset_min - 1)
         while bad - good > 1:
             middle = (good + bad) // 2
@@ -229,7 +231,8 @@ class StoreReader:
         """
         from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - imports NumPy, pyarrow
 
-        queue, reader = self._queues.get_unchecked((topic, queue_id)), self._reader
+        queue = self._queues.get_unchecked((topic, queue_id))
+        reader = self._reader
         select = columns = None
         if message_filter is not None:
             select = reader.unit_selector(message_filter)
@@ -316,7 +319,8 @@ def check_recovery(
         for queue in queues:
             if not wanted(*queue.key):
                 continue
-            low, end = reader.queue_offsets(*queue.key)[0], reader.verified_end(*queue.key)
+            low = reader.queue_offsets(*queue.key)[0]
+            end = reader.verified_end(*queue.key)
             if queue.next_offset > end or (low > queue.offset_min and end > queue.offset_min):
                 raise StoreDamagedError(
                     f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} contain the"
@@ -354,7 +358,8 @@ def _add_unflushed_units(
     a store of RocketMQ (without SluiceMQ's checkpoint), which writes its units at once. A new store
     of SluiceMQ has no checkpoint file yet.
     """
-    files, path = log.segments.files, f"{root}/checkpoint"
+    files = log.segments.files
+    path = f"{root}/checkpoint"
     checkpoint = read_checkpoint(files, path).latest
     if not files.exists(f"{root}/abort") or (checkpoint is None and files.exists(path)):
         return

@@ -283,7 +283,8 @@ class Recovery:
         Raises StoreDamagedError if files of the log that the checkpoint covers are missing. If
         first files are missing but RocketMQ has used the store since, only a warning is logged.
         """
-        checkpoint, segments = self._checkpoint.latest, self._log.segments
+        checkpoint = self._checkpoint.latest
+        segments = self._log.segments
         if checkpoint is not None and checkpoint.log_offset and not len(segments):
             raise StoreDamagedError(
                 f"There is no file in {segments.directory}, but the checkpoint says that"
@@ -347,7 +348,8 @@ class Recovery:
 
         Walks the log without changing anything.
         """
-        log, checkpoint = self._log, self._latest
+        log = self._log
+        checkpoint = self._latest
         if checkpoint is None:
             return
         valid_end = log.start
@@ -397,7 +399,8 @@ class Recovery:
         That is the position behind the record of the last unit, or the checkpoint if it is behind
         that. Before, units are removed whose records the log does not have.
         """
-        log, checkpoint = self._log, self._latest
+        log = self._log
+        checkpoint = self._latest
         for queue in self._queues:
             self._drop_units_without_records(queue)
         if self._is_incomplete:
@@ -549,7 +552,8 @@ class Recovery:
         What is changed in the log is synced. After a crash, the files from the start of the walk on
         are synced too.
         """
-        log, segments = self._log, self._log.segments
+        log = self._log
+        segments = self._log.segments
         segment = segments.at(end)
         if not self._after_crash and self._latest is not None and end == self._latest.log_offset:
             # After a clean shutdown zeros follow, unless other software wrote there. Some bytes are
@@ -586,7 +590,8 @@ class Recovery:
         checkpoint, or if valid records follow that a lost write cannot explain (see the module).
         Otherwise returns, and logs what will be removed behind `end`, if anything.
         """
-        log, checkpoint = self._log, self._latest
+        log = self._log
+        checkpoint = self._latest
         if checkpoint is not None and end < checkpoint.log_offset:
             raise self._log_ends_early_error(end, checkpoint)
         following = find_next_record(log, end) if self._after_crash else None

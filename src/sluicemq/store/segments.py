@@ -186,7 +186,8 @@ class Segment:
         begin = offset - self.base
         if self._view is None and size <= _UNMAPPED_READ_MAX:
             pool = self._files.pool
-            before, self._last_read_at = self._last_read_at, pool.next_request()
+            before = self._last_read_at
+            self._last_read_at = pool.next_request()
             if not before or self._last_read_at - before > pool.capacity:  # not read recently
                 with closing(self._files.open(self.path)) as file:
                     return file.pread(size, begin)
@@ -239,7 +240,8 @@ class Segment:
 
     def release(self) -> None:
         """Close the descriptor. The map, if there is one, stays valid."""
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 
@@ -401,7 +403,8 @@ class SegmentFiles:
 
         That is the case if size or name do not fit the configured size, or if a file is missing.
         """
-        path, base = segment.path, segment.base
+        path = segment.path
+        base = segment.base
         if size != self.file_bytes:
             raise StoreDamagedError(
                 f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",

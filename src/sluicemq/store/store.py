@@ -105,7 +105,8 @@ class Store:
         self._abort_path = f"{config.root}/abort"
         parts = prepare_recovery(config, files)
         self._log, self._queues, checkpoint, after_crash, was_followed, recovery = parts
-        log, queues = self._log, self._queues
+        log = self._log
+        queues = self._queues
         recovery.load(after_crash=after_crash)
         write_abort(files, self._abort_path, is_followed=was_followed)
         checkpoint_file = CheckpointFile(files, f"{config.root}/checkpoint", checkpoint)
@@ -397,7 +398,8 @@ class Store:
         at the end of the log. Raises StoreError if the log does not contain the position.
         """
         log = self._log
-        segment, end = log.segments.at(position), log.written_offset
+        segment = log.segments.at(position)
+        end = log.written_offset
         if position == end or (segment is None and position == log.segments.end):
             return None, 0, 0
         if segment is None or position > end:
@@ -418,7 +420,8 @@ class Store:
         fails.
         """
         self.commit()
-        log, config = self._log, self._config
+        log = self._log
+        config = self._config
         try:
             write_abort(self._files, self._abort_path, is_followed=True)
         except OSError as error:
@@ -601,7 +604,8 @@ class Store:
         Only the files of such a queue say at which offset it continues. They are read from disk.
         Any thread may call this. Raises OSError.
         """
-        path, file_bytes = self._config.consume_queue_path, self._config.consume_queue_file_bytes
+        path = self._config.consume_queue_path
+        file_bytes = self._config.consume_queue_file_bytes
         return expired_units(self._files, path, file_bytes, self._log.start)
 
     def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -697,12 +701,15 @@ class Store:
 
     def runtime_info(self) -> dict[str, str]:
         """Return the store's part of the broker's runtime information (spec/admin.md §3)."""
-        log, now_ms = self._log, self._clock.now_ms()
+        log = self._log
+        now_ms = self._clock.now_ms()
         total, free = self._files.usage(self._config.root)
         ratio = f"{1 - free / total:.4f}" if total else "0"
         seconds = max(0, now_ms - self._start_ms) // 1000
-        days, hours = seconds // 86_400, seconds // 3600 % 24
-        minutes, seconds = seconds // 60 % 60, seconds % 60
+        days = seconds // 86_400
+        hours = seconds // 3600 % 24
+        minutes = seconds // 60 % 60
+        seconds = seconds % 60
         return {
             "bootTimestamp": str(self._start_ms),
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",

@@ -233,7 +233,8 @@ class Writer(TurnState):
                 " slave.",
                 fix="Send the message to the master.",
             )
-        now, last = self._clock.now_ms(), self.last_time_ms
+        now = self._clock.now_ms()
+        last = self.last_time_ms
         if now < last:
             if last - now <= CLOCK_STEP_BACK_MAX_MS:
                 now = last
@@ -272,10 +273,14 @@ class Writer(TurnState):
             or len(born_host) + len(store_host) != self._common_hosts_bytes
         ):
             return self._append_encoded(queue, parts, sys_flag, born_time_ms, born_host, store_host)
-        fixed_bytes, topic_part, magic = queue.fixed_bytes, queue.topic_part, queue.magic
+        fixed_bytes = queue.fixed_bytes
+        topic_part = queue.topic_part
+        magic = queue.magic
         property_bytes = sum([len(part[2]) for part in parts])
         self._make_room(len(parts) * fixed_bytes + body_bytes + property_bytes)
-        now_ms, position, offset = self.now_ms, self.position, queue.next_offset
+        now_ms = self.now_ms
+        position = self.position
+        offset = queue.next_offset
         records: list[bytes | bytearray | memoryview] = []
         units: list[bytes] = []
         positions: list[int] = []
@@ -337,7 +342,8 @@ class Writer(TurnState):
         fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _IPV4_HOSTS_BYTES
         self._make_room(sum([fixed_bytes + len(part[1]) + len(part[2]) for part in parts]))
         first = queue.next_offset if is_queued else 0
-        position, offset = self.position, first
+        position = self.position
+        offset = first
         records: list[bytes] = []
         units: list[bytes] = []
         positions: list[int] = []

@@ -108,7 +108,8 @@ def export(exporter: Any, data: Any) -> str | None:
 
     Blocks while the exporter tries, which takes some seconds at most.
     """
-    reason, logger = _FailureReason(), logging.getLogger(type(exporter).__module__)
+    reason = _FailureReason()
+    logger = logging.getLogger(type(exporter).__module__)
     logger.addFilter(reason)
     try:
         return (
@@ -205,7 +206,9 @@ def _histograms(
             count_below = int(sample.value)
         elif sample.name.endswith("_sum"):
             yield labels, bounds[:-1], counts, float(sample.value)
-            bounds, counts, count_below = [], [], 0
+            bounds = []
+            counts = []
+            count_below = 0
 
 
 class MetricsPusher:

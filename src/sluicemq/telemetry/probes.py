@@ -133,8 +133,10 @@ def limit_scrapes(application: Application) -> Application:
     The pause after each call is PAUSE_FACTOR times its duration. The returned application responds
     503 if SCRAPES_MAX requests are waiting or being served.
     """
-    lock, next_call_s = threading.Lock(), [0.0]
-    slots, never = threading.Semaphore(SCRAPES_MAX), threading.Event()
+    lock = threading.Lock()
+    next_call_s = [0.0]
+    slots = threading.Semaphore(SCRAPES_MAX)
+    never = threading.Event()
 
     def call(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if not slots.acquire(blocking=False):

@@ -207,7 +207,8 @@ class SpanBuilder:
     ) -> Span:
         """Return a span that is a child of the message's send. `more` are additional attributes."""
         message_id = one.message_id or ""
-        topic, tags = getattr(one, "topic", None), getattr(one, "tags", None)
+        topic = getattr(one, "topic", None)
+        tags = getattr(one, "tags", None)
         context = self._known.get(message_id) or TraceContext(_trace_id(message_id), 0, topic, tags)
         own = one.request_id if isinstance(one, DeliveryTrace | ConsumeTrace) else one.time_ms
         return _span(
@@ -301,7 +302,8 @@ def exportable(spans: Iterable[Span]) -> "list[ReadableSpan]":
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         return trace.SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags)
 
-    scope, resources = InstrumentationScope(SCOPE), cache(make_resource)
+    scope = InstrumentationScope(SCOPE)
+    resources = cache(make_resource)
     return [
         ReadableSpan(
             it.name,

@@ -252,7 +252,8 @@ class MemoryClient:
 
         Raises ConsensusError after the time-out if the request or its response is lost.
         """
-        fate, service = self._choose_fate(), self._service
+        fate = self._choose_fate()
+        service = self._service
         await asyncio.sleep(service.latency_s)
         if fate is Fate.LATE and self.fault_rng:
             late_s = service.timeout_s * self.fault_rng.uniform(1, LATE_TIMEOUTS_MAX)

@@ -566,8 +566,10 @@ class CrashableFiles:
     def _new(self) -> "CrashableFiles":
         """Return an empty disk of the same size, clock and free space."""
         files = CrashableFiles()
-        files.free_bytes, files.syncs_lie = self.free_bytes, self.syncs_lie
-        files.total_bytes, files.clock = self.total_bytes, self.clock
+        files.free_bytes = self.free_bytes
+        files.syncs_lie = self.syncs_lie
+        files.total_bytes = self.total_bytes
+        files.clock = self.clock
         return files
 
     def rot(self, path: str, rng: "random.Random", start: int = 0, end: int | None = None) -> int:

@@ -228,7 +228,8 @@ def _integer_reader(bits: int) -> ValueReader:
 
 _SHOWN_MAX: Final = 40
 """The most characters of a wrong value that an error shows."""
-_READ_INT32, _READ_INT64 = _integer_reader(32), _integer_reader(64)
+_READ_INT32 = _integer_reader(32)
+_READ_INT64 = _integer_reader(64)
 
 
 def text(wire_name: str, *, default: Any = MISSING) -> Any:
@@ -513,7 +514,8 @@ def value_codec(annotation: Any) -> ValueCodec:
     codec = _VALUE_CODECS.get(annotation)
     if codec is not None:
         return codec
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if annotation in OBJECT_CODECS:
         object_codec = OBJECT_CODECS[annotation]
         codec = ValueCodec(object_codec.read, lambda: object_codec.read({}), object_codec.write)
@@ -631,7 +633,8 @@ class ObjectCodec(Generic[T]):
         object or null, or if a field has another type than declared. The function is made when it
         is first read, because the codecs of all other classes must be declared by then.
         """
-        cls, rows = self._cls, []
+        cls = self._cls
+        rows = []
         for name, field_type, declaration in self._declared:
             codec = value_codec(field_type)
             default = declaration.absent

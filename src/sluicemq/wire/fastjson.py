@@ -125,7 +125,8 @@ def _check_expanded_count(value: Any, values_max: int) -> None:
     References can make a value contain itself, or 10⁹ others. Such a value could not be written
     into a file. A value that occurs several times is counted each time.
     """
-    uncounted, remaining = [value], values_max
+    uncounted = [value]
+    remaining = values_max
     while uncounted:
         item = uncounted.pop()
         if isinstance(item, dict | list):
@@ -501,7 +502,8 @@ def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
         pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - takes half the time of an f-string
         parts.append(f"{{{pairs}{line}}}")
     else:
-        inner, begin = line + "\t", "{"
+        inner = line + "\t"
+        begin = "{"
         for key, item in value.items():
             if item is None:
                 continue

@@ -162,7 +162,8 @@ def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> 
             f"A header of {mark & HEADER_MASK} bytes does not fit into a frame of "
             f"{end - start} bytes."
         )
-    header, body = bytes(data[start + 4 : header_end]), data[header_end:end]
+    header = bytes(data[start + 4 : header_end])
+    body = data[header_end:end]
     if mark >> 24 == BINARY:
         return _decode_binary(header, body)
     if mark >> 24 != JSON:
@@ -309,7 +310,8 @@ def encode(command: Command) -> bytes:
     Raises ProtocolError if the frame is larger than FRAME_BYTES_MAX, or if its binary header cannot
     hold a number of the command.
     """
-    start, body = encode_start(command), command.body
+    start = encode_start(command)
+    body = command.body
     return b"".join((start, body)) if body else start
 
 
@@ -361,7 +363,8 @@ def _encode_binary(command: Command) -> bytes:
     try:
         for name, value in (command.fields or {}).items():
             if name and value:
-                key, data = _encode_utf8(name), _encode_utf8(value)
+                key = _encode_utf8(name)
+                data = _encode_utf8(value)
                 parts += (_SHORT.pack(len(key)), key, _LENGTH.pack(len(data)), data)
                 size += 6 + len(key) + len(data)
         parts[2] = _LENGTH.pack(size)
@@ -521,7 +524,8 @@ class FrameReader(FrameBuffer):
         if not whole:
             return []
         commands: list[Command] = []
-        position, size = 0, len(whole)
+        position = 0
+        size = len(whole)
         while size - position >= 4:
             total = _NUMBER.unpack_from(whole, position)[0]
             check_frame_size(total, self._frame_bytes_max)

@@ -131,7 +131,8 @@ def encode_slave_report(end: int, *, failover: bool) -> bytes:
 
 def encode_slave_handshake(handshake: SlaveHandshake) -> bytes:
     """Encode a slave's handshake."""
-    last, learner = handshake.from_last_file, handshake.is_learner
+    last = handshake.from_last_file
+    learner = handshake.is_learner
     return _SLAVE_HANDSHAKE.pack(ConnectionState.HANDSHAKE, last, learner, handshake.replica_id)
 
 
@@ -225,7 +226,9 @@ class MasterFrameReader:
         confirmed position of the last. A frame without log bytes, a heartbeat, is a chunk without
         bytes unless it is joined to another chunk. Raises ProtocolError if a frame is malformed.
         """
-        last, pieces, end = self._next_chunk, list[bytes | memoryview](), -1
+        last = self._next_chunk
+        pieces = list[bytes | memoryview]()
+        end = -1
         for part in self._split_frames(data):
             follows = isinstance(part, LogChunk) and part.position == end and part.term == last.term
             if pieces and not follows:
@@ -233,7 +236,8 @@ class MasterFrameReader:
                 pieces.clear()
             if isinstance(part, LogChunk):
                 pieces.append(part.data)
-                last, end = part, part.position + len(part.data)
+                last = part
+                end = part.position + len(part.data)
             else:
                 yield part
         if pieces:
@@ -245,11 +249,14 @@ class MasterFrameReader:
         A frame without log bytes gives a chunk without bytes.
         """
         if self._rest:
-            data, self._rest = self._rest + data, b""
-        view, offset = memoryview(data), 0
+            data = self._rest + data
+            self._rest = b""
+        view = memoryview(data)
+        offset = 0
         while offset < len(data):
             if self._bytes_left:
-                part, chunk = view[offset : offset + self._bytes_left], self._next_chunk
+                part = view[offset : offset + self._bytes_left]
+                chunk = self._next_chunk
                 yield chunk._replace(data=part)
                 offset += len(part)
                 self._bytes_left -= len(part)

@@ -94,7 +94,8 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
         for length, symbol in symbols_by_length:
             code <<= length - previous_length
             self._add(code, length, symbol)
-            code, previous_length = code + 1, length
+            code = code + 1
+            previous_length = length
 
         self.end_states = {0}
         """The states in which a string may end: the root, and those after valid padding.
@@ -110,7 +111,8 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
         """Add a symbol, whose code has `length` bits, to the tree."""
         node = 0
         for shift in range(length - 1, 0, -1):
-            children, bit = self._nodes[node], code >> shift & 1
+            children = self._nodes[node]
+            bit = code >> shift & 1
             if not children[bit]:
                 children[bit] = len(self._nodes)
                 self._nodes.append([0, 0])
@@ -122,7 +124,8 @@ class _HuffmanTransitions(dict[int, tuple[bytes, int]]):
 
         Raises Http2Error if the byte completes the code of EOS.
         """
-        node, symbols = key >> 8, bytearray()
+        node = key >> 8
+        symbols = bytearray()
         for shift in range(7, -1, -1):
             node = self._nodes[node][key >> shift & 1]
             if node == ~_EOS:
@@ -145,7 +148,9 @@ def _huffman_decode(data: bytes) -> str:
 
     Raises Http2Error if the string contains EOS, ends within a symbol, or has wrong padding.
     """
-    transitions, state, text = _huffman_transitions(), 0, bytearray()
+    transitions = _huffman_transitions()
+    state = 0
+    text = bytearray()
     for byte in data:
         symbols, state = transitions[state | byte]
         text += symbols
@@ -185,7 +190,10 @@ class HeaderDecoder:
         """
         # The representations are those of the module docstring: the first bits of `byte` decide.
         found: dict[str, str] = {}
-        position, end, size, resizes = 0, len(block), 0, 0
+        position = 0
+        end = len(block)
+        size = 0
+        resizes = 0
         try:
             while position < end:
                 byte = block[position]
@@ -339,7 +347,8 @@ def _encode_integer(number: int, mask: int, first: int) -> bytes:
     """
     if number < mask:
         return bytes((first | number,))
-    found, number = bytearray((first | mask,)), number - mask
+    found = bytearray((first | mask,))
+    number = number - mask
     while number >= 0x80:
         found.append(number & 0x7F | 0x80)
         number >>= 7

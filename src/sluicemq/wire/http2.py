@@ -181,9 +181,11 @@ def remove_padding(flags: int, payload: bytes, *, priority: bool = False) -> byt
     first byte. `priority` is True for HEADERS frames, which may have five bytes of priority fields.
     Raises Http2Error if the padding is longer than the payload.
     """
-    start, end = 0, len(payload)
+    start = 0
+    end = len(payload)
     if flags & PADDED:
-        start, end = 1, end - (payload[0] if payload else 0)
+        start = 1
+        end = end - (payload[0] if payload else 0)
     if priority and flags & HAS_PRIORITY:
         start += 5
     if start > end:

@@ -226,7 +226,8 @@ def _cut_out_topics(
     if table_start is None or len(data) <= INFLATE_BYTES:
         return data, {}
     topics: dict[str, TopicConfig] = {}
-    members_start, is_whole = table_start.end(), False
+    members_start = table_start.end()
+    is_whole = False
     try:
         members_end, is_whole = _read_topics(data, members_start, topics, is_wanted)
     finally:
@@ -248,7 +249,8 @@ def _read_topics(
     read = OBJECT_CODECS[TopicConfig].read
     while (member := _TOPIC.match(data, position)) is not None:
         try:
-            name, values = orjson.loads(member[1]), orjson.loads(member[2])
+            name = orjson.loads(member[1])
+            values = orjson.loads(member[2])
         except orjson.JSONDecodeError:
             return position, False
         if values.get("topicName") is None:
@@ -286,7 +288,8 @@ class _InflatingReader:
         """
         if len(self._buffer) - self._position < size:
             self._fill(size)
-        begin, self._position = self._position, self._position + size
+        begin = self._position
+        self._position = self._position + size
         return self._buffer[begin : self._position]
 
     def read_int32(self) -> int:
@@ -311,13 +314,15 @@ class _InflatingReader:
             piece = self._inflate_piece()
             pieces.append(piece)
             missing -= len(piece)
-        self._buffer, self._position = b"".join(pieces), 0
+        self._buffer = b"".join(pieces)
+        self._position = 0
 
     def _inflate_piece(self) -> bytes:
         """Inflate and return the next piece, of at most INFLATE_BYTES. Raises ProtocolError."""
         deflated: bytes | memoryview = self._inflater.unconsumed_tail
         if not deflated:
-            deflated, self._data = self._data[:DEFLATED_BYTES], self._data[DEFLATED_BYTES:]
+            deflated = self._data[:DEFLATED_BYTES]
+            self._data = self._data[DEFLATED_BYTES:]
         if self._inflater.eof or not deflated:
             raise ProtocolError("The compressed registration ends early.")
         try:

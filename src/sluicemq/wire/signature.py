@@ -73,7 +73,8 @@ class SigningKey:
 
     def sign(self, data: bytes) -> bytes:
         """Return the HMAC-SHA1 of `data` in base64. This runs for every signed request."""
-        inner, outer = self.copy_inner(), self.copy_outer()
+        inner = self.copy_inner()
+        outer = self.copy_outer()
         inner.update(data)
         outer.update(inner.digest())
         return binascii.b2a_base64(outer.digest(), newline=False)

@@ -219,7 +219,8 @@ def _item_to_json(item: Any) -> dict[str, Any]:
 DATA_VERSION_CODEC = declare_object(
     DataVersion, counter="counter", timestamp_ms="timestamp", state_version="stateVersion"
 )
-data_version_object, data_version_from = DATA_VERSION_CODEC.write, DATA_VERSION_CODEC.read
+data_version_object = DATA_VERSION_CODEC.write
+data_version_from = DATA_VERSION_CODEC.read
 decode_data_version = body_codec(DataVersion, "data version")[1]
 
 
@@ -244,7 +245,8 @@ TOPIC_CODEC = declare_object(
     order="order",
     attributes="attributes",
 )
-topic_object, topic_from = TOPIC_CODEC.write, TOPIC_CODEC.read
+topic_object = TOPIC_CODEC.write
+topic_from = TOPIC_CODEC.read
 encode_topic_config, decode_topic_config = body_codec(TopicConfig, "topic")
 
 
@@ -340,7 +342,8 @@ GROUP_CODEC = declare_object(
         "groupRetryPolicy", read=_read_retry_policy, write=lambda it: dict(it or STANDARD_RETRIES)
     ),
 )
-group_object, group_from = GROUP_CODEC.write, GROUP_CODEC.read
+group_object = GROUP_CODEC.write
+group_from = GROUP_CODEC.read
 encode_group_config, decode_group_config = body_codec(GroupConfig, "group")
 
 
@@ -517,7 +520,8 @@ def encode_order_file(table: OrderTable) -> str:
 
 
 decode_order_file = member_codec("table", dict[str, dict[int, OrderInfo]], "order of pops")[1]
-PULL, POP = "PULL", "POP"
+PULL = "PULL"
+POP = "POP"
 
 
 @body

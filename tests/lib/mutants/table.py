@@ -873,8 +873,8 @@ CLIENT: Final = (
         "another member may have had the queue, so its messages are handled out of order",
         "sluicemq.client.aio.ordered",
         "QueueLocks._renew",
-        "if queue in held and age_s < LEASE_S:",
-        "if queue in held:",
+        "if queue in granted_queues and age_s < LEASE_S:",
+        "if queue in granted_queues:",
         "tests/unit/client/test_ordered.py",
     ),
     _client(

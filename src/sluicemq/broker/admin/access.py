@@ -46,7 +46,9 @@ Change = Callable[[str], str | None]
 """A function that returns the new text of a file from its text, or None to leave it unchanged."""
 MASK: Final = "******"
 """What answers contain in place of a secret key."""
-UPDATE_FAILED, DELETE_FAILED, WHITE_FAILED = 209, 210, 211
+UPDATE_FAILED = 209
+DELETE_FAILED = 210
+WHITE_FAILED = 211
 """Response codes of failed changes. RocketMQ uses these numbers for answers to pops, too."""
 
 

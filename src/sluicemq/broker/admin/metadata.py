@@ -143,7 +143,8 @@ def apply_attribute_changes(
     attributes = dict(old or {})
     seen: set[str] = set()
     for change, value in changes:
-        sign, key = change[:1], change[1:]
+        sign = change[:1]
+        key = change[1:]
         if not key or "+" in key or "-" in key:
             raise _system_error(
                 f"kv string format wrong: {change!r} is neither +key=value nor -key."

@@ -129,7 +129,8 @@ class QueryHandlers(BrokerComponent):
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{header.group}] does not exist.",
             )
-        topic, queue_id = self.topics.get(header.topic), header.queue_id
+        topic = self.topics.get(header.topic)
+        queue_id = header.queue_id
         if topic is None:
             return _make_error_answer(
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist"

@@ -108,8 +108,10 @@ def prepare_settings(settings: Settings, files: Files) -> None:
 
     Path and address changes are logged. Raises StoreError if the directory contains no store.
     """
-    store, config = settings.store, settings.broker
-    log_path, queue_path = f"{store.root}/commitlog", f"{store.root}/consumequeue"
+    store = settings.store
+    config = settings.broker
+    log_path = f"{store.root}/commitlog"
+    queue_path = f"{store.root}/consumequeue"
     configured_paths = (store.commit_log_path, store.consume_queue_path)
     if files.names(log_path) and configured_paths != (log_path, queue_path):
         log.info("read-only: using the paths in the store instead of those in the configuration")
@@ -124,7 +126,8 @@ def prepare_settings(settings: Settings, files: Files) -> None:
     )
     if config.broker_ip1 or config.broker_ip2:
         log.info("read-only: ignoring brokerIP1 and brokerIP2 of the configuration")
-    broker, cluster = config.broker_name, config.cluster_name
+    broker = config.broker_name
+    cluster = config.cluster_name
     document = Document(files, f"{store.root}/config/topics.json", str)
     for name in (document.load(tables.decode_topic_table_file) or tables.TopicTable()).topics:
         if name.startswith(SYNC_MEMBER_TOPIC_PREFIX) and broker == host_name():

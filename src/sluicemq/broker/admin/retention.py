@@ -101,7 +101,8 @@ class UnreadMonitor:
         There is one warning for each topic and group. `deleted_unread_counts` contains the totals.
         `why` is the reason of the deletion, for the log. The counts of the next file begin at 0.
         """
-        unread_counts, self._unread_counts = self._unread_counts, {}
+        unread_counts = self._unread_counts
+        self._unread_counts = {}
         self._groups_by_topic = {}
         for (topic, group), count in sorted(unread_counts.items()):
             total = self.deleted_unread_counts.get((topic, group), 0) + count

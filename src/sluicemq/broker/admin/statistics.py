@@ -255,7 +255,8 @@ class StatisticsHandlers(BrokerComponent):
         request that allows reading is accepted for any names, so that a rule about a deleted topic
         or group can be removed.
         """
-        group, topic = header.group, header.topic
+        group = header.group
+        topic = header.topic
         requested = header.is_readable
         if requested is False:
             self.topics.require(topic)

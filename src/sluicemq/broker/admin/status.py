@@ -103,7 +103,8 @@ class CounterHistory:
         take a sample once a second.
         """
         self._times.append(now_s)
-        histories, oldest_s = self._histories, self._times[0]
+        histories = self._histories
+        oldest_s = self._times[0]
         for name, value in counters.items():
             history = histories.get(name)
             if history is None:
@@ -309,8 +310,10 @@ class RuntimeInfo(BrokerComponent):
         """Return all entries of the runtime information (28), as text by key."""
         from sluicemq import __version__, engine  # noqa: PLC0415 - a higher layer
 
-        counters, rates = self.collect_counters(), self.rates
-        put, latency_counts = counters["put"], self.group_commit.latency_counts
+        counters = self.collect_counters()
+        rates = self.rates
+        put = counters["put"]
+        latency_counts = self.group_commit.latency_counts
         # RocketMQ's format of the distribution: `[<=0ms]:0 [0~10ms]:5 …`
         bucket_counts = [0] * len(_LATENCY_BUCKETS)
         for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), latency_counts, strict=True):
@@ -373,7 +376,8 @@ def _quantile_s(counts: list[int], share: float) -> float:
     `counts` are those of `GroupCommit.latency_counts`, and `share` is the quantile, from 0 to 1.
     The last bucket has no bound; it counts as 10 s. Return 0.0 if there are no latencies.
     """
-    wanted, reached = sum(counts) * share, 0
+    wanted = sum(counts) * share
+    reached = 0
     for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), counts, strict=True):
         reached += count
         if count and reached >= wanted:

@@ -28,7 +28,8 @@ SQL92_BYTES: Final = 32
 PRODUCER_BYTES: Final = 1000
 """The estimated bytes of a member of a producer group."""
 
-CONSUMER, PRODUCER = "consumer", "producer"
+CONSUMER = "consumer"
+PRODUCER = "producer"
 Role = tuple[str, str]
 """A role of a connection: CONSUMER or PRODUCER, and the group."""
 

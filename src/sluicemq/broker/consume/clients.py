@@ -418,9 +418,11 @@ class Consumers:
             known.fingerprint,
             known.subscriptions,
         )
-        known.client_id, known.heartbeat_s = member.client_id, member.heartbeat_s
+        known.client_id = member.client_id
+        known.heartbeat_s = member.heartbeat_s
         known.subscriptions = subscribed.by_topic
-        old_key, known.subscription_key = known.subscription_key, key
+        old_key = known.subscription_key
+        known.subscription_key = key
         if joined:
             old_key = group.update_older_connections(known)
         rebalancing_keys = self._subscribe(group, known, old_key, subscribed.compiled)
@@ -433,7 +435,8 @@ class Consumers:
             self.filters.update_group(data.group, all_subscriptions)
 
         # In a group with lanes each member has a fingerprint of its own.
-        old_fingerprint, group.fingerprint = group.fingerprint, fingerprint
+        old_fingerprint = group.fingerprint
+        group.fingerprint = fingerprint
         has_lanes = group.name in self.lanes.table
         if has_lanes:
             old_fingerprint = known.fingerprint
@@ -478,7 +481,8 @@ class Consumers:
         Return None if an equal heartbeat might change something nevertheless: there is no such
         member, or the group is not configured, is strict, has lanes or pops.
         """
-        group, config = self.groups.get(group_name), self.group_configs.table.get(group_name)
+        group = self.groups.get(group_name)
+        config = self.group_configs.table.get(group_name)
         member = group.members.get(peer) if group is not None else None
         if (
             group is None
@@ -608,7 +612,8 @@ class Consumers:
         number of notified members. It is 0 if notices are disabled in the configuration of the
         broker or the group, and in a broadcasting group, where each member reads all queues.
         """
-        group, config = self.groups.get(group_name), self.group_configs.table.get(group_name)
+        group = self.groups.get(group_name)
+        config = self.group_configs.table.get(group_name)
         if (
             group is None
             or group.message_model == BROADCASTING
@@ -741,7 +746,8 @@ class Producers:
         has_new_id = known.client_id != member.client_id
         if has_new_id and self._by_client.get(known.client_id) is member.peer:
             del self._by_client[known.client_id]
-        known.client_id, known.heartbeat_s = member.client_id, member.heartbeat_s
+        known.client_id = member.client_id
+        known.heartbeat_s = member.heartbeat_s
 
     def unregister(self, group: str, peer: Peer) -> None:
         """Remove the connection `peer` from a group, and release its memory.

@@ -96,7 +96,8 @@ class SealingProcess:
         The owner calls this regularly, between jobs.
         """
         if self._is_used:
-            self._is_used, self._used_s = False, now_s
+            self._is_used = False
+            self._used_s = now_s
         elif self._process is not None and now_s > self._used_s + IDLE_S:
             self.close()
 
@@ -107,7 +108,8 @@ class SealingProcess:
 
     def _stop(self) -> None:
         """Kill the process and wait for its end. The caller holds the lock."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         process.kill()

@@ -126,7 +126,8 @@ class SpanEstimator:
             queue.adjust_delay(passed_s)
         if not queue.span:
             return
-        span, queue.span = queue.span, 0
+        span = queue.span
+        queue.span = 0
         if not self._grows_at_s:
             self._grows_at_s = now_s + GROWTH_DELAY_S
         if passed_s < QUICK_S:
@@ -173,7 +174,8 @@ class SpanEstimator:
         ReadResult, or the compiled engine's `Given` with the same attributes.
         """
         queue = self._queue_timings[queue_id]
-        queue.next_offset, queue.answered_s = result.next_offset, now_s
+        queue.next_offset = result.next_offset
+        queue.answered_s = now_s
         queue.span = 0
         if result.count:
             queue.first_held = result.held_from

@@ -528,7 +528,8 @@ class FilterHandlers(BrokerComponent):
         Topics that do not exist are left out. Raises RequestError if an expression does not
         compile.
         """
-        group, expression = header.group, header.expression
+        group = header.group
+        expression = header.expression
         topics = [header.topic] if header.topic else self._all_topics_of_group(group)
         matchings = []
         for topic in topics:

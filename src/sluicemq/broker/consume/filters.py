@@ -394,7 +394,8 @@ class BloomShape(NamedTuple):
         (29, 107, 11)
         """
         code = murmur3_64(f"{group}#{topic}".encode())
-        low, high = code & 0xFFFFFFFF, code >> 32
+        low = code & 0xFFFFFFFF
+        high = code >> 32
         indices = []
         for number in range(1, self.bits_per_group + 1):
             mixed = (low + number * high) & 0xFFFFFFFF

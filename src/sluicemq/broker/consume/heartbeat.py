@@ -127,7 +127,8 @@ class HeartbeatHandlers(BrokerComponent):
         that `heartbeat` has to handle. Keep it cheap.
         """
         last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
-        opaque, flag = header.get("opaque"), header.get("flag")
+        opaque = header.get("opaque")
+        flag = header.get("flag")
         if (
             last is None
             or flag != 0
@@ -163,7 +164,9 @@ class HeartbeatHandlers(BrokerComponent):
             heartbeat_s=self.clock.monotonic_s(),
         )
         snapshots: list[MemberSnapshot | None] = []
-        needs_full, creates_topic, refusal = False, False, ""
+        needs_full = False
+        creates_topic = False
+        refusal = ""
         for consumer, size in zip(data.consumers, sizes, strict=True):
             yield from self._precompile(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
@@ -188,7 +191,8 @@ class HeartbeatHandlers(BrokerComponent):
                         consumer, new_member(), data.fingerprint, subscribed
                     )
                 except ContractError as error:
-                    refusal, needs_full_heartbeat = str(error), False
+                    refusal = str(error)
+                    needs_full_heartbeat = False
             needs_full = needs_full or needs_full_heartbeat
             snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
         yield from self._add_producer(data.producer_groups, new_member)

@@ -146,7 +146,8 @@ class MatchCriteria:
                 raise unknown_kind_error(subscription.kind)
             selector = compile_sql92(subscription.expression)
             self.weight = len(subscription.expression)
-            self.vectorised, self.verdict = selector.vectorised, selector.evaluate
+            self.vectorised = selector.vectorised
+            self.verdict = selector.evaluate
         elif subscription.expression != ALL:
             _, tags, codes = parse_tags(subscription.expression)
             self.tags = subscription.tags or tags
@@ -163,10 +164,8 @@ class MatchCriteria:
         rule_filter = RuleFilter(rule)
         criteria.weight = rule_filter.weight
         if rule != create_rule([MATCH_ALL]):
-            criteria.vectorised, criteria.verdict = (
-                rule_filter.vectorised,
-                rule_filter.by_commit_log,
-            )
+            criteria.vectorised = rule_filter.vectorised
+            criteria.verdict = rule_filter.by_commit_log
         criteria.matches_nothing = not rule
         return criteria
 
@@ -304,7 +303,8 @@ class MatchCounter:
                 passed = known.count - (yield from count(start, known.end))
             arrived = yield from count(known.end, end)
             total = known.count - passed + arrived
-            passed, arrived = known.passed_count + passed, known.arrived_count + arrived
+            passed = known.passed_count + passed
+            arrived = known.arrived_count + arrived
             samples = known.samples.copy()
         else:
             # The samples begin again, because the speed of the group is not known any more.
@@ -314,7 +314,9 @@ class MatchCounter:
                 total = before + known.count + (yield from count(known.end, end))
             else:
                 total = yield from count(start, end)
-            passed, arrived, samples = 0, 0, deque(maxlen=SAMPLES_KEPT)
+            passed = 0
+            arrived = 0
+            samples = deque(maxlen=SAMPLES_KEPT)
         samples.append((now_s, passed, arrived))
 
         last_position = self._position_of(topic, queue_id, end - 1)
@@ -580,7 +582,8 @@ class MatchCounter:
         if count is not None:
             return count
 
-        total, remaining = 0, iter(hits)
+        total = 0
+        remaining = iter(hits)
         while chunk := list(islice(remaining, RECORDS_PER_STEP)):
             total += sum(tag in criteria.tags for tag in self.properties.iter_tags(units, chunk))
             yield None

@@ -102,7 +102,9 @@ class GroupOffsetHandlers(BrokerComponent):
 
         Raises RequestError if the queue does not exist, or if the offset is not in the queue.
         """
-        name, queue_id, offset = topic.name, header.queue_id, header.offset
+        name = topic.name
+        queue_id = header.queue_id
+        offset = header.offset
         queue_ids: Iterable[int] = range(topic.config.read_queues)
         if is_server_side and queue_id >= 0:
             if queue_id not in queue_ids:
@@ -206,7 +208,8 @@ class GroupOffsetHandlers(BrokerComponent):
         self.groups.check_exists(header.source_group)
         if self.groups.get_or_create(header.target_group) is None:
             self.groups.check_exists(header.target_group)
-        source, target = header.source_group, header.target_group
+        source = header.source_group
+        target = header.target_group
         names = {header.topic} if header.topic else self.offsets.topics_of(source)
         for name in sorted(names):
             topic = self.topics.get(name)
@@ -238,8 +241,10 @@ class GroupOffsetHandlers(BrokerComponent):
         there is none. Raises RequestError if the topic does not exist.
         """
         topic = self.topics.require(header.topic)
-        name, spans = topic.name, []
-        reader, now_ms = self.store.reader, self.clock.now_ms()
+        name = topic.name
+        spans = []
+        reader = self.store.reader
+        now_ms = self.clock.now_ms()
         for queue_id in range(topic.config.write_queues):
             end = self.store.queue_offsets(name, queue_id)[1]
             committed = self.offsets.committed(header.group, name, queue_id)

@@ -224,7 +224,8 @@ class PullHandlers(BrokerComponent):
         there is no message at the offset, the answer has the reason and the bounds of the queue.
         """
         result = self.store.reader.read(*context.queue, context.offset, 1, None, None)
-        low, high = result.offset_min, result.offset_max
+        low = result.offset_min
+        high = result.offset_max
         if result.status is _FOUND:
             fields = PullMessageResponse(
                 broker_id_suggested=0,
@@ -252,7 +253,9 @@ class PullHandlers(BrokerComponent):
         scheduler = self.scheduler
         try:
             context = PullContext(header["extFields"], peer)
-            fields, opaque, offset = context.fields, header["opaque"], context.offset
+            fields = context.fields
+            opaque = header["opaque"]
+            offset = context.offset
             resets = self.offsets.resets.table
             queue = self.store.writer.by_key.get(context.queue)
             if (
@@ -328,10 +331,12 @@ class PullHandlers(BrokerComponent):
         pulls if slaves serve readers.
         """
         key, header = missed_pull
-        values, message_filter = orjson.loads(header), context.filter
+        values = orjson.loads(header)
+        message_filter = context.filter
         config = self.settings.broker
         assert engine.pulls is not None, "the engine has reported a missed pull"
-        reader, store = self.store.reader, self.store.reader.config
+        reader = self.store.reader
+        store = self.store.reader.config
         is_sluice_client = ANY_SPAN_FIELD in context.fields
         count_max = min(max(context.count_max, 1), reader.memory_count_max[is_sluice_client])
         codes = None if message_filter is None else reader.tag_codes_only(message_filter)
@@ -356,11 +361,15 @@ class PullHandlers(BrokerComponent):
             return
 
         plan = engine.pulls.Plan()
-        plan.group, plan.topic, plan.queue = context.group, context.topic, context.queue
+        plan.group = context.group
+        plan.topic = context.topic
+        plan.queue = context.queue
         plan.config = self.groups.table[context.group]
         plan.found_topic = self.topics.table[context.topic]
-        plan.topic_config, plan.broker = plan.found_topic.config, config
-        plan.delivered, plan.scan = context.delivery, scan
+        plan.topic_config = plan.found_topic.config
+        plan.broker = config
+        plan.delivered = context.delivery
+        plan.scan = scan
         plan.codes = codes if scan is None else message_filter.vectorised  # type: ignore[union-attr]
         plan.any_span = is_sluice_client
         if not context.sys_flag & FLAG_SUBSCRIPTION:
@@ -519,7 +528,8 @@ class PullHandlers(BrokerComponent):
         estimate or the lane, and note the range if the filter may have failed there. Called for
         every pull: keep it cheap.
         """
-        delivery, message_filter = context.delivery, context.filter
+        delivery = context.delivery
+        message_filter = context.filter
         committed = context.commit_offset
         count = context.count_max if context.count_max > 0 else 1
         is_sluice_client = ANY_SPAN_FIELD in context.fields
@@ -618,7 +628,8 @@ class PullHandlers(BrokerComponent):
         answer.
         """
         if is_last and result.postponed is not None:
-            command, peer = parked.command, context.peer
+            command = parked.command
+            peer = context.peer
             steps = retry_after(result.postponed, partial(self.pull, command, peer))
             self.background.run_request(steps, command, peer)
             return b""
@@ -655,7 +666,8 @@ class PullHandlers(BrokerComponent):
         if not settings.is_slave:
             return code
         if code == ResponseCode.PULL_OFFSET_MOVED and not settings.broker.offset_check_in_slave:
-            result.next_offset, code = offset, ResponseCode.PULL_NOT_FOUND
+            result.next_offset = offset
+            code = ResponseCode.PULL_NOT_FOUND
         if self._is_redirected_to_master(context, result, offset):
             return ResponseCode.PULL_RETRY_IMMEDIATELY
         return code
@@ -697,7 +709,8 @@ class PullHandlers(BrokerComponent):
             opaque,
             b"FOUND",
         )
-        size, length = result.size_bytes, len(text)
+        size = result.size_bytes
+        length = len(text)
         self.found_count += 1
         delivery = context.delivery
         delivery.fetched_offsets[context.queue_id] = result.next_offset

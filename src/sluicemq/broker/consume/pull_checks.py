@@ -196,7 +196,8 @@ class PullChecks:
         Return if none applies: a group that is forbidden to read some topics may read this one.
         None as `group` or `topic` means that it does not exist.
         """
-        config, name = self.settings.broker, context.group
+        config = self.settings.broker
+        name = context.group
         if not config.broker_permission & PERM_READ:
             what = f"the broker[{config.broker_name}] pulling message is forbidden"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 1)
@@ -215,7 +216,8 @@ class PullChecks:
             what = f"the consumer group[{name}] is forbidden for topic[{context.topic}]"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
         if not 0 <= context.queue_id < topic.config.read_queues:
-            remote, code = context.peer.remote, ResponseCode.INVALID_PARAMETER
+            remote = context.peer.remote
+            code = ResponseCode.INVALID_PARAMETER
             raise PullRefusedError.from_error(
                 make_no_queue_error(topic, context.queue_id, remote, code)
             )

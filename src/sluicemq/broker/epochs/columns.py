@@ -54,7 +54,8 @@ class StagedColumns:
         properties that begin with `start` and are longer. The count ends before the first record
         that differs; it is 0 if the first record itself does not meet this.
         """
-        heads, first = self.heads, self.heads[0]
+        heads = self.heads
+        first = self.heads[0]
         is_same = (heads["magic"] == MAGIC_V1) & (heads["sys_flag"] == first["sys_flag"])
         for name in ("born_host", "store_host"):
             hosts = np.ascontiguousarray(heads[name]).view("<u8")

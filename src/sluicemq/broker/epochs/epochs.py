@@ -71,10 +71,14 @@ log = logging.getLogger(__name__)
 _PROPERTIES: Final = b"WAIT\x01true\x02"
 """The properties of a record of the epoch topic."""
 
-CHECKING, CHECKED, PUBLISHING, PUBLISHED = "checking", "checked", "publishing", "published"
+CHECKING = "checking"
+CHECKED = "checked"
+PUBLISHING = "publishing"
+PUBLISHED = "published"
 """The states that an answer reports."""
 
-PREPARE, COMMIT = "prepare", "commit"
+PREPARE = "prepare"
+COMMIT = "commit"
 """The steps that a request may name."""
 
 SLICE_S: Final = 0.004
@@ -141,7 +145,9 @@ class Epochs:
         in another thread and calls `callback` with its result; None means that the broker starts
         none itself. It is not used under SYNC_FLUSH. `access` names the account of a request.
         """
-        settings, topics, store = context.settings, context.topics, context.store
+        settings = context.settings
+        topics = context.topics
+        store = context.store
         clock = context.clock
         self._settings = settings
         self._access = access
@@ -300,9 +306,11 @@ class Epochs:
         The progress is the number of messages to publish on this broker, and of those that have
         been published; both are 0 if `committed` is None.
         """
-        message_count, published_count = 0, 0
+        message_count = 0
+        published_count = 0
         if committed is not None:
-            message_count, published_count = committed.message_count, committed.published_count
+            message_count = committed.message_count
+            published_count = committed.published_count
         fields = CommitEpochResponse(
             state=state,
             broker=self._settings.broker.broker_name,
@@ -401,7 +409,8 @@ class Epochs:
         if last_committed is not None and key.epoch <= last_committed.epoch:
             return
         # The epoch is committed once this record is in the log.
-        ranges, topics = staged_ranges_to_json(check.ranges), sorted(check.topics)
+        ranges = staged_ranges_to_json(check.ranges)
+        topics = sorted(check.topics)
         offset = self._append_record("epoch", key, ranges=ranges, topics=topics)
         if not self._group_commit.commit_now():
             raise RequestError(
@@ -432,7 +441,8 @@ class Epochs:
         later with the first message that is not stored. If the remaining staged messages are
         deleted, log them as lost and complete the epoch. After the last message, start an fsync.
         """
-        owner, first = committed.key.owner, committed.published_count
+        owner = committed.key.owner
+        first = committed.published_count
         # A chunk must be small enough for one file of the log.
         bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
         runs, messages = self._reader.read_chunk(

@@ -269,7 +269,8 @@ class StagedReader:
                 yield first_message
                 continue
 
-            count, checksum = 0, 0
+            count = 0
+            checksum = 0
             for staged in self.iter_messages(owner, (staged_range,)):
                 count += 1
                 checksum = zlib.crc32(staged.record.body, checksum)
@@ -316,7 +317,9 @@ class StagedReader:
         Together they have up to `count_max` messages and `bytes_max` bytes of records. But at least
         one message is returned if there is any, even if it is larger.
         """
-        next_ordinal, count_left, bytes_left = first, count_max, bytes_max
+        next_ordinal = first
+        count_left = count_max
+        bytes_left = bytes_max
 
         # First runs, as long as the next messages are alike.
         runs: list[ColumnRun] = []
@@ -381,7 +384,8 @@ class StagedReader:
 
         # Check the first record: it decides whether there is a run, and of which stage.
         staged = columns.StagedColumns(fitting_units[:count_in_file], rest_of_file, first_position)
-        first_properties, first_head = staged.first_properties(), staged.heads[0]
+        first_properties = staged.first_properties()
+        first_head = staged.heads[0]
         parsed = _parse_stage_property(first_properties)
         if parsed is None:
             return None, 0

@@ -398,7 +398,8 @@ def _parse_record(record: Record | None) -> dict[Any, Any]:
 
 def _key_of(values: dict[Any, Any]) -> EpochKey:
     """Return the names of the epoch in the fields of a record. Raises ProtocolError."""
-    account, query = take_text(values, "account"), take_text(values, "query")
+    account = take_text(values, "account")
+    query = take_text(values, "query")
     return EpochKey(account, query, take_integer(values, "epoch"))
 
 

@@ -92,7 +92,8 @@ class BrokerRoleExecutor:
         The position is INCOMPLETE if the disk has failed, or if a slave does not have all of its
         master's state.
         """
-        terms, side = self.broker.log_terms, self.broker.replication_side
+        terms = self.broker.log_terms
+        side = self.broker.replication_side
         term = max(terms.last.number, 0) if terms is not None else 0
         is_complete = not self.has_failed_disk and (
             not isinstance(side, SlaveSide) or side.check_complete()
@@ -153,13 +154,15 @@ class BrokerRoleExecutor:
             codes = map(int, FORWARDED_CODES | READ_CODES)
             queueing = dict.fromkeys(codes, self.queue_request)
             dispatcher.handlers = {**dispatcher.handlers, **queueing}
-            dispatcher.fast_handlers, dispatcher.run_engine = {}, None
+            dispatcher.fast_handlers = {}
+            dispatcher.run_engine = None
         elif not is_paused and self._handlers_before_pause is not None:
             dispatcher.handlers, dispatcher.fast_handlers, dispatcher.run_engine = (
                 self._handlers_before_pause
             )
             self._handlers_before_pause = None
-            queued, self._queued_requests = self._queued_requests, []
+            queued = self._queued_requests
+            self._queued_requests = []
             for command, peer, account in queued:
                 if peer.closed:
                     continue

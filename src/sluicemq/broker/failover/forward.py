@@ -384,7 +384,8 @@ class Tunnel:
 
         Requests in flight have `RETIRE_S` to be answered.
         """
-        connect_task, self._connect_task = self._connect_task, None
+        connect_task = self._connect_task
+        self._connect_task = None
         if connect_task is not None:
             self._forwarder.start_task(self._close_later(connect_task))
 

@@ -328,7 +328,8 @@ class Replica:
 
         situation = (state.version if state else 0, view.master is None)
         if situation != self._situation:
-            self._situation, self._situation_since_s = situation, _now_s()
+            self._situation = situation
+            self._situation_since_s = _now_s()
         self._changed.set()
 
     def _check_for_rollback(self, known: State | None, entries: Entries) -> None:
@@ -387,7 +388,8 @@ class Replica:
         # has ended, and the service refuses it.
         lease = self._lease
 
-        member, time_s = self.member, _now_s()
+        member = self.member
+        time_s = _now_s()
         if not now and not self._is_publish_due(member, time_s):
             return
 
@@ -412,7 +414,8 @@ class Replica:
         version = existing.version if existing else 0
         change = Swap(key, election.encode_member(member), version, lease.id)
         if await self._consensus.swap([change]):
-            self._published, self._published_s = member, time_s
+            self._published = member
+            self._published_s = time_s
         else:
             self._on_lease_lost()
 

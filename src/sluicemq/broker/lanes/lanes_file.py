@@ -222,7 +222,8 @@ def _decode_lane(lanes: GroupLanes, item: Any, clauses: list[Clause]) -> Lane:
     """
     now_ms = lanes.storage.clock.now_ms()
     lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now_ms)
-    lane.is_idle, lane.idle_since_ms = bool(item["isIdle"]), int(item["idleMs"])
+    lane.is_idle = bool(item["isIdle"])
+    lane.idle_since_ms = int(item["idleMs"])
     lane.unoffered_queues = _decode_queues(item["offers"])
     lane.abandoned_queues = _decode_queues(item.get("orphans", ()))
     for topic, queue_id, committed_offset, start_offset, reader, spans in item["places"]:

@@ -80,7 +80,8 @@ class _ChainIndex:
 
     def append(self, atom: Atom) -> None:
         """Add an atom at the end of the chain."""
-        index, self.size = self.size, self.size + 1
+        index = self.size
+        self.size = self.size + 1
         self.atoms[atom] = index
         if atom.kind == LANE_KIND:
             self.values[LANE_PROPERTY, atom.text] = index
@@ -357,7 +358,8 @@ def describe_difference(old: str, new: str) -> str:
 
     For example, `orders: TAG 'a' -> SQL92 'x > 1'; returns: TAG '*' -> nothing`.
     """
-    before, after = parse_key(old), parse_key(new)
+    before = parse_key(old)
+    after = parse_key(new)
 
     def describe(atom: Atom | None) -> str:
         kind, text = atom or ("", "")

@@ -283,7 +283,8 @@ def find_end_offset(data: list[memoryview]) -> int:
     `data` is the content of a `ReadResult`: pieces of memory, each with one or more whole records.
     Called for each pull of a lane that finds messages.
     """
-    piece, position = data[-1], 0
+    piece = data[-1]
+    position = 0
     while True:
         size, offset = _SIZE_AND_OFFSET.unpack_from(piece, position)
         if position + size >= len(piece) or not size:

@@ -137,7 +137,8 @@ class PopAckHandlers(BrokerComponent):
             else:
                 code = ResponseCode.NO_MESSAGE
         except RequestError as refusal:
-            code, remark = ResponseCode(refusal.code), refusal.remark
+            code = ResponseCode(refusal.code)
+            remark = refusal.remark
         fields = encode_header(answer_header)
         return Durable.for_command(command, encode_response(command, code, fields, b"", remark))
 
@@ -219,7 +220,10 @@ class PopAckHandlers(BrokerComponent):
         If the message is of an ordered pop and before the committed offset, it is acknowledged
         already: nothing changes, and all fields are 0. Raises RequestError or StoreError.
         """
-        group, topic, queue_id, offset = header.group, header.topic, header.queue_id, header.offset
+        group = header.group
+        topic = header.topic
+        queue_id = header.queue_id
+        offset = header.offset
         handle = ReceiptHandle.parse(header.handle)._replace(queue_id=queue_id, offset=offset)
         if not handle.is_ordered:
             new_handle = self.checkpoints.change_invisible_time(
@@ -312,7 +316,8 @@ class InFlightHandlers:
         # Of copies, because the table may change between two steps of the list.
         for entry in [*self.checkpoints.open_checkpoints]:
             checkpoint = entry.checkpoint
-            topic, queue_id = checkpoint.topic, checkpoint.queue_id
+            topic = checkpoint.topic
+            queue_id = checkpoint.queue_id
             if checkpoint.group != header.group or not _is_requested(header, topic, queue_id):
                 yield None
                 continue

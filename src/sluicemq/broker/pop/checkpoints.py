@@ -113,7 +113,8 @@ class PopCheckpoints:
         appends to the revive topic, and is called before the table of offsets is saved
         (`Offsets.on_save`). `intake` appends its records.
         """
-        settings, offsets = context.settings, context.offsets
+        settings = context.settings
+        offsets = context.offsets
         self._settings = settings
         self._topics = context.topics
         self._offsets = offsets
@@ -302,7 +303,7 @@ class PopCheckpoints:
             is_suspended=is_suspended,
         )
         # The new checkpoint first: if a crash loses the second record, the message is delivered
-        # once more, but never lost.
+        # again, but never lost.
         self._append_checkpoint(new_checkpoint, 0, entry.popped_by)
         self._append_acknowledgement(entry, [offset])
         return handle._replace(
@@ -517,7 +518,9 @@ class PopCheckpoints:
 
         If the message was deleted, only a warning is logged.
         """
-        topic, group, queue_id = checkpoint.topic, checkpoint.group, checkpoint.queue_id
+        topic = checkpoint.topic
+        group = checkpoint.group
+        queue_id = checkpoint.queue_id
         record = self.read_message(topic, queue_id, offset)
         if record is None:
             log.warning(

@@ -69,7 +69,8 @@ class OrderedPops:
         acknowledged, or the invisible time of its messages is over. If the context has no
         `call_later`, the caller must call `wake_free_queues` regularly for the second case.
         """
-        settings, offsets = context.settings, context.offsets
+        settings = context.settings
+        offsets = context.offsets
         self._topics = context.topics
         self._groups = context.groups
         self._offsets = offsets

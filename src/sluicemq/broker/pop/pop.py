@@ -199,9 +199,11 @@ class PopHandlers(BrokerComponent):
         pop = PendingPop(pop_header, command, peer, deadline_ms=0, is_read_only=True)
         result = self._take_messages(pop)
 
-        code, remark = ResponseCode.SUCCESS, "FOUND"
+        code = ResponseCode.SUCCESS
+        remark = "FOUND"
         if not result.count:
-            code, remark = ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE"
+            code = ResponseCode.PULL_NOT_FOUND
+            remark = "NO_MESSAGE_IN_QUEUE"
         # The messages of the response also remain in the queue.
         remaining_count = result.rest_count + result.count
         fields = encode_header(PopMessageResponse(rest_count=remaining_count))
@@ -609,7 +611,8 @@ class PopHandlers(BrokerComponent):
         NOTIFICATION_SCAN_MAX messages of a queue are unread, or if evaluating the filter for all of
         them takes too long, True is returned although the filter may reject them.
         """
-        header, message_filter = pop.header, pop.filter
+        header = pop.header
+        message_filter = pop.filter
         now_ms = self.steady_clock.now_ms()
         for topic, queue_id, _ in self._sources.iter_queues(header):
             offset = self._find_start_offset(pop, topic, queue_id)

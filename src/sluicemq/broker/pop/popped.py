@@ -139,7 +139,8 @@ class OpenCheckpoints:
         if existing is not None:
             offsets = tuple(sorted({*existing.pending_offsets, *checkpoint.offsets}))
             checkpoint = checkpoint._replace(offsets=offsets)
-            timer_offset, revive_offset = existing.timer_offset, existing.revive_offset
+            timer_offset = existing.timer_offset
+            revive_offset = existing.revive_offset
             self.in_flight_counts[existing.queue] -= len(existing.pending_offsets)
             existing.pending_offsets = ()
 

@@ -391,8 +391,10 @@ class MessageIntake:
             return offset_message_ids(id_prefix, struct.pack(f">{len(wanted)}q", *wanted)), offset
 
         heads = batch.heads
-        heads["sys_flag"], heads["born_time"] = fields.sys_flag, fields.born_time_ms
-        heads["born_host"], heads["store_host"] = fields.born_host, fields.store_host
+        heads["sys_flag"] = fields.sys_flag
+        heads["born_time"] = fields.born_time_ms
+        heads["born_host"] = fields.born_host
+        heads["store_host"] = fields.store_host
         column_positions, offset = self._writer.append_columns(topic.name, queue_id, batch)
         self._count_messages(topic, batch.count_body_sizes(), int(batch.property_sizes.sum()))
         if topic.name == STAGING_TOPIC:

@@ -212,7 +212,8 @@ class SendBackHandlers(BrokerComponent):
         if config.retry_queues <= 0:
             return  # The group wants no retries: the message counts as processed.
         message = self._copy_message(header.physical_offset, config.name)
-        properties, retries = message.properties, message.reconsume_times
+        properties = message.properties
+        retries = message.reconsume_times
         properties.pop(LANE_PROPERTY, None)
         if lane:  # Only members of the same lane must receive the message again.
             properties[LANE_PROPERTY] = lane
@@ -254,7 +255,8 @@ class SendBackHandlers(BrokerComponent):
             )
         # Otherwise a client that may read one group could read every message by its position.
         self.access.require_record(data, SUB)
-        topic, properties = record.topic, record.decode_properties()
+        topic = record.topic
+        properties = record.decode_properties()
         forget_origin(properties, topic, group)
         origin = offset_message_id(record.store_host, record.physical_offset)
         properties.setdefault(ORIGIN_MESSAGE_ID, origin)
@@ -346,7 +348,9 @@ class SendHandlers:
         Plain messages are appended directly to the store, all others by `intake`. `retries` has the
         rules for messages to retry topics. `unique_ids` makes ids for messages without one.
         """
-        settings, topics, store = context.settings, context.topics, context.store
+        settings = context.settings
+        topics = context.topics
+        store = context.store
         group_commit = context.group_commit
         self._settings = settings
         self._topics = topics

@@ -133,8 +133,11 @@ class EscapeBridge:
         cluster. `send_request` sends a message to a master, and `look_up` finds the masters that
         have a topic.
         """
-        self._broker, self._cluster = broker, cluster
-        self._send_request, self._look_up, self._clock = send_request, look_up, clock
+        self._broker = broker
+        self._cluster = cluster
+        self._send_request = send_request
+        self._look_up = look_up
+        self._clock = clock
         self._routes: dict[str, tuple[float, list[EscapeTarget]]] = {}
         self._waiting: dict[str, deque[Record]] = {}
         self._next_target = 0
@@ -313,9 +316,12 @@ class ActingMaster:
         - `period_s` returns the time between two calls of `start_or_stop`, in seconds.
         """
         self._id = replica_id
-        self._open, self._close = open_broker, close_broker
-        self._make_escape_bridge, self._fetch_members = make_escape_bridge, fetch_members
-        self._clock, self._period_s = clock, period_s
+        self._open = open_broker
+        self._close = close_broker
+        self._make_escape_bridge = make_escape_bridge
+        self._fetch_members = fetch_members
+        self._clock = clock
+        self._period_s = period_s
         self._quiet_until_s = 0.0
         self._position = 0  # the log of the acting broker was read up to here
         self._changing = asyncio.Lock()
@@ -386,7 +392,8 @@ class ActingMaster:
         sent with TRIES attempts are left to the master. Do nothing if the slave does not act.
         """
         async with self._changing:
-            broker, self.broker = self.broker, None
+            broker = self.broker
+            self.broker = None
             if broker is None:
                 return
             assert self._escape_bridge is not None
@@ -436,7 +443,8 @@ class ActingMaster:
         otherwise, also if the slave does not act.
         """
         async with self._changing:
-            broker, escape_bridge = self.broker, self._escape_bridge
+            broker = self.broker
+            escape_bridge = self._escape_bridge
             if broker is None or escape_bridge is None:
                 return True
             broker.delayed.run_slice()
@@ -487,7 +495,8 @@ def decode_escaped(body: bytes | memoryview) -> list[tuple[str, str]]:
     parts = [
         str(part) for part in as_list(values.get("escaped", []), "The list of escaped messages")
     ]
-    topics, message_ids = parts[::2], parts[1::2]
+    topics = parts[::2]
+    message_ids = parts[1::2]
     return list(zip(topics, message_ids, strict=False))
 
 

@@ -69,7 +69,9 @@ class TicketCheck:
         ticket is required, and `accept` is called immediately; then its ConfigurationError is
         raised.
         """
-        self._stream, self._accept, self._ticket = stream, accept, ticket
+        self._stream = stream
+        self._accept = accept
+        self._ticket = ticket
         self._protocol: StreamProtocol | None = None if ticket else accept(stream)
         self._received = b""
         self._is_open = False
@@ -99,7 +101,8 @@ class TicketCheck:
                     "that it receives a ticket. Add the address of a Java slave to "
                     "sluiceReplicaPeers.",
                 )
-            self._is_open, self._received = True, b""
+            self._is_open = True
+            self._received = b""
             if sent_ticket is not None:
                 data = data[TICKET_FRAME_BYTES:]
         if self._protocol is None:

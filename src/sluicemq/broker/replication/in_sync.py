@@ -389,7 +389,8 @@ class InSyncReplicas:
 
         No proposal is open any more, whether the set in `term` is the proposed one or not.
         """
-        self.term, self._proposed = term, None
+        self.term = term
+        self._proposed = None
         self._update_confirmed()
 
     def depose(self, reason: str) -> None:
@@ -402,7 +403,8 @@ class InSyncReplicas:
             f"This broker is not the master any more ({reason}). The message was written here, but "
             "the new master may not have it."
         )
-        waiting, self._waiting = self._waiting, deque()
+        waiting = self._waiting
+        self._waiting = deque()
         for _, done in waiting:
             done(self._failure)
 
@@ -448,7 +450,8 @@ class InSyncReplicas:
         it start to join (`_advance_joining`).
         """
         slaves = [slave for link, slave in self.slaves.items() if link.replica_id == member]
-        report, end = self.state_reports.get(member), self.log_end_of(member)
+        report = self.state_reports.get(member)
+        end = self.log_end_of(member)
         if incarnation is None:
             return self._advance_joining(member, report, end)
         if report is not None and (report.incarnation != incarnation or not slaves):
@@ -467,7 +470,8 @@ class InSyncReplicas:
         state log that existed when it started. If that takes longer than JOIN_S, it is not awaited
         any more, and may start again after REST_S.
         """
-        now_s, joining = self.clock.monotonic_s(), self._joining.get(member)
+        now_s = self.clock.monotonic_s()
+        joining = self._joining.get(member)
         # What earlier masters confirmed is before `_start_end`.
         needed = max(self.confirmed, self._start_end)
         if report is None or report.state_number < 0:

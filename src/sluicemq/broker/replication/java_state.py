@@ -144,8 +144,11 @@ class JavaStateReceiver:
           changed, such as {"config/topics.json"}.
         - `sign` signs a request.
         """
-        self._files, self._directory = files, f"{root}/config"
-        self._in_executor, self._on_changed, self._sign = in_executor, on_changed, sign
+        self._files = files
+        self._directory = f"{root}/config"
+        self._in_executor = in_executor
+        self._on_changed = on_changed
+        self._sign = sign
         self._unsupported: set[int] = set()
 
     async def follow(self, channel: Channel) -> None:

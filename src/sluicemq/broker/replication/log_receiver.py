@@ -243,7 +243,8 @@ class LogReceiver:
         """
         self._stream = stream
         self._reader = MasterFrameReader(failover=self._terms is not None)
-        self._has_received_bytes, self._master_confirmed = False, None
+        self._has_received_bytes = False
+        self._master_confirmed = None
         self._read_s = self._clock.monotonic_s()
         if self._settings.store.flush_sync:
             self._store.sync()  # the first report also says from where on the slave needs the log
@@ -278,7 +279,8 @@ class LogReceiver:
     def _write(self, data: bytes) -> None:
         """Write to the connection, and record the time. Do nothing if there is no connection."""
         if self._stream is not None:
-            self._written_s, self._written_ms = self._clock.monotonic_s(), self._clock.now_ms()
+            self._written_s = self._clock.monotonic_s()
+            self._written_ms = self._clock.now_ms()
             self._stream.write(data)
 
     @property
@@ -301,7 +303,8 @@ class LogReceiver:
         disk is full, closes the connection and is kept in `last_error`. Runs for every read of the
         connection: keep it cheap.
         """
-        self._read_s, self._read_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        self._read_s = self._clock.monotonic_s()
+        self._read_ms = self._clock.now_ms()
         self._rate.add(len(data), self._read_s)
         try:
             for frame in self._reader.feed(data):
@@ -326,7 +329,8 @@ class LogReceiver:
         term is older than the last term of this log; StoreError if confirmed bytes would be cut
         off; and OSError.
         """
-        terms, end = self._terms, self._log.end
+        terms = self._terms
+        end = self._log.end
         if self.state != ConnectionState.HANDSHAKE or terms is None:
             raise ProtocolError("The master sent a second handshake.")
         if handshake.term_number < terms.last.number:
@@ -428,7 +432,8 @@ class LogReceiver:
         Raises ProtocolError if the term is older than the last one of this log, or has the same
         number and another start; and OSError.
         """
-        terms, term = self._terms, chunk.term
+        terms = self._terms
+        term = chunk.term
         assert terms is not None, "plain chunks have no term"
         assert term is not None, "chunks of the failover protocol have a term"
         last = terms.last
@@ -493,7 +498,9 @@ class LogReceiver:
         and the records that `_dispatch` held back are dispatched. A report is sent if more of the
         log may be reported, and as a heartbeat every `haSendHeartbeatInterval`.
         """
-        stream, now_s, broker = self._stream, self._clock.monotonic_s(), self._settings.broker
+        stream = self._stream
+        now_s = self._clock.monotonic_s()
+        broker = self._settings.broker
         if stream is None:
             return
         if (now_s - self._read_s) * 1000 > broker.ha_housekeeping_ms:
@@ -526,7 +533,8 @@ class LogReceiver:
     def connection_lost(self) -> None:
         """Become ready for the next connection."""
         self._count_read(0)
-        self.state, self._stream = ConnectionState.READY, None
+        self.state = ConnectionState.READY
+        self._stream = None
 
 
 class StreamDialer(Protocol):

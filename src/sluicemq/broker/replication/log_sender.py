@@ -117,7 +117,8 @@ class ByteRate:
         """
         if int(now_s) != self._second:
             self.per_s = self._bytes if int(now_s) == self._second + 1 else 0
-            self._bytes, self._second = 0, int(now_s)
+            self._bytes = 0
+            self._second = int(now_s)
         self._bytes += size
         return self._bytes
 
@@ -210,7 +211,8 @@ class LogSender:
         """
         if self.replica_id is not None or self._terms is None:
             raise ProtocolError(f"Replica {handshake.replica_id} sent a second handshake.")
-        self._handshake, self.replica_id = handshake, handshake.replica_id
+        self._handshake = handshake
+        self.replica_id = handshake.replica_id
         terms = self._terms
         answer = MasterHandshake(self._sendable_end, terms.last.number, terms.entries)
         self._write(encode_master_handshake(answer))
@@ -255,7 +257,9 @@ class LogSender:
         position before the first byte. The rules are those of a RocketMQ master (spec/ha.md §1,
         §7). A plain slave is counted from now on.
         """
-        log_start, is_plain, first_position = self._store.log_start, self._terms is None, end
+        log_start = self._store.log_start
+        is_plain = self._terms is None
+        first_position = end
         if end == 0 and (is_plain or self._handshake.from_last_file):
             written = self._store.written_offset
             first_position = written - written % self._settings.store.commit_log_file_bytes
@@ -351,7 +355,8 @@ class LogSender:
                 self._term_end = _NO_END if end is None else end
             size_max = min(size_max, self._term_end - self.sent_end)
         if self._read_bytes:
-            data, self._read_bytes = self._read_bytes[:size_max], self._read_bytes[size_max:]
+            data = self._read_bytes[:size_max]
+            self._read_bytes = self._read_bytes[size_max:]
             return data
         left = self._sendable_end - self.sent_end
         if left > NEAR_BYTES:
@@ -367,7 +372,8 @@ class LogSender:
         """
         if self._is_reading:
             return
-        self._is_reading, position = True, self.sent_end
+        self._is_reading = True
+        position = self.sent_end
 
         def on_read(result: bytes | Exception) -> None:
             """Keep the bytes that were read from `position` on, or handle the error."""
@@ -409,7 +415,8 @@ class LogSender:
         `haHousekeepingInterval`. Due are log bytes that flow control has delayed, and a heartbeat
         if nothing was written for `haSendHeartbeatInterval`.
         """
-        now_s, broker = self._clock.monotonic_s(), self._settings.broker
+        now_s = self._clock.monotonic_s()
+        broker = self._settings.broker
         self.rate.add(0, now_s)
         if (now_s - self._read_s) * 1000 > broker.ha_housekeeping_ms:
             log.warning(

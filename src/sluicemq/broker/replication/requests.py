@@ -82,8 +82,10 @@ class ReplicaRequests:
         `in_sync` is None on a slave. `side` is what runs in this broker for its replicas; None on a
         read-only broker.
         """
-        self._settings, self._store = settings, store
-        self._in_sync, self._side = in_sync, side
+        self._settings = settings
+        self._store = store
+        self._in_sync = in_sync
+        self._side = side
 
     def follow_state(self, header: FollowStateRequest, command: Command, peer: Peer) -> Outcome:
         """Answer SLUICE_FOLLOW_STATE (900301) of a slave. See `StateSender.follow_state`.
@@ -297,7 +299,8 @@ def make_slave_handlers(settings: Settings, handlers: Mapping[int, Handler]) -> 
 
         return read
 
-    send_code, send_remark = ResponseCode.SYSTEM_BUSY, BUSY
+    send_code = ResponseCode.SYSTEM_BUSY
+    send_remark = BUSY
     if settings.broker.acting_master:
         send_code = ResponseCode.SERVICE_NOT_AVAILABLE
         send_remark = (

@@ -97,7 +97,8 @@ class ConfirmedEnd:
         The file contains {"confirmed": position}. Raises StoreDamagedError if its content is
         invalid, and StoreError if it is unreadable.
         """
-        self._files, path = files, f"{settings.store.root}/config/{CONFIRMED_NAME}"
+        self._files = files
+        path = f"{settings.store.root}/config/{CONFIRMED_NAME}"
         self.document = Document(files, path, lambda: json.dumps({"confirmed": self.end}))
         self.end: int | None = self.document.load(
             lambda text: take_integer(load_object(text, CONFIRMED_NAME), "confirmed")
@@ -154,9 +155,15 @@ class MasterSide:
         truncated its log, and its log counts from now on. Raises OSError.
         """
         assert core.in_sync is not None, "a master counts its slaves"
-        settings, store, clock = core.settings, core.store, core.clock
-        self._core, self._state_log, self._files, self._network = core, state_log, files, network
-        self._settings, self._clock = settings, clock
+        settings = core.settings
+        store = core.store
+        clock = core.clock
+        self._core = core
+        self._state_log = state_log
+        self._files = files
+        self._network = network
+        self._settings = settings
+        self._clock = clock
         self._listener: StreamListener | None = None
         with contextlib.suppress(FileNotFoundError):
             files.remove(f"{settings.store.root}/{INCOMPLETE_NAME}")
@@ -236,7 +243,8 @@ class MasterSide:
         Raises StoreUncertainError if the slaves do not have the changes after `slaveTimeout`, or if
         this broker is not the master any more.
         """
-        in_sync, state_log = self._core.in_sync, self._state_log
+        in_sync = self._core.in_sync
+        state_log = self._state_log
         assert in_sync is not None, "a master counts its slaves"
         if not in_sync.holds_answers or not self._settings.is_gated:
             return
@@ -316,8 +324,11 @@ class SlaveSide:
         - `begin_queue(topic, queue_id, offset, unit)` sets the first offset of a queue. It may be
           called on any thread.
         """
-        self._core, self._term, self._log_follower = core, term, log_follower
-        self._run_sync, self._is_syncing = run_sync, False
+        self._core = core
+        self._term = term
+        self._log_follower = log_follower
+        self._run_sync = run_sync
+        self._is_syncing = False
         self._master_addresses = ("", "")  # for clients, for HA
         core.store.on_visible = core.group_commit.on_follower_append
         self.acting_master: ActingMaster | None = None
@@ -334,7 +345,8 @@ class SlaveSide:
         receiver.on_truncation = self.mark_incomplete
         # A slave that catches up leaves the processor to the servers on the same machine.
         receiver.on_catch_up = priority().set_low
-        self._files, self._mark_path = files, f"{core.settings.store.root}/{INCOMPLETE_NAME}"
+        self._files = files
+        self._mark_path = f"{core.settings.store.root}/{INCOMPLETE_NAME}"
         self._is_marked = files.exists(self._mark_path)
 
         def reload_changed(names: set[str]) -> None:

@@ -117,7 +117,9 @@ class StateApplier:
 
         `put_unit(topic, queue_id, offset, unit)` is called for the UNIT operations of a snapshot.
         """
-        self._files, self._paths, self._put_unit = files, paths, put_unit
+        self._files = files
+        self._paths = paths
+        self._put_unit = put_unit
         self.run_id = ""
         """The run of the master that the operations are from; "" if there are none."""
         self.applied_number = 0
@@ -138,7 +140,10 @@ class StateApplier:
 
     def reset(self) -> None:
         """Forget all operations, so that a snapshot is requested next."""
-        self.run_id, self.applied_number, self.has_snapshot, self._snapshot = "", 0, False, None
+        self.run_id = ""
+        self.applied_number = 0
+        self.has_snapshot = False
+        self._snapshot = None
         self._waiting.clear()
 
     def enqueue(self, run_id: str, operations: Iterable[Operation]) -> None:
@@ -174,7 +179,8 @@ class StateApplier:
                     self._snapshot.append(operation)
                 else:
                     changed |= self._apply_snapshot(self._snapshot)
-                    self._snapshot, self.has_snapshot = None, True
+                    self._snapshot = None
+                    self.has_snapshot = True
                     self.applied_number = operation.offset
             self._sync()
         except BaseException:
@@ -312,7 +318,8 @@ class StateApplier:
 
         The new name is durable when `_sync` has synced the directory.
         """
-        directory, new_path = path.rpartition("/")[0], path + ".new"
+        directory = path.rpartition("/")[0]
+        new_path = path + ".new"
         self._files.make_directory(directory)
         with closing(self._files.open(new_path, create=True, access=access)) as file:
             file.truncate(len(content))

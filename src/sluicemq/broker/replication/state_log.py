@@ -112,7 +112,8 @@ def decode_operations(data: bytes) -> list[Operation]:
 
     Raises ProtocolError if an operation is invalid or `data` ends within one.
     """
-    operations, position = [], 0
+    operations = []
+    position = 0
     try:
         while position < len(data):
             number, log_end, kind, name_size, offset, size = _HEAD.unpack_from(data, position)
@@ -153,7 +154,8 @@ class ReplicatedPaths:
         `rules` are the paths where the file with the access rules may be. The first one that exists
         is used, or the first one if none exists. Its directory may have further rules in `acl`.
         """
-        roots, paths = {"config": f"{root}/config"}, tuple(rules)
+        roots = {"config": f"{root}/config"}
+        paths = tuple(rules)
         if paths:
             main = next(filter(files.exists, paths), paths[0])
             roots |= {"acl/main": main, "acl/more": f"{main.rpartition('/')[0] or '.'}/acl"}
@@ -234,7 +236,8 @@ class _SlaveProgress:
     __slots__ = ("asked_s", "number")
 
     def __init__(self) -> None:
-        self.number, self.asked_s = -1, 0.0
+        self.number = -1
+        self.asked_s = 0.0
 
 
 class StateLog:
@@ -256,7 +259,8 @@ class StateLog:
         `paths` says which files are replicated. `call_soon` calls a function in the event loop. It
         must be callable on any thread.
         """
-        self.paths, self.run_id = paths, run_id
+        self.paths = paths
+        self.run_id = run_id
         self.last_number = 0
         """The number of the last operation."""
         self.log_end: Callable[[], int] = lambda: 0
@@ -340,7 +344,8 @@ class StateLog:
         """
         slave = self._slaves.setdefault(replica_id, _SlaveProgress())
         is_this_run = run_id == self.run_id and number < _SNAPSHOT_NUMBERS
-        slave.number, slave.asked_s = number if is_this_run else -1, now_s
+        slave.number = number if is_this_run else -1
+        slave.asked_s = now_s
         self.check_replicated()
         with self.lock:
             for key, other in list(self._slaves.items()):
@@ -417,7 +422,8 @@ class StateLog:
     def _wake(self) -> None:
         """Call the functions of `call_when_recorded` whose operation is recorded now."""
         self._is_waking = False
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for number, done in waiting:
             self.call_when_recorded(number, done)
 
@@ -436,7 +442,8 @@ class StateLog:
 
     def check_replicated(self) -> None:
         """Call the functions of `call_when_replicated` whose condition is now met."""
-        waiting, self._unreplicated = self._unreplicated, []
+        waiting = self._unreplicated
+        self._unreplicated = []
         for number, get_replica_ids, done in waiting:
             if all(self.acked_number(replica_id) >= number for replica_id in get_replica_ids()):
                 done()
@@ -466,7 +473,8 @@ def _split_write(name: str, content: bytes) -> list[tuple[OperationKind, str, in
 
 def _take_response(operations: Iterable[Operation]) -> list[Operation]:
     """Return the first of `operations` that together have ANSWER_BYTES or slightly more."""
-    taken, size = [], 0
+    taken = []
+    size = 0
     for operation in operations:
         if size >= ANSWER_BYTES:
             break
@@ -483,11 +491,18 @@ class RecordingFiles:
 
     def __init__(self, below: Files, state_log: StateLog) -> None:
         """Wrap the files `below`. Methods that change nothing are those of `below`."""
-        self._below, self._state_log, self.pool = below, state_log, below.pool
-        self.access, self.exists, self.names = below.access, below.exists, below.names
-        self.make_directory, self.sync_all = below.make_directory, below.sync_all
-        self.sync_directory, self.lock = below.sync_directory, below.lock
-        self.usage, self.modified_ms = below.usage, below.modified_ms
+        self._below = below
+        self._state_log = state_log
+        self.pool = below.pool
+        self.access = below.access
+        self.exists = below.exists
+        self.names = below.names
+        self.make_directory = below.make_directory
+        self.sync_all = below.sync_all
+        self.sync_directory = below.sync_directory
+        self.lock = below.lock
+        self.usage = below.usage
+        self.modified_ms = below.modified_ms
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         """Open a file, like `Files.open`.
@@ -507,8 +522,10 @@ class RecordingFiles:
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, like `Files.rename`. It is recorded if both paths are replicated."""
-        paths, state_log = self._state_log.paths, self._state_log
-        old_name, new_name = paths.name_of(old), paths.name_of(new)
+        paths = self._state_log.paths
+        state_log = self._state_log
+        old_name = paths.name_of(old)
+        new_name = paths.name_of(new)
         with state_log.lock:
             self._below.rename(old, new)
             if old_name is not None and new_name is not None:
@@ -528,10 +545,15 @@ class _RecordingFile:
 
     def __init__(self, below: File, name: str, state_log: StateLog) -> None:
         """Wrap the open file `below`, whose replicated name is `name`."""
-        self._below, self._name, self._state_log = below, name, state_log
-        self.pread, self.sync = below.pread, below.sync
-        self.size, self.close = below.size, below.close
-        self.data_start, self.data_end = below.data_start, below.data_end
+        self._below = below
+        self._name = name
+        self._state_log = state_log
+        self.pread = below.pread
+        self.sync = below.sync
+        self.size = below.size
+        self.close = below.close
+        self.data_start = below.data_start
+        self.data_end = below.data_end
         self.fileno = below.fileno
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:

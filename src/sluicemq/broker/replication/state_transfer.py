@@ -81,8 +81,12 @@ class StateSender:
         of the commit log. `ticket` is the ticket for the HA port, which slaves receive; b"" if none
         is required.
         """
-        self._state_log, self._in_sync, self._files = state_log, in_sync, files
-        self._clock, self._log_start, self._ticket = clock, log_start, ticket
+        self._state_log = state_log
+        self._in_sync = in_sync
+        self._files = files
+        self._clock = clock
+        self._log_start = log_start
+        self._ticket = ticket
         self._parked: dict[Peer, tuple[float, Command]] = {}
         """The deadline, in monotonic seconds, and the parked request of each slave."""
 
@@ -96,7 +100,8 @@ class StateSender:
         snapshot has to be made first. Otherwise park the request and return None: `peer` gets the
         response when there is an operation, or after STATE_WAIT_MS.
         """
-        state_log, now_s = self._state_log, self._clock.monotonic_s()
+        state_log = self._state_log
+        now_s = self._clock.monotonic_s()
         state_log.record_progress(header.replica_id, header.master_run_id, header.number, now_s)
         self._in_sync.record_state_report(
             header.replica_id,
@@ -206,8 +211,12 @@ class StateReceiver:
         """The ticket for the master's HA port; b"" if none is required."""
         self.is_java = False
         """Whether the master is a Java broker."""
-        self._identity, self._log_end, self._sync = identity, log_end, sync
-        self._in_executor, self._on_changed, self._sign = in_executor, on_changed, sign
+        self._identity = identity
+        self._log_end = log_end
+        self._sync = sync
+        self._in_executor = in_executor
+        self._on_changed = on_changed
+        self._sign = sign
         self._java = java
         self._outages = Outages(clock, log)
         self._address = ""
@@ -258,7 +267,8 @@ class StateReceiver:
         With `wants_none` the master answers at once and with no operations. Raises SluiceError if
         there is no response.
         """
-        applier, identity = self.applier, self._identity
+        applier = self.applier
+        identity = self._identity
         header = FollowStateRequest(
             replica_id=identity.replica_id,
             incarnation=identity.incarnation,
@@ -279,7 +289,8 @@ class StateReceiver:
         if answer.code != ResponseCode.SUCCESS:
             raise RequestError(answer.code, answer.remark or "", address=channel.address)
         header = decode_header(FollowStateResponse, answer.fields)
-        self.master_log_start, self.is_java = header.log_start, False
+        self.master_log_start = header.log_start
+        self.is_java = False
         try:
             self.ticket = bytes.fromhex(header.ticket)
         except ValueError as error:
@@ -296,7 +307,9 @@ class StateReceiver:
         Raises ProtocolError if the master was restarted meanwhile, and what `StateApplier.apply`
         and the request raise.
         """
-        applier, pause_s, silent_s = self.applier, POLL_S, 0.0
+        applier = self.applier
+        pause_s = POLL_S
+        silent_s = 0.0
         while (needed := applier.next_log_end) is not None:
             if self._log_end() < needed:
                 await asyncio.sleep(pause_s)

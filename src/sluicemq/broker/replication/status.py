@@ -93,7 +93,8 @@ class ReplicaAdmin:
         With failover, the fields of `RoleController.status` are added, and replace those of the
         same name. `confirmed` and `slaves` are filled in by a master only.
         """
-        broker, host = self._settings.broker, self._settings.host
+        broker = self._settings.broker
+        host = self._settings.host
         is_slave = self._settings.is_slave
         lag_bytes, lag_ms = self._measure_lag() if is_slave else (0, 0)
         fields: dict[str, Any] = {

@@ -299,7 +299,8 @@ class OpenTransactions:
         sent the same message object a second time. Only the broker's own copy does not.
         """
         self.next_half_offset = message.offset + 1
-        unique_id, digest = message.unique_id, message.digest
+        unique_id = message.unique_id
+        digest = message.digest
         transaction = self.find(unique_id, digest) if unique_id else None
         superseded_offset = None
         if transaction is None or (
@@ -483,7 +484,8 @@ def convert_to_prepared(message: MessageToStore, config: BrokerConfig, open_coun
         REAL_QUEUE: str(message.queue_id),
         TRANSACTION_ID: properties.get(UNIQ_KEY, ""),
     }
-    message.topic, message.queue_id = HALF_TOPIC, 0
+    message.topic = HALF_TOPIC
+    message.queue_id = 0
     message.sys_flag &= ~TRANSACTION_MASK
     return True
 

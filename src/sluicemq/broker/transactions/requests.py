@@ -84,7 +84,8 @@ class TransactionRequests:
         late, if the account may not send to the topic, or if the transaction has ended with the
         other outcome. Such refusals are logged, except for a wrong outcome or position.
         """
-        transactions, outcome = self.transactions, header.outcome
+        transactions = self.transactions
+        outcome = header.outcome
         if header.is_from_check:
             self._note_answer(header, peer)
         if outcome == 0:
@@ -183,17 +184,20 @@ class TransactionRequests:
         after = -1 if header.after is None else header.after
         table = self.transactions.table
         listed: list[bodies.OpenTransaction] = []
-        examined_count, last_offset = 0, None
+        examined_count = 0
+        last_offset = None
         for transaction in table:
             if transaction.offset <= after:
                 continue
             if examined_count == LIST_MAX or len(listed) == count_max:
                 break
-            examined_count, last_offset = examined_count + 1, transaction.offset
+            examined_count = examined_count + 1
+            last_offset = transaction.offset
             record = self.transactions.reader.read_record(transaction.physical_offset)
             if record is None:
                 continue
-            group, topic = record.get_text(PRODUCER_GROUP), record.get_text(REAL_TOPIC)
+            group = record.get_text(PRODUCER_GROUP)
+            topic = record.get_text(REAL_TOPIC)
             if header.group in (None, "", group) and header.topic in (None, "", topic):
                 listed.append(_describe(transaction, record))
         else:

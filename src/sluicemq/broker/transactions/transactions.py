@@ -189,7 +189,8 @@ class TransactionChecker:
         answer is logged. Do nothing if there was no check, if it was answered, or if the connection
         is closed. `record` is the transaction's newest prepared message.
         """
-        peer, transaction.asked_peer = transaction.asked_peer, None
+        peer = transaction.asked_peer
+        transaction.asked_peer = None
         if peer is None or peer.closed:
             return
         self.unanswered_count += 1
@@ -329,7 +330,8 @@ class Transactions:
         transactions. A read-only broker only builds the table. The call blocks for the time of the
         reads. Raises StoreError.
         """
-        half_start, op_start = self._start_offset(HALF_TOPIC), self._start_offset(OP_TOPIC)
+        half_start = self._start_offset(HALF_TOPIC)
+        op_start = self._start_offset(OP_TOPIC)
         table = self.table = OpenTransactions(half_start, op_start)
         self._progress = {HALF_TOPIC: Progress(half_start), OP_TOPIC: Progress(op_start)}
         done_offsets: set[int] = set()
@@ -426,7 +428,8 @@ class Transactions:
         properties = original_properties(record)
         name = properties.get(REAL_TOPIC, "")
         if outcome == COMMITTED:
-            topic, queue_id = self._topics.get(name), natural(properties.get(REAL_QUEUE, ""))
+            topic = self._topics.get(name)
+            queue_id = natural(properties.get(REAL_QUEUE, ""))
             if topic is None or topic.is_forbidden or queue_id is None:
                 raise RequestError(
                     ResponseCode.TOPIC_NOT_EXIST,
@@ -473,7 +476,8 @@ class Transactions:
 
     def _append_op(self, offset: int) -> None:
         """Append an op for the prepared message at `offset`. The caller schedules the commit."""
-        now_ms, host = self._clock.now_ms(), self._settings.store_host
+        now_ms = self._clock.now_ms()
+        host = self._settings.store_host
         # Positional: the writer is a compiled function that is called for every message.
         self._store.writer.append(
             OP_TOPIC, 0, b"%d" % offset, OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, host, host
@@ -571,7 +575,8 @@ class Transactions:
         If the store accepts no messages, which is logged, or if the group commit fails, the next
         call appends the ops again.
         """
-        offsets, self._superseded = self._superseded, []
+        offsets = self._superseded
+        self._superseded = []
         if not offsets:
             return
         try:

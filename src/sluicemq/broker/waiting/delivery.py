@@ -190,7 +190,8 @@ class DelayedDelivery:
         if self._worker.is_paused:
             self._set_timer(self._worker.paused_until_s, now_s)
             return
-        now_ms, run_times_s = self._clock.now_ms(), []
+        now_ms = self._clock.now_ms()
+        run_times_s = []
         for source in self.sources:
             # A due timed message may have to wait until more of the timer queue is indexed.
             is_timers = source is self.timers

@@ -514,7 +514,8 @@ class DelayLevels:
         units = self._store.reader.valid_units
         offset = max(offset, level.next_offset)
         for entry in iter_queue(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
-            record, due_ms = entry.record, 0
+            record = entry.record
+            due_ms = 0
             if record is not None:
                 due_ms = self._find_due_ms(level, entry.position, record.size_bytes, entry.tag_code)
             if entry.offset in level.cancelled_offsets:

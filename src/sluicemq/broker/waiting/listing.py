@@ -66,10 +66,12 @@ class TimerListing:
         There may be many such messages on a new master, for example, which has to fill its wheel
         first.
         """
-        now_ms, units = self._clock.now_ms(), self._store.reader.valid_units
+        now_ms = self._clock.now_ms()
+        units = self._store.reader.valid_units
         start = max(offset, indexed_end)
         for entry in intake.iter_queue(self._store, TIMER_TOPIC, 0, start, units):
-            record, due_ms = entry.record, 0
+            record = entry.record
+            due_ms = 0
             assigned = self._placing.assign_slot(record, now_ms) if record is not None else None
             if record is None or assigned is None or assigned.magic & MAGIC_DELETE:
                 record = None
@@ -88,7 +90,8 @@ class TimerListing:
         An entry without a record also follows every _SLOTS_PER_STEP slots, so that the caller can
         end a page although the slots are empty.
         """
-        precision_ms, read_ms = self._placing.precision_ms, self._timers.read_ms
+        precision_ms = self._placing.precision_ms
+        read_ms = self._timers.read_ms
         wheel = self._timers.files.wheel
         start_ms = max(slot_ms, read_ms)
         is_inside_slot = slot_ms == start_ms and unit != NEWEST_UNIT

@@ -155,7 +155,8 @@ class LoggedDeliveries:
         all calls together read no more than RECORDS_MAX records. Records that are matched already
         are left out. Each message must have a record.
         """
-        store, found = self._store, FoundDeliveries()
+        store = self._store
+        found = FoundDeliveries()
         records = [message.record for message in messages if message.record is not None]
         keys = {_delivery_key(record) for record in records}
         first_position = min(record.physical_offset for record in records)

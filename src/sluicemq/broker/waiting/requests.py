@@ -211,10 +211,13 @@ class DelayHandlers:
             levels = self.delayed.levels
             for queue_id in (one for one in levels.queue_ids if one >= first):
                 yield from levels.iter_waiting(queue_id, second if queue_id == first else 0)
-            kind, first, indexed_end = "Q", 0, self.delayed.timers.files.queue_offset
+            kind = "Q"
+            first = 0
+            indexed_end = self.delayed.timers.files.queue_offset
         if kind == "Q":
             yield from listing.iter_queue(first, indexed_end)
-            first, second = 0, NEWEST_UNIT
+            first = 0
+            second = NEWEST_UNIT
         yield from listing.iter_wheel(first, second, indexed_end)
 
     def _describe(self, entry: WaitingEntry) -> bodies.WaitingMessage | None:
@@ -226,11 +229,13 @@ class DelayHandlers:
         record = entry.record
         if record is None or entry.due_ms <= self.clock.now_ms():
             return None
-        topic, unique_id = record.get_text(REAL_TOPIC), record.get_text(UNIQ_KEY)
+        topic = record.get_text(REAL_TOPIC)
+        unique_id = record.get_text(UNIQ_KEY)
         if entry.level:
             handle = _encode_level_handle(entry.level - 1, entry.queue_offset, unique_id)
         else:
-            slot_ms, broker = record.get_number(TIMER_OUT) or 0, self.settings.broker.broker_name
+            slot_ms = record.get_number(TIMER_OUT) or 0
+            broker = self.settings.broker.broker_name
             handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
         wall_due_ms = entry.due_ms - self.clock.lead_ms
         return bodies.WaitingMessage(
@@ -308,7 +313,8 @@ def _parse_level_handle(handle: str) -> tuple[int, int, str] | None:
     parts = plain.split(" ", 3)
     if len(parts) != 4 or parts[0] != _LEVEL_HANDLE_VERSION:
         return None
-    queue_id, offset = natural(parts[1]), natural(parts[2])
+    queue_id = natural(parts[1])
+    offset = natural(parts[2])
     return None if queue_id is None or offset is None else (queue_id, offset, parts[3])
 
 

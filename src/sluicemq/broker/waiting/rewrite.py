@@ -86,7 +86,8 @@ class DelayRewriter:
             }
             for name in TIMER_PROPERTIES:
                 properties.pop(name, None)
-            draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
+            draft.topic = SCHEDULE_TOPIC
+            draft.queue_id = level - 1
             draft.delay_ms = self._delays_ms[level - 1]
             draft.delay_start_ms = self._clock.now_ms()
         elif TIMER_OUT not in properties and any(name in properties for name in TIMER_PROPERTIES):
@@ -135,7 +136,8 @@ class DelayRewriter:
             REAL_TOPIC: draft.topic,
             REAL_QUEUE: str(draft.queue_id),
         }
-        draft.topic, draft.queue_id = TIMER_TOPIC, 0
+        draft.topic = TIMER_TOPIC
+        draft.queue_id = 0
 
     def _find_slot_ms(self, properties: Mapping[str, str]) -> int | None:
         """Return the slot of the time in the properties, in ms since 1970; None if it has come.
@@ -146,7 +148,8 @@ class DelayRewriter:
         Raises RequestError for a delay of more than timerMaxDelaySec, and for a recall marker whose
         time has come.
         """
-        delay_max_s, now_ms = self._settings.store.timer_delay_max_s, self._clock.now_ms()
+        delay_max_s = self._settings.store.timer_delay_max_s
+        now_ms = self._clock.now_ms()
         if _SECONDS in properties:
             delay_ms = 1000 * _parse_integer(properties, _SECONDS)
         elif _MILLISECONDS in properties:

@@ -222,7 +222,8 @@ class Timers:
         delivered. The counts of waiting messages are cleared, because indexing counts them again.
         """
         self._late_slots.clear()
-        self._rebuild_end, self._rebuild_ms = replay_offset, read_ms
+        self._rebuild_end = replay_offset
+        self._rebuild_ms = read_ms
         self._rebuild_target = self._store.committed_offset(TIMER_TOPIC, 0)
         self._clear_counts()
 
@@ -233,7 +234,8 @@ class Timers:
         that is due from then on counts as delivered. Of several reports, the earliest time counts.
         """
         if not self._damage_reason or due_ms < self._damage_due_ms:
-            self._damage_reason, self._damage_due_ms = reason, due_ms
+            self._damage_reason = reason
+            self._damage_due_ms = due_ms
 
     def _rebuild_now(self) -> None:
         """Empty wheel and log while the broker runs, and begin to rebuild them from the queue.
@@ -241,13 +243,19 @@ class Timers:
         The tables of loaded messages are emptied, too, since loading fills them again. As after a
         start, messages that are due now are looked up in the log. Raises OSError.
         """
-        done_ms, replay_offset = self._find_done_ms(self._clock.now_ms()), self._replay_offset
-        reason, self._damage_reason = self._damage_reason, ""
+        done_ms = self._find_done_ms(self._clock.now_ms())
+        replay_offset = self._replay_offset
+        reason = self._damage_reason
+        self._damage_reason = ""
         self.files.start_rebuild(reason)
-        self.due_table, self._roll_table, self._recalled_keys = DueTable(), DueTable(), {}
-        self._loading, self._last_unindexed = None, None
+        self.due_table = DueTable()
+        self._roll_table = DueTable()
+        self._recalled_keys = {}
+        self._loading = None
+        self._last_unindexed = None
         self._loaded_end_ms = self._load_done_ms = self.read_ms
-        self._checkpoint_done_ms, self._checkpoint_offset = done_ms, NO_UNIT
+        self._checkpoint_done_ms = done_ms
+        self._checkpoint_offset = NO_UNIT
         self._begin_rebuild(replay_offset, self.read_ms)
         self.files.log_end_at_start = self.files.log_position_of(replay_offset)
         self._begin_doubt()
@@ -266,7 +274,8 @@ class Timers:
         message has no record or no valid time, which is logged; it was delivered before a rebuild;
         or its slot was over before the start (`_defer_unindexed`). `write_ms` is the present slot.
         """
-        record, offset = entry.record, self.files.queue_offset
+        record = entry.record
+        offset = self.files.queue_offset
         assigned = self.placing.assign_slot(record, write_ms) if record is not None else None
         if record is None or assigned is None:
             what = "its record is missing" if record is None else "it has no valid time"
@@ -320,11 +329,13 @@ class Timers:
                 self._recalled_keys.setdefault(slot_ms, set()).add(key)
             return
 
-        table, due_ms = self.due_table, slot_ms + self._precision_ms
+        table = self.due_table
+        due_ms = slot_ms + self._precision_ms
         if magic & MAGIC_ROLL:
             if is_old and slot_ms < self._checkpoint_done_ms:
                 return
-            table, due_ms = self._roll_table, slot_ms + 1
+            table = self._roll_table
+            due_ms = slot_ms + 1
         elif record is not None:
             due_ms = max(self.placing.compute_due_ms(record), slot_ms + 1)
         if is_old and due_ms <= self._checkpoint_done_ms and not magic & MAGIC_ROLL:
@@ -442,7 +453,8 @@ class Timers:
             self.recalled_count += 1
             return
 
-        table, due_ms = (self._roll_table if is_roll else self.due_table), message.due_ms
+        table = self._roll_table if is_roll else self.due_table
+        due_ms = message.due_ms
         if not message.has_unit:
             slot_ms = self.read_ms
             self._late_slots.add(slot_ms, record.queue_offset)
@@ -476,7 +488,8 @@ class Timers:
 
         If a slot is damaged, return before the later slots: `prepare` rebuilds the files.
         """
-        begin_ms, self._loaded_end_ms = self._loaded_end_ms, until_ms
+        begin_ms = self._loaded_end_ms
+        self._loaded_end_ms = until_ms
         end = self.files.log.end  # the messages of later units are added to the tables at once
         for slot_ms in self.files.wheel.iter_occupied_ms(begin_ms, until_ms):
             self._load_done_ms = slot_ms
@@ -491,7 +504,8 @@ class Timers:
         Units at position `end` of the timer log or later are ignored. If a unit of the slot cannot
         be read, add no message and report the damage (`_note_damage`).
         """
-        positions, magics = array("q"), array("b")
+        positions = array("q")
+        magics = array("b")
         slot = self.files.wheel.get(slot_ms)
         last_unit = NO_UNIT if slot is None else slot.last_unit
         for unit_position, unit in self.files.iter_chain(slot_ms, last_unit):
@@ -516,7 +530,8 @@ class Timers:
             [i for i, magic in enumerate(magics) if magic == MAGIC_DELETE] if any(magics) else []
         )
         for number, index in enumerate(chain(markers, reversed(range(len(positions))))):
-            position, record = positions[index], None
+            position = positions[index]
+            record = None
             if number < len(markers) or not is_over:
                 record = read_record(self._store.committed_record_at(position))
             is_old = position < self.files.log_end_at_start
@@ -634,8 +649,10 @@ class Timers:
         With `is_stored`, they are counted as delivered and no longer as waiting. Without it, they
         are put back into their tables, and the next `deliver` appends them again.
         """
-        unconfirmed, self._unconfirmed = self._unconfirmed, []
-        topics, self._unconfirmed_topics = self._unconfirmed_topics, []
+        unconfirmed = self._unconfirmed
+        self._unconfirmed = []
+        topics = self._unconfirmed_topics
+        self._unconfirmed_topics = []
         if not is_stored:
             for table, chunk in unconfirmed:
                 table.put_back(chunk)
@@ -659,7 +676,8 @@ class Timers:
         before they were indexed are logged and skipped. At the end, overdue messages are looked up,
         and the timer log is written. Raises OSError if that fails.
         """
-        now_ms, next_ms = self._slot_start(work.now_ms), self.next_due_ms
+        now_ms = self._slot_start(work.now_ms)
+        next_ms = self.next_due_ms
         if self._damage_reason:
             self._rebuild_now()
         limit_ms = min(now_ms, self._load_done_ms)
@@ -783,7 +801,8 @@ class Timers:
         RocketMQ continues in the queue behind the message of the last unit. Without this unit it
         would deliver the message again.
         """
-        entry, self._last_unindexed = self._last_unindexed, None
+        entry = self._last_unindexed
+        self._last_unindexed = None
         if entry is not None and entry.record is not None:
             slot_ms = self.read_ms - self._precision_ms
             size_bytes = entry.record.size_bytes

@@ -157,7 +157,8 @@ def _expand_variables(text: str, variables: Mapping[str, str]) -> str:
     """
 
     def value(match: re.Match[str]) -> str:
-        name, default = match[1], match[2]
+        name = match[1]
+        default = match[2]
         if name in variables:
             return variables[name]
         if default is None:

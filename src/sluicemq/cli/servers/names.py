@@ -27,7 +27,8 @@ from sluicemq.errors import ConfigurationError
 
 MODULE: Final = "sluicemq.cli.servers.names"
 LOGS: Final = "~/logs/rocketmqlogs"
-LOCAL, CLUSTER = "local", "cluster"
+LOCAL = "local"
+CLUSTER = "cluster"
 INSTALLATION_PREFIX: Final = "--installation="
 """The prefix of the argument that names the directory of the scripts. The directory is
 percent-encoded, because a process list shows arguments without quotes."""

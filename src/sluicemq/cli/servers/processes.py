@@ -92,7 +92,8 @@ def etcd_command(directory: Path, port: int) -> list[str]:
 
     etcd also requires a port for peers: `port` + 1. Raises ConfigurationError if there is no etcd.
     """
-    client, peer = f"http://{LOOPBACK}:{port}", f"http://{LOOPBACK}:{port + 1}"
+    client = f"http://{LOOPBACK}:{port}"
+    peer = f"http://{LOOPBACK}:{port + 1}"
     options = {
         "name": "trial",
         "data-dir": str(directory),
@@ -297,7 +298,8 @@ class ServerProcess(SupervisedProcess):
         the process has ended, it starts again `restart_s` seconds later. `environment` is added to
         the environment variables.
         """
-        self.address, self.metrics = "", ""
+        self.address = ""
+        self.metrics = ""
         self._server = server
         command = [sys.executable, "-m", "sluicemq", server, "--port", f"{ports.port}", *options]
         command += ["--metrics-port", f"{ports.metrics}"] if ports.metrics else []
@@ -313,7 +315,8 @@ class ServerProcess(SupervisedProcess):
         # The line is `ready broker=host:port … metrics=host:port`.
         parts = (word.partition("=") for word in line.split())
         addresses = {name: value for name, _, value in parts}
-        self.address, self.metrics = addresses[self._server], addresses.get("metrics", "")
+        self.address = addresses[self._server]
+        self.metrics = addresses.get("metrics", "")
 
     @property
     def metrics_text(self) -> str:
@@ -438,7 +441,9 @@ async def start_brokers(
     """
     options = ["--nameserver", name_server, "--host", config.bind_address]
     options += ["--config", path] if path else []
-    ready_text, restart_s, masters = f"store={root}", BROKER_RESTART_S, len(names)
+    ready_text = f"store={root}"
+    restart_s = BROKER_RESTART_S
+    masters = len(names)
     is_replicated = are_replicas(names)
     if is_replicated:
         etcd = make_etcd_process(Path(root, "etcd"), plan.etcd)
@@ -447,7 +452,8 @@ async def start_brokers(
         consensus = f"etcd://{LOOPBACK}:{plan.etcd}"
         options += ["--consensus", consensus]
         ready_text = f"consensus={consensus} {ready_text}"
-        restart_s, masters = REPLICA_RESTART_S, 1
+        restart_s = REPLICA_RESTART_S
+        masters = 1
     environment = {} if account is None else account.environment
     brokers = [
         ServerProcess(

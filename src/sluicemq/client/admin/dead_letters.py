@@ -61,10 +61,14 @@ ORIGIN_TOPICS: Final = (RETRY_TOPIC, "DLQ_ORIGIN_TOPIC")
 """The properties that may contain the origin topic; the second is that of popped messages."""
 ORIGIN_IDS: Final = (ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
 """The properties that may contain the message id in the origin topic."""
-MATCHES, UNCHECKED, FILTERED, INVALID = "matches", "unchecked", "filtered", "invalid"
+MATCHES = "matches"
+UNCHECKED = "unchecked"
+FILTERED = "filtered"
+INVALID = "invalid"
 SENDABLE: Final = (MATCHES, UNCHECKED)
 """The verdicts with which a message is sent."""
-ORIGIN, RETRY = "origin", "retry"
+ORIGIN = "origin"
+RETRY = "retry"
 COUNT_MAX: Final = 2_000
 """The default number of newest dead letters that are read."""
 BYTES_MAX: Final = 64 << 20
@@ -153,7 +157,8 @@ def cluster_dead_letters(dead_letters: Iterable[StoredMessage]) -> list[DeadLett
     """Return the clusters of dead letters, the largest first. The newest must come first."""
     found: dict[tuple[str, str], DeadLetterCluster] = {}
     for message in dead_letters:
-        key, time_ms = cluster_key(message), message.store_time_ms
+        key = cluster_key(message)
+        time_ms = message.store_time_ms
         cluster = found.setdefault(key, DeadLetterCluster(*key, first_ms=time_ms, last_ms=time_ms))
         cluster.messages += 1
         cluster.first_ms = min(cluster.first_ms, time_ms)
@@ -213,7 +218,8 @@ def dead_letters(
             f"the topic {topic!r} is not readable.", fix="Give it read permission."
         )
     found: list[StoredMessage] = []
-    stored, oldest_ms = 0, []
+    stored = 0
+    oldest_ms = []
     for queue in readable:
         low, high = yield from offsets(directory, queue)
         if until_ms is not None:
@@ -339,7 +345,8 @@ def prepare_replay(
 
     A body that cannot be decoded stays as it is stored. `ReplayJudge` rejects such messages.
     """
-    origin, body = origin_of(dead_letter), dead_letter.body_or_raw
+    origin = origin_of(dead_letter)
+    body = dead_letter.body_or_raw
     target = {ORIGIN: origin, RETRY: RETRY_PREFIX + group}.get(edit.to, edit.to)
     changed = {**editable_properties(dead_letter), **edit.properties}
     properties = {name: text for name, text in changed.items() if text}
@@ -382,7 +389,8 @@ def body_changes(body: bytes, edit: DeadLetterEdit) -> Iterator[tuple[str, str]]
     Yields ("same", text), ("gone", text) and ("new", text) for the first `CHANGES_SHOWN` changes,
     and nothing if the body stays the same.
     """
-    end, position = 0, body.find(edit.find) if edit.find else -1
+    end = 0
+    position = body.find(edit.find) if edit.find else -1
     for _ in range(CHANGES_SHOWN):
         if position < 0:
             break
@@ -492,7 +500,8 @@ class ReplayJudge:
 
     def _check(self, row: Mapping[str, Any]) -> None:
         """Raise ConfigurationError if no broker would accept the message."""
-        target, size = row["target"], row["size"] or 0
+        target = row["target"]
+        size = row["size"] or 0
         if not target:
             raise ConfigurationError("its origin topic is unknown.", fix="Set its topic.")
         if row.get("body_error"):

@@ -89,7 +89,8 @@ def explain_message(
     brokers = yield from masters(directory)
     readable = yield from _readable_brokers(directory, message.topic)
     queue = MessageQueue(message.topic, message.broker, message.queue_id)
-    low, high = message.queue_offset, message.queue_offset + 1
+    low = message.queue_offset
+    high = message.queue_offset + 1
     if readable is not None and message.broker in readable:
         low, high = yield from offsets(directory, queue)
     about = MessageFacts(message, low, high, readable)
@@ -162,7 +163,8 @@ def _delivery_facts(
     now_ms: int,
 ) -> Conversation[DeliveryFacts]:
     """Return what is known of a message in a group that exists, without its traces."""
-    name, message = config.name, about.message
+    name = config.name
+    message = about.message
     members, subscriptions = yield from _members(name, brokers, message.broker)
     if message.topic not in subscriptions:
         remembered = yield from _remembered_subscription(directory, name, message)
@@ -181,7 +183,9 @@ def _delivery_facts(
     contracts = yield from _contracts(directory, name)
     if _pops(contracts):
         # A broker commits what is popped only when its checkpoints are on disk.
-        members, committed, fetched = _without_queues(members), fetched, None
+        members = _without_queues(members)
+        committed = fetched
+        fetched = None
 
     retries = yield from _retries(directory, name, message, brokers)
     in_flight = yield from _in_flight(brokers, name, about.queue, message.queue_offset)
@@ -223,7 +227,8 @@ def _lanes(contracts: Iterable[GroupContract], queue: MessageQueue) -> list[Lane
         known = lane["subscriptions"].get(queue.topic)
         subscription = None
         if known is not None:
-            kind, expression = known[0], known[1]
+            kind = known[0]
+            expression = known[1]
             subscription = parse_subscription(queue.topic, expression, kind)
         offsets_by_queue = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
         offset = offsets_by_queue.get((queue.topic, queue.queue_id))
@@ -286,7 +291,8 @@ def _retries(
     directory: Directory, name: str, message: StoredMessage, brokers: Brokers
 ) -> Conversation[list[RetryFacts]]:
     """Return the copies of a message that wait for a retry, or are in a retry topic already."""
-    topic, message_id = RETRY_PREFIX + name, message.message_id
+    topic = RETRY_PREFIX + name
+    message_id = message.message_id
     origin = pop_origin(message.topic, name)
     pop_topics = [pop_retry_topic(name, origin, is_v2=is_v2) for is_v2 in (False, True)]
 
@@ -303,7 +309,8 @@ def _retries(
         arrived += yield from messages_by_id(brokers, retry_topic, message_id, None)
     found = []
     for copy in arrived:
-        offset, in_flight = None, None
+        offset = None
+        in_flight = None
         queue = MessageQueue(copy.topic, copy.broker, copy.queue_id)
         with contextlib.suppress(RequestError, RouteNotFoundError):
             offset = yield from committed_offset(directory, name, queue)

@@ -162,7 +162,8 @@ def _try_here(
 
     def take(page: list[StoredMessage]) -> bool:
         nonlocal done, messages
-        rows, first = [message.properties for message in page], page[0]
+        rows = [message.properties for message in page]
+        first = page[0]
         trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
         messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
         report = trial.report()  # keep only the messages that it shows

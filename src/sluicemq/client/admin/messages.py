@@ -180,7 +180,8 @@ def message_by_id(
     try:
         host, offset = parse_offset_message_id(text)
     except (ProtocolError, ValueError):
-        host, offset = None, -1
+        host = None
+        offset = -1
     # The client may not reach the address in the id, so each master is asked, that one first.
     nearest = sorted(brokers.items(), key=lambda item: item[1] != str(host))
     command = requests.message_at(topic="", physical_offset=offset)
@@ -270,7 +271,8 @@ def messages_between(
     share = max(1, read_max // max(1, len(ranges)))
     for queue, low, high in ranges:
         own: list[StoredMessage] = []
-        end, last = high, max(low, high - share)
+        end = high
+        last = max(low, high - share)
         while end > last and len(own) < count_max:
             page: list[StoredMessage] = []
 
@@ -280,7 +282,8 @@ def messages_between(
 
             begin = max(last, end - SCAN_PAGE)
             yield from read_range(directory, queue, begin, end, take)
-            read, end = read + len(page), begin
+            read = read + len(page)
+            end = begin
             own += [
                 one
                 for one in reversed(page)
@@ -644,7 +647,8 @@ def _batch_traces(
 
     The trace topic is read: these messages do not have the id as a key.
     """
-    begin_ms, end_ms = stored.store_time_ms - _SKEW_MS, stored.store_time_ms + _LATE_MS
+    begin_ms = stored.store_time_ms - _SKEW_MS
+    end_ms = stored.store_time_ms + _LATE_MS
     names = stored.message_id.encode(), stored.offset_message_id.encode()
     found: list[StoredMessage] = []
     scans = 0
@@ -656,7 +660,8 @@ def _batch_traces(
         return page[-1].store_time_ms <= end_ms and scans < _SCANS_MAX
 
     for queue in (yield from queues(directory, trace_topic)):
-        scans, low = 0, (yield from offset_by_time(directory, queue, begin_ms))
+        scans = 0
+        low = yield from offset_by_time(directory, queue, begin_ms)
         yield from read_range(directory, queue, low, TIME_MAX_MS, take)
     return found
 

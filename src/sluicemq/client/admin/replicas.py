@@ -20,7 +20,9 @@ from sluicemq.wire import fastjson
 
 ASK_S: Final = 2.0
 """The timeout of the request for the state of a replica."""
-MASTER, SLAVE, GONE = "master", "slave", "gone"
+MASTER = "master"
+SLAVE = "slave"
+GONE = "gone"
 REPORTED_FIELDS: Final = ("id", "role", "address", "epoch", "lagBytes", "lagMs", "logEnd")
 """The fields of a replica's answer that become fields of its record."""
 Status = dict[str, Any]

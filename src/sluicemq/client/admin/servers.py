@@ -134,10 +134,12 @@ def statistic(
     directory: Directory, name: str, key: str, topic: str
 ) -> Conversation[tuple[float, int]]:
     """Return the sum of `statistic_at` over all masters of a topic."""
-    rate, count = 0.0, 0
+    rate = 0.0
+    count = 0
     for address in (yield from masters_of_topic(directory, topic)).values():
         own_rate, own_count = yield from statistic_at(directory, address, name, key)
-        rate, count = rate + own_rate, count + own_count
+        rate = rate + own_rate
+        count = count + own_count
     return rate, count
 
 

@@ -290,7 +290,8 @@ class BrokerRequests:
         thread.
         """
         clock = self._client.cluster.clock
-        now_s, now_ms = clock.monotonic_s(), clock.now_ms()
+        now_s = clock.monotonic_s()
+        now_ms = clock.now_ms()
 
         def time_ms(monotonic_s: float) -> int:
             """Return monotonic seconds as milliseconds since 1970, and 0 for 0."""
@@ -301,7 +302,8 @@ class BrokerRequests:
             if reader is None:
                 continue
             in_flight = reader.in_flight
-            first, position = in_flight.committable, in_flight.position
+            first = in_flight.committable
+            position = in_flight.position
             yield (
                 queue,
                 bodies.QueueState(
@@ -341,7 +343,8 @@ class BrokerRequests:
         origin = DirectReader(self._client.cluster, consumer.group, record)
         clock = self._client.cluster.clock
         started_s = clock.monotonic_s()
-        outcome, remark = bodies.ConsumeResult.SUCCESS, None
+        outcome = bodies.ConsumeResult.SUCCESS
+        remark = None
         try:
             await consumer.call_handler(
                 ReceivedMessage(record, origin, origin.in_flight, record.queue_offset)
@@ -349,7 +352,8 @@ class BrokerRequests:
             if origin.is_rejected:
                 outcome = bodies.ConsumeResult.LATER
         except RetryLaterError as later:
-            outcome, remark = bodies.ConsumeResult.LATER, str(later)
+            outcome = bodies.ConsumeResult.LATER
+            remark = str(later)
         except Exception as failure:  # noqa: BLE001 - a handler may raise anything
             error = failure.error if isinstance(failure, EscapedError) else failure
             outcome = bodies.ConsumeResult.EXCEPTION

@@ -213,7 +213,8 @@ class MessageStream:
         started.
         """
         async with self._starting:
-            buffer, self._buffer = self._buffer, None
+            buffer = self._buffer
+            self._buffer = None
             if buffer is None or self._readers is None:
                 return
             buffer.put_back(self._readers.messages_handed_to(self))

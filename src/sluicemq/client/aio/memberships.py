@@ -199,7 +199,8 @@ class Memberships:
         The lock of the registry is held during the call. `shared` says that the brokers serve
         different filters. Raises SubscriptionConflictError.
         """
-        servers, client_id = self._cluster.name_servers, self._heartbeat_thread.client_id
+        servers = self._cluster.name_servers
+        client_id = self._heartbeat_thread.client_id
         more = {"shared": True} if shared else {}
         with _registry_lock:
             change(servers, *subscription, client_id, **more)

@@ -292,7 +292,8 @@ class LocalOffsets:
             if self._table is None or not self._is_dirty:
                 return
             self._is_dirty = False
-            text, anchors = encode_local_offsets(self._table), encode_anchors(self._anchors)
+            text = encode_local_offsets(self._table)
+            anchors = encode_anchors(self._anchors)
             try:
                 await self._run_blocking(lambda: self._write_files(text, anchors))
             except OSError as error:
@@ -323,7 +324,8 @@ class LocalOffsets:
         try:
             await self.flush()
         finally:
-            unlock, self._release_lock = self._release_lock, lambda: None
+            unlock = self._release_lock
+            self._release_lock = lambda: None
             self._table = None
             with contextlib.suppress(OSError):
                 unlock()

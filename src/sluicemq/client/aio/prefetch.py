@@ -125,7 +125,9 @@ class PrefetchBuffer:
         are added. A message with an undecodable body that may not be handed out ends the batch; the
         next `take` handles it.
         """
-        messages, items, origin = [first], self._items, first.origin
+        messages = [first]
+        items = self._items
+        origin = first.origin
         while len(messages) < count_max and items and items[0].origin is origin:
             if origin.needs_body_check and items[0].body_error is not None:
                 break
@@ -342,7 +344,8 @@ class OrderedPrefetchBuffer(PrefetchBuffer):
 
         An undecodable message that may not be handed out ends the batch.
         """
-        queue_buffer, messages = self._buffer_for(first), [first]
+        queue_buffer = self._buffer_for(first)
+        messages = [first]
         origin = queue_buffer.origin
         while len(messages) < count_max and queue_buffer.messages and origin.may_hand_out:
             if origin.needs_body_check and queue_buffer.messages[0].body_error is not None:

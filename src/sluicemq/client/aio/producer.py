@@ -386,8 +386,10 @@ class Producer:
         """
         if self._callbacks:
             await asyncio.sleep(0)  # lets the sends begin that send_soon has just scheduled
-        sender, settled = self.sender, asyncio.Event()
-        open_at_start, sender.on_drained = len(sender.open_ids), settled.set
+        sender = self.sender
+        settled = asyncio.Event()
+        open_at_start = len(sender.open_ids)
+        sender.on_drained = settled.set
         sender.close()
         if sender.open_ids:
             limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
@@ -459,7 +461,9 @@ class Requester:
         Raises RequestTimeoutError if no reply came within `timeout_s` seconds, and what a send
         raises.
         """
-        correlation_id, topic, where = secrets.token_hex(16), outgoing.topic, ""
+        correlation_id = secrets.token_hex(16)
+        topic = outgoing.topic
+        where = ""
         ttl_ms = int(timeout_s * 1000)
         request = make_request_message(
             outgoing, self._heartbeat_thread.client_id, correlation_id, ttl_ms

@@ -218,7 +218,8 @@ class PullConsumer:
             response.data, broker=queue.broker, body_bytes_max=self._body_bytes_max
         )
         if records:
-            last, now_s = records[-1], self._cluster.clock.monotonic_s()
+            last = records[-1]
+            now_s = self._cluster.clock.monotonic_s()
             identity.add_anchor(make_anchor(last), last.size_bytes, now_s)
         wanted = [record for record in records if tag_matches(subscription, record.tag)]
         messages, next_offset = await self._handle_undecodable(wanted, response.next_offset)
@@ -235,7 +236,8 @@ class PullConsumer:
         or the offset is behind the end of a queue of which no message is known. The identity of the
         queue is checked at the broker if a check is due. Raises SluiceError if the check fails.
         """
-        cluster, asked_s = self._cluster, self._cluster.clock.monotonic_s()
+        cluster = self._cluster
+        asked_s = self._cluster.clock.monotonic_s()
         directory = cluster.directory
         if (
             not identity.proven
@@ -456,7 +458,8 @@ class LitePullConsumer:
 
         No request is sent: `Memberships.leave` leaves the group.
         """
-        member, self._member = self._member, None
+        member = self._member
+        self._member = None
         if member is not None:
             member.assignment_listeners.remove(self._notify_assignment)
 

@@ -252,11 +252,14 @@ class QueueReader(RepositioningReader):
 
         Messages that are not current are left out.
         """
-        trace, in_flight, handed_out = self._cluster.trace, self.in_flight, self.handed_out
+        trace = self._cluster.trace
+        in_flight = self.in_flight
+        handed_out = self.handed_out
         now_s = self._cluster.clock.monotonic_s()
         for message in messages:
             if message.in_flight is in_flight:
-                message.owner, message.handed_out_s = owner, now_s
+                message.owner = owner
+                message.handed_out_s = now_s
                 if trace is not None:
                     message.delivery = trace.start_delivery(self.group, message.record)
                 handed_out.add(message)
@@ -359,8 +362,11 @@ class QueueReader(RepositioningReader):
 
         Return the number of those that are current and were not acknowledged before.
         """
-        handed_out, in_flight = self.handed_out, self.in_flight
-        counted, returned, handed_out_s_sum = 0, 0, 0.0
+        handed_out = self.handed_out
+        in_flight = self.in_flight
+        counted = 0
+        returned = 0
+        handed_out_s_sum = 0.0
         for message in messages:
             if message in handed_out:
                 handed_out.remove(message)
@@ -511,7 +517,8 @@ class QueueReader(RepositioningReader):
         while True:
             if not self._room_available.is_set():
                 await self._wait_for_room()
-            in_flight, subscription = self.in_flight, self.subscription
+            in_flight = self.in_flight
+            subscription = self.subscription
 
             def is_current(
                 old: InFlight = in_flight, requested: Subscription = subscription
@@ -594,7 +601,9 @@ class QueueReader(RepositioningReader):
         The request also commits the acknowledged offset if that is possible. Raises SluiceError if
         the pull fails.
         """
-        in_flight, poll_s, options = self.in_flight, self._cluster.long_poll_s, self._options
+        in_flight = self.in_flight
+        poll_s = self._cluster.long_poll_s
+        options = self._options
         masters = self._cluster.routes.master_addresses.get(self.queue.topic)
         self._pulls_from_master = self._replica_id == MASTER_ID and (
             not masters or self.queue.broker in masters
@@ -644,7 +653,8 @@ class QueueReader(RepositioningReader):
         if response.status is PullStatus.OFFSET_ILLEGAL:
             self._follow_illegal_offset(response)
             return
-        in_flight, tags = self.in_flight, self.subscription.tags
+        in_flight = self.in_flight
+        tags = self.subscription.tags
         # Brokers compare tags by hash: this drops messages of other tags with the same hash.
         records = split_records(
             response.data, self.queue.broker, tags, self._options.body_bytes_max

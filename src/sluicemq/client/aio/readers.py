@@ -129,7 +129,8 @@ class Readers:
         called. With automatic commits, each call commits the reader's new offset at once, so that a
         crash does not leave the group at its offset in the deleted topic.
         """
-        queue, topic = reader.queue, reader.queue.topic
+        queue = reader.queue
+        topic = reader.queue.topic
         if not reader.is_recreation_reported:
             _log.warning(
                 "topic %s was %s: group %s, which was at offset %d of %s, reads it from its "
@@ -216,7 +217,8 @@ class Readers:
             young = await self._offsets.read(queue, zero_if_young=True)
             if young is not None:
                 return young, None
-        start_ms, begin = self.options.start_ms, self._cluster.offset_min
+        start_ms = self.options.start_ms
+        begin = self._cluster.offset_min
         if not is_new and not queue.topic.startswith(RETRY_PREFIX):
             if start_ms is not None:
                 return await self._cluster.offset_by_time(queue, start_ms), None
@@ -229,7 +231,8 @@ class Readers:
 
         Messages that were pulled from it are no longer current.
         """
-        reader, task = self._readers.pop(queue), self._reader_tasks.pop(queue)
+        reader = self._readers.pop(queue)
+        task = self._reader_tasks.pop(queue)
         task.cancel()
         self._past_identities[queue] = reader.identity, self._recreation_counts[queue.topic]
         offset = reader.in_flight.committable

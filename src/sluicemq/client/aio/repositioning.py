@@ -78,12 +78,14 @@ class RepositioningReader(ABC):
         taken. Otherwise no request is sent. Return False if the reader was moved. Raises
         SluiceError if the check fails.
         """
-        identity, position = self.identity, self.in_flight.position
+        identity = self.identity
+        position = self.in_flight.position
         if identity.is_suspect and identity.proven:
             return await self._check_anchors()
         if identity.proven or identity.has_probed_start or not position:
             return True
-        in_flight, directory = self.in_flight, self._cluster.directory
+        in_flight = self.in_flight
+        directory = self._cluster.directory
         reset_to = await self._cluster.run(
             identity.probe_start(directory, self.group, self.queue, position)
         )
@@ -116,7 +118,8 @@ class RepositioningReader(ABC):
         Return False if the reader was moved, by this check or by another task meanwhile. Raises
         SluiceError if the check fails.
         """
-        in_flight, requested_s = self.in_flight, self._cluster.clock.monotonic_s()
+        in_flight = self.in_flight
+        requested_s = self._cluster.clock.monotonic_s()
         result = await self._find_verdict()
         if in_flight is not self.in_flight:
             return False
@@ -146,7 +149,8 @@ class RepositioningReader(ABC):
         If the anchors show that the topic was created again, report that. Otherwise, and if they
         cannot be checked, log the reset.
         """
-        in_flight, position = self.in_flight, self.in_flight.position
+        in_flight = self.in_flight
+        position = self.in_flight.position
         result = CheckResult(QueueVerdict.SAME)
         if self.identity.proven:
             with contextlib.suppress(SluiceError):  # follow the reset even if the check fails
@@ -176,7 +180,8 @@ class RepositioningReader(ABC):
         then continue after the newest proven anchor, or at the beginning of the queue if there is
         none.
         """
-        old, new = self.in_flight.position, response.next_offset
+        old = self.in_flight.position
+        new = response.next_offset
         beginning = restart_offset(response, old)
         if beginning is not None and self._pulls_from_master:
             newest = self.identity.newest

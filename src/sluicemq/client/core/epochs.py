@@ -30,8 +30,10 @@ from sluicemq.wire.staging import CommitEpochRequest, StagedRange
 CallBroker = Callable[[str, Command], Command]
 """Sends a request to a broker by name. Raises ConnectionLostError, RequestTimeoutError."""
 Ranges = tuple[StagedRange, ...]
-PREPARE, COMMIT = "prepare", "commit"
-CHECKING, PUBLISHED = "checking", "published"
+PREPARE = "prepare"
+COMMIT = "commit"
+CHECKING = "checking"
+PUBLISHED = "published"
 PAUSE_FIRST_S: Final = 0.002
 """The first pause in seconds between two requests about a step; it doubles each time."""
 PAUSE_LAST_S: Final = 0.05

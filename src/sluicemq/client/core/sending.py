@@ -495,7 +495,8 @@ class Sender:
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
         """
-        directory, topic = self.directory, outgoing.topic
+        directory = self.directory
+        topic = outgoing.topic
         attempts = SendAttempts(
             directory.clock.monotonic_s(),
             self.timeout_ms if timeout_ms is None else timeout_ms,

@@ -280,7 +280,8 @@ class Tracing:
         message.
         """
         checked_properties = properties or {}
-        tags, keys = checked_properties.get(TAGS), checked_properties.get(KEYS)
+        tags = checked_properties.get(TAGS)
+        keys = checked_properties.get(KEYS)
         if properties is None:
             tags, keys = self._prepared_labels.pop(transaction_id, (None, None))
         self.add_note(
@@ -370,7 +371,8 @@ class Tracing:
             kind = MessageKind.HALF
         elif DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
             kind = MessageKind.DELAYED
-        tags, keys = properties.get(TAGS), properties.get(KEYS)
+        tags = properties.get(TAGS)
+        keys = properties.get(KEYS)
         if kind is MessageKind.HALF:
             self._prepared_labels[note.message_id] = (tags, keys)
             if len(self._prepared_labels) > _PREPARED_MAX:
@@ -404,7 +406,8 @@ class TracedDelivery:
 
     def finish(self, outcome: ConsumeOutcome) -> None:
         """Record that the delivery has ended with `outcome`, and how long it took."""
-        clock, start_record = self._tracing.clock, self._start_record
+        clock = self._tracing.clock
+        start_record = self._start_record
         cost_ms = round((clock.monotonic_s() - self._started_s) * 1000)
         self._tracing.add_note(
             ConsumeTrace(

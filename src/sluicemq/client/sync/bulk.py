@@ -245,7 +245,8 @@ class BulkReader:
 
     def close(self) -> None:
         """Close the connection. Safe to call twice."""
-        channel, self._channel = self._channel, None
+        channel = self._channel
+        self._channel = None
         self._early_responses.clear()
         if channel is not None:
             channel.close()
@@ -262,7 +263,8 @@ def _cut_at_offset(data: Chunk, end: int) -> Chunk:
 
     The records are in the order of their offsets.
     """
-    view, position = memoryview(data), 0
+    view = memoryview(data)
+    position = 0
     while position < len(view):
         size, offset = _SIZE_AND_OFFSET.unpack_from(view, position)
         if offset >= end:

@@ -171,7 +171,8 @@ class Producer(Cluster):
         none. Return the result of the first one. The messages are not checked; for code that makes
         many messages at once. Raises what every send raises.
         """
-        sender, properties = self._sender, f"{WAIT}\x01true\x02"
+        sender = self._sender
+        properties = f"{WAIT}\x01true\x02"
         outgoing = OutgoingMessage(
             check_topic_cached(topic), body, properties, sender.next_id(), 0, 0, True
         )

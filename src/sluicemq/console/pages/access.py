@@ -207,7 +207,8 @@ async def try_request(context: Context) -> Answer:
         name: context.query.get(name, "").strip() for name in ("key", "host", "topic", "group")
     }
     request = context.query.get("request", "")
-    verdict, error = None, None
+    verdict = None
+    error = None
     if rules is not None and request:
         try:
             verdict = evaluate_request(rules, request, given)
@@ -242,7 +243,8 @@ def evaluate_request(rules: Rules, request: str, given: Mapping[str, str]) -> Ve
     host = given["host"]
     if host and not address_numbers(host):
         raise ConfigurationError(f"{host!r} is not an IP address.", fix="Write it as 10.10.103.5.")
-    topic, name = given["topic"], given["group"]
+    topic = given["topic"]
+    name = given["group"]
     if request in ALONE:
         if bool(topic) == bool(name):
             raise ConfigurationError(

@@ -43,7 +43,8 @@ async def show_all(context: Context) -> Answer:
 
 async def show(context: Context) -> Answer:
     """Return the page of one group. Raises GroupNotFoundError."""
-    group, admin = context.path["group"], context.admin
+    group = context.path["group"]
+    admin = context.admin
     known = await context.get_cached("groups", admin.groups)
     if group not in known:
         raise GroupNotFoundError(
@@ -123,7 +124,8 @@ async def fetch_proxy_clients(
 
 async def preview(context: Context) -> Answer:
     """Return the page with what a reset would change. Nothing is changed."""
-    group, topic = context.path["group"], context.query.get("topic", "")
+    group = context.path["group"]
+    topic = context.query.get("topic", "")
     progress = await context.admin.progress(group)
     changes = None
     if topic:
@@ -142,7 +144,8 @@ async def preview(context: Context) -> Answer:
 
 async def reset(context: Context) -> Answer:
     """Reset the offsets of a group."""
-    group, topic = context.path["group"], context.form.get("topic", "")
+    group = context.path["group"]
+    topic = context.form.get("topic", "")
     await context.admin.reset_offsets(group, topic, _reset_time(context))
     return Answer(redirect=f"/groups/{quote(group, safe='')}?done=reset")
 

@@ -48,7 +48,8 @@ PICK: Final = "pick."
 """The prefix of the fields that select single dead letters."""
 TARGETS: Final = ("origin", RETRY, "topic")
 """The values of the field `to`."""
-SENT, FAILED = "sent", "failed"
+SENT = "sent"
+FAILED = "failed"
 """The outcomes of a send, in place of a verdict."""
 
 
@@ -122,16 +123,22 @@ async def replay(context: Context) -> Answer:
     rows: list[Row] = []
     failures = 0
     for one, verdict, verdict_reason in reversed(plan.rows):  # the oldest first
-        outcome, reason = verdict, verdict_reason
+        outcome = verdict
+        reason = verdict_reason
         if verdict in SENDABLE and failures >= FAILURES_MAX:
-            outcome, reason = FAILED, f"not tried: {FAILURES_MAX} sends in a row have failed."
+            outcome = FAILED
+            reason = f"not tried: {FAILURES_MAX} sends in a row have failed."
         elif verdict in SENDABLE:
             try:
                 await send(context, one)
             except SluiceError as error:
-                outcome, reason, failures = FAILED, str(error), failures + 1
+                outcome = FAILED
+                reason = str(error)
+                failures = failures + 1
             else:
-                outcome, reason, failures = SENT, "", 0
+                outcome = SENT
+                reason = ""
+                failures = 0
         rows.append((one, outcome, reason))
     values = describe_batch(context, plan, rows, rows)
     return Answer(values | {"paged": None}, audit_values=values["counts"])
@@ -244,10 +251,13 @@ class Plan:
 
 async def build_plan(context: Context) -> Plan:
     """Return the batch that the request names, checked against the group's present subscription."""
-    group, found = context.path["group"], await fetch_newest(context)
-    fields, begin = read_fields(context), max(0, context.parse_number("from", 0))
+    group = context.path["group"]
+    found = await fetch_newest(context)
+    fields = read_fields(context)
+    begin = max(0, context.parse_number("from", 0))
     fields["until"] = str(until_ms(context, found))
-    edit, chosen = parse_edit(fields), select(context, found.messages)
+    edit = parse_edit(fields)
+    chosen = select(context, found.messages)
     replays = [prepare_replay(one, edit, group) for one in chosen[begin : begin + BATCH_MAX]]
     judge = await context.admin.dead_letter_judge(
         group,
@@ -265,8 +275,10 @@ def describe_batch(
 
     `shown` are the rows whose changes are shown.
     """
-    counts, group = Counter(verdict for _, verdict, _ in rows), context.path["group"]
-    end, find = plan.begin + len(plan.rows), plan.edit.find
+    counts = Counter(verdict for _, verdict, _ in rows)
+    group = context.path["group"]
+    end = plan.begin + len(plan.rows)
+    find = plan.edit.find
     following = urlencode(plan.fields | {"from": str(end)}) if end < plan.count else ""
     return {
         "group": group,

@@ -36,7 +36,8 @@ async def search(context: Context) -> Answer:
         scan = await context.admin.messages_between(
             topic, begin_ms, end_ms, where=query.get("where", "").strip(), count_max=PAGE_ROWS
         )
-        found, read = scan.messages, scan.read
+        found = scan.messages
+        read = scan.read
     return Answer(
         {
             "topic": topic,

@@ -22,7 +22,8 @@ def select_names(
 
     The query's `kind` selects names by `kind_of`, and its `q` those that contain the text.
     """
-    kind, wanted = context.query.get("kind", KINDS[0]), context.query.get("q", "").strip()
+    kind = context.query.get("kind", KINDS[0])
+    wanted = context.query.get("q", "").strip()
     counts = dict.fromkeys(KINDS, 0)
     found = []
     for name in names:
@@ -80,7 +81,8 @@ def _summarize(configs: dict[str, TopicConfig]) -> dict[str, Any]:
 
 async def show(context: Context) -> Answer:
     """Return the page of one topic. Raises RouteNotFoundError."""
-    topic, admin = context.path["topic"], context.admin
+    topic = context.path["topic"]
+    admin = context.admin
     found: dict[str, Part[Any]] = await fetch_parts(
         {
             "offsets": admin.topic_offsets(topic),

@@ -107,7 +107,8 @@ async def decide(context: Context) -> Answer:
 
 async def broker_address(context: Context) -> str:
     """Return the address of the broker that the form names. Raises ConfigurationError."""
-    masters, name = await context.admin.masters(), context.form.get("broker", "")
+    masters = await context.admin.masters()
+    name = context.form.get("broker", "")
     if name not in masters:
         raise ConfigurationError(f"There is no broker {name!r}.", fix="Choose one from the list.")
     return masters[name]

@@ -268,7 +268,8 @@ class Background:
             running.item.close()
             self._end(running, None, is_wanted=False)
             return
-        value, running.sent_value = running.sent_value, None
+        value = running.sent_value
+        running.sent_value = None
         passed_s = 0.0
         while passed_s < SLICE_S:
             try:

@@ -120,7 +120,8 @@ def _make_json_converter(kind: DataType, path: str = "body") -> JsonConverter:
             one.name: _make_json_converter(one.dataType, f"{path}.{one.name}")
             for one in kind.fields
         }
-        accepted_types, expected = (dict,), "an object"
+        accepted_types = (dict,)
+        expected = "an object"
 
         def convert_struct(value: Any) -> Any:
             return {name: convert(value.get(name)) for name, convert in field_converters.items()}
@@ -128,7 +129,8 @@ def _make_json_converter(kind: DataType, path: str = "body") -> JsonConverter:
         convert_inner = convert_struct
     elif isinstance(kind, ArrayType):
         convert_element = _make_json_converter(kind.elementType, f"{path}[]")
-        accepted_types, expected = (list,), "a list"
+        accepted_types = (list,)
+        expected = "a list"
 
         def convert_list(value: Any) -> Any:
             return [convert_element(one) for one in value]
@@ -197,7 +199,8 @@ def convert_property_column(texts: Any, type_name: str, name: str) -> tuple[Any,
     if type_name == "string":
         return texts, 0, ""
     encoded = texts.dictionary_encode()
-    distinct, arrow_type = encoded.dictionary, ARROW_TYPES[type_name]
+    distinct = encoded.dictionary
+    arrow_type = ARROW_TYPES[type_name]
     is_simple = pa.array([False] * len(distinct), pa.bool_())
     if type_name in _SIMPLE_NUMBERS:
         is_simple = pc.match_substring_regex(distinct, _SIMPLE_NUMBERS[type_name])

@@ -216,7 +216,8 @@ class TopicIdentity:
         has, the range begins at the first offset of the new topic. What is lost is logged. Raises
         OffsetOutOfRangeError instead if loss is an error.
         """
-        queue, (lowest, highest) = planned.queue, bounds
+        queue = planned.queue
+        (lowest, highest) = bounds
         # True, False or None (unknown) for each anchor, in the same order.
         is_same = [self.is_same_queue(admin, queue, anchor, bounds) for anchor in anchors]
         if self._fail_on_data_loss:
@@ -230,7 +231,8 @@ class TopicIdentity:
                     f" {min(lowest, planned.end) - planned.start} messages are gone.",
                     fix="Set failOnDataLoss=false to read what is left.",
                 )
-        start, end = max(planned.start, lowest), min(planned.end, highest)
+        start = max(planned.start, lowest)
+        end = min(planned.end, highest)
         has_end_changed = bool(is_same) and is_same[0] is False
         is_end_unproven = planned.end > highest and True not in is_same
         if has_end_changed or is_end_unproven:
@@ -259,7 +261,8 @@ class TopicIdentity:
         """
         anchors = dict(known)
         for queue, (lowest, end) in moved.items():
-            old, last = anchors.pop(queue, None), end - 1
+            old = anchors.pop(queue, None)
+            last = end - 1
             is_recent = (
                 old is not None
                 and lowest <= old.offset
@@ -467,7 +470,8 @@ def _find_changed_bounds(plan: ReadPlan, partition: RangePartition) -> tuple[int
     Return None if the queue is the same, or if that cannot be checked: the partition has no anchor,
     or the queue does not exist any more (the pulls that follow report that). Raises SluiceError.
     """
-    queue, anchor = partition.queue, partition.anchor
+    queue = partition.queue
+    anchor = partition.anchor
     if queue is None or anchor is None or anchor.stored_ms is None:
         return None
     channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)

@@ -456,7 +456,8 @@ def narrow_ranges(
         parts = zip(queue, allowed, strict=True)
         if any(values is not None and part not in values for part, values in parts):
             continue
-        low, high = max(start[queue], pushed.offset_min), min(end[queue], pushed.offset_end)
+        low = max(start[queue], pushed.offset_min)
+        high = min(end[queue], pushed.offset_end)
         if low < high and pushed.time_min_ms is not None:
             low = max(low, min(high, index.offset_by_time(queue, pushed.time_min_ms - 1)))
         if low < high and pushed.time_max_ms is not None:

@@ -332,7 +332,8 @@ def _read_bodies(
     if not bad_count:
         return
     row = errors.is_valid().index(True).as_py()
-    offset, reason = columns["queue_offset"][row].as_py(), errors[row].as_py()
+    offset = columns["queue_offset"][row].as_py()
+    reason = errors[row].as_py()
     if plan.bad_body == BAD_BODY_FAIL:
         raise ConfigurationError(
             f"the body at offset {offset} of {queue_label(queue)} of {queue.topic!r} is {reason}.",

@@ -362,7 +362,8 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             return list(set_anchors(partitions, parse_anchors(end), is_batch=False))
 
         with errors_without_traceback():
-            starts, ends = self._parse_offsets(start), self._parse_offsets(end)
+            starts = self._parse_offsets(start)
+            ends = self._parse_offsets(end)
             new = self._parse_offsets(end, "from")
             starts |= new
             # The queues to read, with their ends. A queue that is in no start is new.
@@ -606,7 +607,8 @@ class PlainStreamReader(StreamReader):
         """Return the checkpoint at the end of the next micro-batch."""
         with errors_without_traceback():
             micro_batch = self._plan_micro_batch(self._known_offsets, self._known_anchors)
-            self._known_offsets, self._known_anchors = micro_batch.ends, micro_batch.anchors
+            self._known_offsets = micro_batch.ends
+            self._known_anchors = micro_batch.anchors
             # The ends contain every queue, so `from` contains restarted queues only.
             return self._make_end_checkpoint(micro_batch.ends, micro_batch)
 

@@ -239,7 +239,8 @@ class ColumnBlocks:
 
         The call waits for the file, and caches its block. Return None if the block is in neither.
         """
-        block, number = self.cached_block(queue, offset), offset // BLOCK_ROWS
+        block = self.cached_block(queue, offset)
+        number = offset // BLOCK_ROWS
         name = self._table(queue).get(number)
         if block is not None or name is None:
             return block
@@ -295,7 +296,8 @@ class ColumnBlocks:
         are decoded with only the columns that the filter reads, at most PART_ROWS. Return None if
         the rows cannot be read, or if they must be decoded and there is no filter.
         """
-        number, key = offset // BLOCK_ROWS, self._key(queue)
+        number = offset // BLOCK_ROWS
+        key = self._key(queue)
         cached = self.cached_block(queue, offset)
         if cached is not None:
             return cached.slice_offsets(offset, min(cached.end, end))
@@ -328,11 +330,13 @@ class ColumnBlocks:
         False for its statistics. It returns (block, head) as `Load` needs them, and raises OSError
         and UntrueFileError.
         """
-        key, offset_min = self._key(queue), queue.offset_min
+        key = self._key(queue)
+        offset_min = queue.offset_min
         location = (self._files, self._directory_of(queue), name)
         evidence: dict[int, SourceRows | None] | None = None
         if (*key, number) not in self._proved:
-            first, stop = columns_file.parse_first_offset(name) or 0, (number + 1) * BLOCK_ROWS
+            first = columns_file.parse_first_offset(name) or 0
+            stop = (number + 1) * BLOCK_ROWS
             evidence = {
                 start: SourceRows.from_queue(self._log, queue, start, min(start + SLOT_ROWS, stop))
                 for start in range(first, stop, SLOT_ROWS)
@@ -393,7 +397,8 @@ class ColumnBlocks:
         nothing if the topic was deleted or the file replaced meanwhile. Rows that were decoded
         without a file are only counted (`rows_decoded`), not cached.
         """
-        queue, block = load.queue, load.block
+        queue = load.queue
+        block = load.block
         key = self._key(queue)
         if self._queues.by_key.get(key) is not queue:
             return  # its topic was deleted meanwhile
@@ -563,7 +568,8 @@ class ColumnBlocks:
         The slots of the block are taken from the cache or decoded, one for each job, then written.
         If retention has removed some of the rows, there is no file.
         """
-        start, stop = max(number * BLOCK_ROWS, queue.offset_min), (number + 1) * BLOCK_ROWS
+        start = max(number * BLOCK_ROWS, queue.offset_min)
+        stop = (number + 1) * BLOCK_ROWS
         if self.sealer is not None:
             yield from self._seal_in_process(self.sealer, queue, number, start, stop)
             return
@@ -584,11 +590,13 @@ class ColumnBlocks:
                 continue
             yield partial(decode, source)
             yield PAUSE_S
-        config, made = self._config, list[SealedFile]()
+        config = self._config
+        made = list[SealedFile]()
 
         def run() -> None:
             limits = config.columns_max, config.columns_disk_percent
-            directory, key = self._directory_of(queue), self._key(queue)
+            directory = self._directory_of(queue)
+            key = self._key(queue)
             made.append(seal_pieces(self._files, directory, key, limits, pieces, sources))
 
         yield run
@@ -603,7 +611,8 @@ class ColumnBlocks:
         The sealer's process needs only their units. If retention has removed some of the rows,
         there is no file.
         """
-        starts, units = [], []
+        starts = []
+        units = []
         for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
             found = read_units(queue, max(at, start), at + SLOT_ROWS)
             if found is None:
@@ -611,7 +620,8 @@ class ColumnBlocks:
             starts.append(max(at, start))
             units.append(found)
             yield 0.0
-        config, made = self._config, list[SealedFile]()
+        config = self._config
+        made = list[SealedFile]()
         job = SealJob(
             directory=self._directory_of(queue),
             topic=queue.topic,

@@ -126,7 +126,8 @@ class PropertyColumns:
         there are no columns, because they are off or pyarrow is missing. The call requests the
         columns of the topic, and loads pyarrow.
         """
-        scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
+        scan = self._warm_scan(topic)
+        queue = self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
 
@@ -154,7 +155,8 @@ class PropertyColumns:
         contains rows that the caller must still filter. The iteration ends early where rows cannot
         be read. Return None if there are no columns, as `iter_blocks`.
         """
-        scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
+        scan = self._warm_scan(topic)
+        queue = self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
 

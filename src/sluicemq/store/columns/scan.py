@@ -585,9 +585,11 @@ class RangeScan:
         Raises OffsetOutOfRangeError if some messages no longer exist, StoreDamagedError if one is
         damaged, and OSError. With `skips`, only OSError is raised.
         """
-        low, high = self._queue.offset_min, self._queue.visible_offset
+        low = self._queue.offset_min
+        high = self._queue.visible_offset
         rows_max = RANGE_ROWS if self._filter is None else RANGE_ROWS_FILTERED
-        position, stop = min(max(start, low), end), min(end, high)
+        position = min(max(start, low), end)
+        stop = min(end, high)
         if position > start or stop < end:
             self._count_missing(end - start - max(0, stop - position), start, end)
         while position < stop:
@@ -655,7 +657,8 @@ class RangeScan:
             if scanned is None:
                 rows = select(piece)
             else:
-                first_row, stop_row = position - scanned.start, stop - scanned.start
+                first_row = position - scanned.start
+                stop_row = stop - scanned.start
                 rows, needs_record = scanned.candidates.slice_rows(first_row, stop_row)
                 if needs_record is not None:
                     rows = _filter_by_records(rows, needs_record, piece, select)
@@ -669,7 +672,8 @@ class RangeScan:
         Each item has at most RANGE_BYTES of records, or one record. Missing and damaged records are
         counted or raised as `iter_places` says.
         """
-        log, position = self._log, int(rows.positions[0])
+        log = self._log
+        position = int(rows.positions[0])
         segment = log.segments.at(position)
         try:
             end = int(rows.positions[-1]) + int(rows.sizes[-1])
@@ -677,7 +681,8 @@ class RangeScan:
         except FileNotFoundError:  # retention has just removed it
             view = None
         if segment is None or view is None:
-            first, count = int(rows.offsets[0]), len(rows.sizes)
+            first = int(rows.offsets[0])
+            count = len(rows.sizes)
             if segment is None and position >= log.start:
                 self._count_damaged(count, first, f"no file of the log holds byte {position}")
             else:
@@ -686,7 +691,8 @@ class RangeScan:
         base = segment.base
         good = np.ones(len(rows.sizes), np.bool_)
         for row in unverified_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
-            record_start, size = int(rows.positions[row]), int(rows.sizes[row])
+            record_start = int(rows.positions[row])
+            size = int(rows.sizes[row])
             good[row] = self._verifier.is_valid(record_start, size, is_whole=False)
         starts = rows.positions - base
         if self._check_bodies:
@@ -702,7 +708,8 @@ class RangeScan:
             )
             place = f"{reason} ({segment.path}, byte {at})"
             self._count_damaged(len(bad), int(rows.offsets[bad[0]]), place)
-            starts, rows = starts[good], rows.part(good)
+            starts = starts[good]
+            rows = rows.part(good)
         totals = np.cumsum(rows.sizes)
         begin = 0
         while begin < len(starts):

@@ -111,7 +111,8 @@ def find_record_starts(view: memoryview, at: int, stop: int) -> tuple[Positions,
             at = int(found[-1])
             at += _unpack_begin(view, at)[0]
     starts: list[int] = []
-    limit, end = len(view), 0
+    limit = len(view)
+    end = 0
     while at < stop and limit - at >= BLANK_BYTES and not end:
         size, magic = _unpack_begin(view, at)
         if magic in MAGICS and RECORD_BYTES_MIN <= size <= limit - at:
@@ -176,7 +177,8 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
     sizes = np.where(is_keyed, records.property_lengths, 0)
     is_odd = sizes > PROPERTIES_BYTES_MAX
     rows = np.flatnonzero((sizes > 0) & ~is_odd)
-    numbers, hashes = np.empty(0, np.int64), np.empty(0, np.uint32)
+    numbers = np.empty(0, np.int64)
+    hashes = np.empty(0, np.uint32)
     if len(rows):
         flat, keys = _find_keys(raw, records.property_starts[rows], sizes[rows])
         topics, topic_of = records.topics
@@ -186,7 +188,8 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
         if is_bad.any():
             is_odd[numbers[is_bad]] = True
             good = ~is_odd[numbers]
-            numbers, hashes = numbers[good], hashes[good]
+            numbers = numbers[good]
+            hashes = hashes[good]
     signed = _signed(hashes)
     if is_odd.any():
         odd = [
@@ -198,7 +201,8 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
         numbers = np.concatenate((numbers, added[:, 0]))
         signed = np.concatenate((signed, added[:, 1].astype(np.int32)))
         order = np.argsort(numbers, kind="stable")
-        numbers, signed = numbers[order], signed[order]
+        numbers = numbers[order]
+        signed = signed[order]
     return KeyColumns(signed, numbers, records.field("store_time")[numbers])
 
 
@@ -422,7 +426,8 @@ class Slots:
         """
         dirty = np.flatnonzero(self._dirty)
         for run in np.split(dirty, np.flatnonzero(np.diff(dirty) != 1) + 1) if len(dirty) else ():
-            start, end = int(run[0]) * BLOCK_SLOTS, (int(run[-1]) + 1) * BLOCK_SLOTS
+            start = int(run[0]) * BLOCK_SLOTS
+            end = (int(run[-1]) + 1) * BLOCK_SLOTS
             yield start, self._newest[start:end].astype(">i4").tobytes()
 
     def mark_written(self) -> None:

@@ -143,7 +143,8 @@ class IndexFile:
         file or its header is not valid, and OSError.
         """
         with closing(files.open(path)) as handle:
-            data, size = handle.pread(HEADER.size, 0), handle.size()
+            data = handle.pread(HEADER.size, 0)
+            size = handle.size()
         file = cls(files, path, fit_geometry(path, size, configured))
         (
             file.begin_ms,
@@ -234,16 +235,20 @@ class IndexFile:
             seconds[1:] = (times[1:] - times[0]) // 1000
         links = self._slots.link(hashes, self.next_number)
         data = encode_entries(hashes, offsets, seconds, links.previous)
-        begin_ms, begin = self.begin_ms, self.begin_offset
+        begin_ms = self.begin_ms
+        begin = self.begin_offset
         if self.is_empty:
             # The seconds of entries count from the header's begin time, so that must be in the file
             # before them.
-            begin_ms, begin = int(times[0]), int(offsets[0])
+            begin_ms = int(times[0])
+            begin = int(offsets[0])
             self._segment.write(HEADER.pack(begin_ms, begin_ms, begin, begin, 0, 1), 0)
         self._segment.write(data, self._entry_at(self.next_number))
         self._slots.apply(links)
-        self.begin_ms, self.begin_offset = begin_ms, begin
-        self.end_ms, self.end_offset = int(times[-1]), int(offsets[-1])
+        self.begin_ms = begin_ms
+        self.begin_offset = begin
+        self.end_ms = int(times[-1])
+        self.end_offset = int(offsets[-1])
         self.next_number += len(hashes)
         self.slots_used += links.used
         self._is_changed = True
@@ -305,7 +310,8 @@ class IndexFile:
         yield from slots.rebuild(entries)
         self._slots = slots
         self.slots_used = slots.count_used()
-        self.end_ms, self.end_offset = end_ms, self.position_of(count - 1) if count > 1 else 0
+        self.end_ms = end_ms
+        self.end_offset = self.position_of(count - 1) if count > 1 else 0
         self._is_changed = True
 
     def position_of(self, number: int) -> int:
@@ -323,7 +329,8 @@ class IndexFile:
 
         Return `next_number` if there is none.
         """
-        low, high = 1, self.next_number
+        low = 1
+        high = self.next_number
         while low < high:
             middle = (low + high) // 2
             if self.position_of(middle) < offset:
@@ -360,7 +367,8 @@ class IndexFile:
                 return
             if found == value and time_ms <= end_ms:
                 yield offset
-            limit, number = number, previous
+            limit = number
+            number = previous
 
     def release_slots(self) -> None:
         """Free the slots of a full, flushed file. They are read from the file from now on."""

@@ -221,7 +221,8 @@ class KeyIndex:
                 self._hole_search = self._search_holes()
         self._position = max(self._position, self._log.start)
         if self._position >= end:
-            self._position, self._skip = end, 0
+            self._position = end
+            self._skip = 0
 
     def _open(self, name: str) -> IndexFile:
         """Open the file with this name. Raises StoreDamagedError."""
@@ -289,7 +290,8 @@ class KeyIndex:
         Records that retention has removed prove nothing, and count as fitting.
         """
         for entry in (1, count - 1):
-            offset, segment = file.position_of(entry), None
+            offset = file.position_of(entry)
+            segment = None
             if offset < self._log.start:
                 continue
             if offset < self._log.records_end:
@@ -476,7 +478,8 @@ class KeyIndex:
         first, only schedules that, and returns STEP_COST_BYTES. Raises OSError.
         """
         before = self._position = max(self._position, self._log.start)
-        segment, last = self._log.segments.at(before), self._last
+        segment = self._log.segments.at(before)
+        last = self._last
         if segment is None:
             self._position = self._log.records_end
             return self._position - before
@@ -493,13 +496,16 @@ class KeyIndex:
                 return known.end - before
         from sluicemq.store.index import columns  # noqa: PLC0415 - imports NumPy
 
-        view, base, goal = segment.view(), segment.base, self._log.records_end
+        view = segment.view()
+        base = segment.base
+        goal = self._log.records_end
         ends = before + bytes_max, goal, segment.end, following or goal
         stop = max(min(ends), before + 1) - base
         found, starts, end = columns.read_keys(view, before - base, stop)
         if len(starts):
             self._put(found, base, starts)
-        self._position, self._skip = max(base + end, before), 0
+        self._position = max(base + end, before)
+        self._skip = 0
         return self._position - before
 
     def _put(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
@@ -564,7 +570,8 @@ class KeyIndex:
                     )
                     while self._index_files:
                         self._remove_last()
-                    self._position, self._skip = self._log.start, 0
+                    self._position = self._log.start
+                    self._skip = 0
                     self._preparing.clear()
                     return
                 yield
@@ -586,7 +593,8 @@ class KeyIndex:
             return 0, end
         from sluicemq.store.index import columns  # noqa: PLC0415 - imports NumPy
 
-        view, base = segment.view(), segment.base
+        view = segment.view()
+        base = segment.base
         stop = min(offset + SLICE_BYTES, end, segment.end) - base
         starts, stop = columns.find_record_starts(view, offset - base, stop)
         keys = len(columns.key_columns_at(view, starts).hashes) if len(starts) else 0
@@ -669,7 +677,8 @@ class KeyIndex:
         RocketMQ needs them if it opens the store next. The files are not synced: see
         `paths_to_sync`. An OSError is only logged. May be called in any thread.
         """
-        due_ms, self._flush_due_ms = self._flush_due_ms, None
+        due_ms = self._flush_due_ms
+        self._flush_due_ms = None
         if due_ms is None:
             return
 
@@ -763,7 +772,8 @@ class KeyIndex:
                 self._schedule_rebuild(last, last.first_number_at(end))
             if self._hole_search is not None:
                 self._hole_search = self._search_holes()
-            self._position, self._skip = end, 0
+            self._position = end
+            self._skip = 0
 
     def restart_at(self, log_start: int) -> None:
         """Drop all entries; the log is empty and begins at position `log_start`. Raises OSError."""

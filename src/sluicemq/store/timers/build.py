@@ -65,7 +65,9 @@ class _Building:
         self, store: Store, timers: TimerFiles, config: StoreConfig, now_ms: int, start: TimerStart
     ) -> None:
         """Prepare a build into `timers`, whose `load` returned `start`."""
-        self._store, self._timers, self._now_ms = store, timers, now_ms
+        self._store = store
+        self._timers = timers
+        self._now_ms = now_ms
         self._rules = SlotRules(config.timer_precision_ms, config.timer_roll_window_slots)
         self._read_ms = self._rules.slot_start(now_ms)
         self._checkpoint = timers.checkpoint
@@ -82,9 +84,11 @@ class _Building:
         queue, are left out. The other overdue ones are added to the first slot. Return their
         numbers.
         """
-        timers, last = self._timers, None
+        timers = self._timers
+        last = None
         for offset, position, record in self._queue():
-            timers.queue_offset, timers.record_position = offset + 1, position
+            timers.queue_offset = offset + 1
+            timers.record_position = position
             last = record
             if record is not None:
                 self._process(record)

@@ -58,7 +58,8 @@ def find_disagreement(
         return None
     import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
 
-    first_second, end_second = from_ms // precision_ms, from_ms // precision_ms + SLOTS // 2
+    first_second = from_ms // precision_ms
+    end_second = from_ms // precision_ms + SLOTS // 2
     log_start = max(log.start, log.end - READ_BYTES_MAX)
     reached = log_start
     pieces: list[_LiveUnits] = []
@@ -81,7 +82,9 @@ def find_disagreement(
         due_ms = int(seconds.max()) * precision_ms
         return f"a unit of the timer log is due at {due_ms} ms, beyond the wheel"
     order = np.argsort(seconds, kind="stable")
-    seconds, positions, previous = seconds[order], positions[order], previous[order]
+    seconds = seconds[order]
+    positions = positions[order]
+    previous = previous[order]
     is_first = np.diff(seconds, prepend=-1) != 0
     wanted = np.where(is_first, NO_UNIT, np.roll(positions, 1))
     # The chain of a slot may begin before the part of the log that is read.
@@ -134,7 +137,8 @@ def recover_units(
     message from the commit log, with an offset behind that of the unit before. The function stops
     at the first unit that is not good. Raises OSError.
     """
-    end, record_position = log.end, NO_UNIT
+    end = log.end
+    record_position = NO_UNIT
     for position, unit in log.iter_stored_units(log.end):
         view = record_at(unit.position, unit.size_bytes)
         if view is None or len(view) < _HEAD.size:

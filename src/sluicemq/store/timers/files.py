@@ -229,7 +229,8 @@ class TimerLog:
         """
         fitting_ms = min(max(delay_ms, -(1 << 31)), (1 << 31) - 1)
         if fitting_ms != delay_ms:
-            write_ms, delay_ms = write_ms + delay_ms - fitting_ms, fitting_ms
+            write_ms = write_ms + delay_ms - fitting_ms
+            delay_ms = fitting_ms
         end = self.end
         room = self._file_bytes - end % self._file_bytes
         if room < UNIT_BYTES + _BLANK.size:
@@ -247,7 +248,8 @@ class TimerLog:
         Raises OSError; then all units stay in memory for the next call.
         """
         done = 0
-        tail, start = self._tail, self._tail_start
+        tail = self._tail
+        start = self._tail_start
         while done < len(tail):
             segment = self._segments.at(start + done)
             if segment is None:
@@ -321,7 +323,8 @@ class TimerLog:
         It also covers the positions of the bytes. Units before them are checked when their slots
         are loaded. Raises OSError.
         """
-        crc, position = 0, max(end - CHECKED_BYTES, self.start)
+        crc = 0
+        position = max(end - CHECKED_BYTES, self.start)
         while position < end and (data := self.read(position, min(_PIECE_BYTES, end - position))):
             crc = zlib.crc32(data, zlib.crc32(position.to_bytes(8), crc))
             position += len(data)
@@ -441,7 +444,8 @@ class TimerWheel:
 
     def close(self) -> None:
         """Close the file. It is opened again when it is needed."""
-        file, self._file = self._file, None
+        file = self._file
+        self._file = None
         if file is not None:
             file.close()
 
@@ -492,7 +496,8 @@ class TimerWheel:
                 else:
                     times |= {time for time in range(first, stop) if time % SLOTS in slots}
             if self._file is not None or self.exists:
-                size, begin = (stop - first) * SLOT_BYTES, first % SLOTS * SLOT_BYTES
+                size = (stop - first) * SLOT_BYTES
+                begin = first % SLOTS * SLOT_BYTES
                 data = self._open().pread(size, begin)
                 if data.rstrip(b"\0"):
                     times |= {time for time, *_ in SLOT.iter_unpack(data) if first <= time < stop}
@@ -514,7 +519,8 @@ class TimerWheel:
         While an earlier write is not finished, return the slots of that write.
         """
         if not self._writing:
-            self._writing, self._changed = self._changed, {}
+            self._writing = self._changed
+            self._changed = {}
         return self._writing
 
     def write(self, slots: Mapping[int, Slot]) -> None:

@@ -100,7 +100,8 @@ class DeliveryLookup:
         the next record of the message in the timer queue is looked up instead of a delivery in the
         message's own queue.
         """
-        key, queue = delivery_key(record, more_rolls=is_roll), (TIMER_TOPIC, 0)
+        key = delivery_key(record, more_rolls=is_roll)
+        queue = (TIMER_TOPIC, 0)
         if not is_roll:
             queue = target_queue(record)
         self._waiting.setdefault(queue, {}).setdefault(key, []).append(message)
@@ -118,8 +119,11 @@ class DeliveryLookup:
         Afterwards no message waits. The generator yields after each chunk of a queue, so that other
         work can run.
         """
-        waiting, floors = self._waiting, self._floors
-        self._waiting, self._floors, self.waiting_count = {}, {}, 0
+        waiting = self._waiting
+        floors = self._floors
+        self._waiting = {}
+        self._floors = {}
+        self.waiting_count = 0
         for queue, messages in waiting.items():
             yield from self._drop_delivered(queue, floors[queue], messages)
         left = [message for keys in waiting.values() for one in keys.values() for message in one]

@@ -131,7 +131,8 @@ class SlotRules:
         out = find_property(record.properties, TIMER_OUT_KEY)
         if out is None or not out.isdigit() or len(out) > _DIGITS_MAX:
             return None
-        slot_ms, magic = self.slot_start(int(out)), MAGIC_DEFAULT
+        slot_ms = self.slot_start(int(out))
+        magic = MAGIC_DEFAULT
         start_ms = min(self.slot_start(self.stored_at_ms(record, slot_ms)), write_ms)
         if slot_ms - start_ms >= self._window_ms:
             magic |= MAGIC_ROLL

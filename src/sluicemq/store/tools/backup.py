@@ -349,7 +349,8 @@ def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manife
     elif end < log.start:
         fact = f"the store in {log.segments.directory} now begins at {log.start}"
     while not fact and position < end:
-        backed_up, stored = backup.segments.at(position), log.segments.at(position)
+        backed_up = backup.segments.at(position)
+        stored = log.segments.at(position)
         assert backed_up is not None
         assert stored is not None
         stop = min(backed_up.end, end)
@@ -370,7 +371,8 @@ def _find_backup_end(log: CommitLog, begin: int, config: StoreConfig, progress: 
     Records are checked from `begin` on. Raises StoreDamagedError if the checkpoint says that the
     log is durable behind that position.
     """
-    files, stop = log.segments.files, log.segments.end
+    files = log.segments.files
+    stop = log.segments.end
     confirmed_position = load_text(
         files,
         f"{config.root}/config/{REPLICA_STATE_FILES[0]}",
@@ -415,7 +417,8 @@ def _copy_segment(
     if is_new and segment.end <= end and any(share(segment.path, path) for share in shares):
         files.sync_directory(directory)
         return 0
-    position, stop = max(begin, segment.base), min(end, segment.end)
+    position = max(begin, segment.base)
+    stop = min(end, segment.end)
     with closing(files.open(path, create=True)) as file:
         file.truncate(segment.size)
         for at in range(position, stop, _CHUNK_BYTES):

@@ -126,7 +126,8 @@ def _summarize_batch_queue(layout: StoreLayout, key: QueueKey, sequence: FileSeq
     if len(units):
         offset_min = int(units["first"][0])
         offset_max = int(units["first"][-1]) + int(units["count"][-1])
-        first_time_ms, last_time_ms = int(units["store_time"][0]), int(units["store_time"][-1])
+        first_time_ms = int(units["store_time"][0])
+        last_time_ms = int(units["store_time"][-1])
     return QueueInfo(
         topic=key[0],
         queue_id=key[1],
@@ -303,7 +304,8 @@ class Selection:
 
     def select_rows(self, records: Records) -> list[int]:
         """Return the rows of the records whose queue, offset and time are selected."""
-        offsets, times = records.field("queue_offset"), records.field("store_time")
+        offsets = records.field("queue_offset")
+        times = records.field("store_time")
         is_selected = (offsets >= self.offset_min) & (offsets <= self.offset_max)
         is_selected &= (times >= self.time_min_ms) & (times <= self.time_max_ms)
         if self.queue_id is not None:
@@ -437,7 +439,8 @@ def _dump_units(
     layout: StoreLayout, key: QueueKey, start: int, units: UnitArray, selection: Selection
 ) -> Iterator[dict[str, Any]]:
     """Yield the selected ones of `units`, whose offsets begin with `start`."""
-    is_used, is_blank = used_mask(units), blank_mask(units)
+    is_used = used_mask(units)
+    is_blank = blank_mask(units)
     for row in range(len(units)):
         position, size, code = units[row].tolist()
         value: dict[str, Any] = {
@@ -483,7 +486,8 @@ def _dump_batch_units(
     """Yield the selected ones of `units`, whose numbers begin with `start`."""
     for row in np.flatnonzero(used_mask(units)).tolist():
         fields = dict(zip(units.dtype.names or (), units[row].tolist(), strict=True))
-        first, count = fields["first"], fields["count"]
+        first = fields["first"]
+        count = fields["count"]
         is_outside = first > selection.offset_max or first + count <= selection.offset_min
         if not is_outside and selection.includes_time(fields["store_time"]):
             yield {

@@ -118,7 +118,9 @@ class RepairWriter:
 
     def flush(self) -> None:
         """Write the changes that are waiting, after what they overwrite is saved."""
-        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        waiting = self._waiting
+        self._waiting = []
+        self._waiting_bytes = 0
         changes = []
         for path, offset, data in waiting:
             with closing(self._files.open(path)) as file:

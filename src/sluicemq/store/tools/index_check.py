@@ -410,7 +410,8 @@ class IndexCheck:
         times_ms = dict(zip(positions, expected.times_ms.tolist(), strict=True))
         for file, mask in masks_by_file:
             for row in np.flatnonzero(mask).tolist():
-                position, key_hash = int(file.positions[row]), int(file.hashes[row])
+                position = int(file.positions[row])
+                key_hash = int(file.hashes[row])
                 if (position, key_hash) not in expected_keys:
                     self._add_finding(
                         file,
@@ -425,7 +426,7 @@ class IndexCheck:
                 if file.times[row] != file.expected_times(time_ms)[0]:
                     self._add_wrong_time(file, row + 1)
 
-                # An entry may be repeated more often than expected: that is no problem.
+                # An entry may be repeated more often than expected, which does no harm.
                 if missing_counts[position, key_hash] > 0:
                     missing_counts[position, key_hash] -= 1
                 self._last_indexed_position = max(self._last_indexed_position, position)

@@ -218,7 +218,8 @@ class LostMessageFinder:
         queue with a single record is judged as well. Raises OSError.
         """
         for key, state in list(self._states.items()):
-            suspect, state.suspect = state.suspect, None
+            suspect = state.suspect
+            state.suspect = None
             sequence = queues.get(key)
             if suspect is None:
                 self._judge_only_record(key, state, sequence)
@@ -327,7 +328,8 @@ class LostMessageFinder:
                 offsets = first_offset + np.arange(len(units))
                 is_inside &= offsets * RECORD_BYTES_MIN <= positions
             for row in np.flatnonzero(is_inside).tolist():
-                offset, position = first_offset + row, int(positions[row])
+                offset = first_offset + row
+                position = int(positions[row])
                 if position > last_position and (state is None or state.may_lack(offset, position)):
                     position_by_offset[offset] = last_position = position
         return position_by_offset

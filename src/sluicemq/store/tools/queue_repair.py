@@ -149,7 +149,8 @@ class QueueRepair:
         if not len(wrong_rows):
             return
         if self._writer is not None:
-            first_row, last_row = int(wrong_rows[0]), int(wrong_rows[-1])
+            first_row = int(wrong_rows[0])
+            last_row = int(wrong_rows[-1])
             wrong_part = expected[first_row * UNIT_BYTES : (last_row + 1) * UNIT_BYTES]
             self._write_units(key, (offset + first_row) * UNIT_BYTES, wrong_part, self._writer)
         elif self._must_have_unit(UNIT.unpack_from(expected)[0]):

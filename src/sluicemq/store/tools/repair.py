@@ -275,7 +275,8 @@ class _Repair:
         Nothing is changed. Adjacent invalid ranges of a file count as one. Progress is reported.
         Raises OSError.
         """
-        report, layout = self.report, self.layout
+        report = self.report
+        layout = self.layout
         self._check_file_sizes()
         finder = LostMessageFinder(self._log.start, layout.queues)
         comparison = QueueRepair(
@@ -511,7 +512,8 @@ class _Repair:
 
     def _move_replica_files(self, backup: str) -> None:
         """Move REPLICA_FILES to the backup, durably, before the first byte of the log changes."""
-        files, root = self._files, self.layout.root
+        files = self._files
+        root = self.layout.root
         for name in REPLICA_FILES:
             path = f"{root}/{name}"
             if files.exists(path):
@@ -530,7 +532,8 @@ class _Repair:
         self._complete_log_files(writer)
 
         # Fill the damaged ranges.
-        log_end, time_ms = plan.log_end, plan.last_time_ms
+        log_end = plan.log_end
+        time_ms = plan.last_time_ms
         without_room: list[LostMessage] = []
         for invalid, lost, previous_time_ms in zip(
             plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True

@@ -254,7 +254,8 @@ class _TimerFilesOnDisk:
         `checkpoint` is the content of config/timercheck, or None if there is none.
         """
         self._layout = layout
-        files, root = layout.files, layout.root
+        files = layout.files
+        root = layout.root
         self.checkpoint = checkpoint or TimerCheckpoint()
         self._source = RecordSource(layout.log.start, layout.log.read)
         self._incarnation = read_incarnation(files, root)
@@ -287,7 +288,9 @@ class _TimerFilesOnDisk:
         Return why they cannot be trusted, as a phrase, or "" if they can. Sets the precision if the
         identity file contains it, and adds units behind the checkpoint to the wheel in memory.
         """
-        checkpoint, log, wheel = self.checkpoint, self.log, self.wheel
+        checkpoint = self.checkpoint
+        log = self.log
+        wheel = self.wheel
         try:
             wheel.check_size(removes=False)
             log.load(checkpoint.log_end, removes=False)

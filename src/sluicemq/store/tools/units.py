@@ -117,7 +117,8 @@ class UnitReader:
         inside = offsets[exists]
         if not len(inside):
             return units, exists
-        low, high = int(inside.min()), int(inside.max())
+        low = int(inside.min())
+        high = int(inside.max())
         if high - low > len(inside) * _UNITS_READ_PER_OFFSET_MAX + 4096:
             # A record with a damaged offset is among the others: do not read the whole range.
             for row in np.flatnonzero(exists).tolist():

@@ -117,7 +117,8 @@ class _Verification:
 
     def run(self, progress: Progress) -> VerifyReport:
         """Walk over the log, make all checks, and return the report."""
-        layout, findings = self._layout, self._findings
+        layout = self._layout
+        findings = self._findings
         check_files(layout, findings)
         walk = LogWalk(layout.log)
         tail = self._walk_log(walk, progress)
@@ -172,7 +173,8 @@ class _Verification:
     def _add_damage(self, invalid: InvalidRange) -> None:
         """Add a finding for an invalid range that is not a plausible record."""
         self._damaged_ranges.append(invalid)
-        severity, text = ERROR, f"are not records: {invalid.reason}"
+        severity = ERROR
+        text = f"are not records: {invalid.reason}"
         if invalid.is_file_missing:
             text = "do not exist: a file is missing"
         elif self._may_be_lost_write(invalid):
@@ -187,7 +189,8 @@ class _Verification:
 
         That is only possible behind the durable end of the log (`recover.may_be_lost_write`).
         """
-        start, end = invalid.start, invalid.end
+        start = invalid.start
+        end = invalid.end
         if start < self._durable_end:
             return False
         data = self._layout.log.read(start, min(end - start, SEARCH_BYTES_MAX))
@@ -236,10 +239,13 @@ class _Verification:
         end = find_data_end(self._layout.log, tail[0].start) if tail else None
         if end is None:
             return
-        start, last_position = tail[0].start, self._queues.last_position
-        severity, consequence = WARNING, "the next start removes them"
+        start = tail[0].start
+        last_position = self._queues.last_position
+        severity = WARNING
+        consequence = "the next start removes them"
         if not self._was_interrupted and last_position >= start:
-            severity, consequence = ERROR, f"a queue has a unit for a record at {last_position}"
+            severity = ERROR
+            consequence = f"a queue has a unit for a record at {last_position}"
         self._findings.add(
             severity,
             "tail",
@@ -254,7 +260,8 @@ class _Verification:
             for number, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
                 is_retained = used_mask(units) & (units["position"] >= log.start)
                 for row in np.flatnonzero(is_retained).tolist():
-                    position, size = int(units["position"][row]), int(units["size"][row])
+                    position = int(units["position"][row])
+                    size = int(units["size"][row])
                     head = log.read(position, _SIZE_AND_POSITION.size)
                     has_record = len(head) == _SIZE_AND_POSITION.size and (
                         _SIZE_AND_POSITION.unpack(head) == (size, position)
@@ -340,7 +347,9 @@ class QueueCheck:
         """Compare the units of all records of a run with the queues."""
         for group in run.groups:
             key = (group.topic.decode("utf-8", "replace"), group.queue_id)
-            queue, wanted, offsets = self.queues.get(key), group.units, group.offsets
+            queue = self.queues.get(key)
+            wanted = group.units
+            offsets = group.offsets
             positions = wanted["position"].astype(np.int64)
             if queue is None:
                 self._add_unmatched(key, offsets, positions, None)
@@ -465,16 +474,19 @@ class QueueCheck:
         """Add a finding that says why a record has no matching unit."""
         queue = self.queues.get(record.key)
         topic, queue_id = record.key
-        severity, kind = ERROR, "record-without-unit"
+        severity = ERROR
+        kind = "record-without-unit"
         subject = f"the record at {record.position}"
         if queue is None:
             text = f"{subject} is in no queue: {topic}/{queue_id} has no files"
             if self._topics is not None and topic not in self._topics and LMQ_PREFIX not in topic:
-                severity, kind = NOTE, "deleted-topic"
+                severity = NOTE
+                kind = "deleted-topic"
                 text = f"{subject} belongs to a topic that does not exist (any more)"
         elif record.offset >= queue.units.end_offset:
             if record.position < queue.last_position:
-                severity, kind = NOTE, "deleted-topic"
+                severity = NOTE
+                kind = "deleted-topic"
                 text = (
                     f"{subject} was stored before its topic was deleted and created again:"
                     " the queue ends before it"
@@ -487,7 +499,8 @@ class QueueCheck:
             record.offset >= queue.units.first_offset
             and queue.is_confirmed[record.offset - queue.units.first_offset]
         ):
-            severity, kind = NOTE, "deleted-topic"
+            severity = NOTE
+            kind = "deleted-topic"
             text = (
                 f"{subject} was stored before its topic was deleted and created again:"
                 " another record has its offset now"
@@ -500,7 +513,8 @@ class QueueCheck:
             )
         is_behind_end = queue is None or record.offset >= queue.units.end_offset
         if severity == ERROR and self._was_interrupted and is_behind_end:
-            severity, kind = NOTE, "not-queued-yet"
+            severity = NOTE
+            kind = "not-queued-yet"
             pending_end = self._pending_ends.get(record.key, 0)
             self._pending_ends[record.key] = max(pending_end, record.offset + 1)
             text += "; a broker adds it when it starts"
@@ -520,7 +534,8 @@ class QueueCheck:
         Units at the front whose records retention has removed, before `log_start`, are in order.
         """
         name = f"{key[0]}/{key[1]}"
-        is_front, last_position = True, -1
+        is_front = True
+        last_position = -1
         for offset, units in queue.units.iter_units():
             first = offset - queue.units.first_offset
             is_confirmed = queue.is_confirmed[first : first + len(units)]
@@ -578,7 +593,8 @@ class QueueCheck:
         self, place: str, unit: Any, log_end: int, damaged_ranges: list[InvalidRange]
     ) -> None:
         """Add a finding that says why no record agrees with a unit."""
-        position, size = int(unit["position"]), int(unit["size"])
+        position = int(unit["position"])
+        size = int(unit["size"])
         if size <= 0 or position < 0:
             text = f"it is not a unit (position {position}, size {size}), but more units follow"
             self._findings.add(ERROR, "unit", place, text)

@@ -177,7 +177,8 @@ class Rule(Generic[F_contra]):
     def findings(self, facts: F_contra) -> Iterator[Finding]:
         """Yield one finding for each thing in `facts` for which the rule holds."""
         for values in self.condition(facts):
-            what, fix = self.what.format(**values), self.fix.format(**values)
+            what = self.what.format(**values)
+            fix = self.fix.format(**values)
             yield Finding(self.code, what, fix, self.severity)
 
 

@@ -272,7 +272,8 @@ class GroupQueueFacts:
     @property
     def idle_ms(self) -> int | None:
         """For how long the member has finished no message, None if that is unknown."""
-        state, now_ms = self.state, self.group.now_ms
+        state = self.state
+        now_ms = self.group.now_ms
         if state is None or state.last_consume_ms <= 0 or not now_ms:
             return None
         return max(0, now_ms - state.last_consume_ms)
@@ -305,7 +306,8 @@ def _fetched(facts: GroupQueueFacts) -> dict[str, object]:
 
 def _not_acknowledging(facts: GroupQueueFacts) -> Iterator[Values]:
     """Yield the queue unless its member has finished a message lately."""
-    state, idle_ms = facts.state, facts.idle_ms
+    state = facts.state
+    idle_ms = facts.idle_ms
     if idle_ms is not None and idle_ms < STUCK_MS:
         return
     since = ""

@@ -83,7 +83,8 @@ class FilterVerdict:
 
 
 def _tag_differs(verdict: FilterVerdict) -> Iterator[Values]:
-    subscription, tag = verdict.subscription, verdict.message.tag
+    subscription = verdict.subscription
+    tag = verdict.message.tag
     if not is_tag_kind(subscription.kind) or not subscription.tags:
         return
     if not tag_matches(subscription, tag):
@@ -183,7 +184,8 @@ def _dead_letter(facts: DeliveryFacts) -> Iterator[Values]:
 
 
 def _popped(facts: DeliveryFacts) -> Iterator[Values]:
-    popped, now_ms = facts.popped, facts.group.now_ms
+    popped = facts.popped
+    now_ms = facts.group.now_ms
     if popped is not None:
         yield {
             "client": popped.client_id or "A client, before the broker was started,",
@@ -221,7 +223,8 @@ def _retry_values(facts: DeliveryFacts, retry: RetryFacts) -> Values:
 
 def _offset_past(facts: DeliveryFacts) -> Iterator[Values]:
     """Yield the group's offset if it is beyond the message, but not beyond the end of the queue."""
-    offset, committed = facts.message.message.queue_offset, facts.committed
+    offset = facts.message.message.queue_offset
+    committed = facts.committed
     if committed is None or not offset < committed <= facts.message.offset_max:
         return
     evidence = (
@@ -239,7 +242,8 @@ def _offset_past(facts: DeliveryFacts) -> Iterator[Values]:
 
 
 def _messages_ahead(facts: DeliveryFacts) -> Iterator[Values]:
-    offset, begin = facts.message.message.queue_offset, facts.message.offset_min
+    offset = facts.message.message.queue_offset
+    begin = facts.message.offset_min
     owner = facts.owner
     reader = "which member reads its queue is unknown" if owner is None else f"{owner} reads it"
     yield {"count": max(0, offset - max(facts.committed or 0, begin)), "reader": reader}
@@ -410,7 +414,8 @@ def _explain(facts: DeliveryFacts) -> MessageExplained:
 
 def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
     """Explain by the lane to which the message belongs: its members, filter and offset."""
-    group, message = facts.group, facts.message.message
+    group = facts.group
+    message = facts.message.message
     unequal = judge([UNEQUAL_IN_LANES], facts.in_topic)
     verdicts = {lane.lane: verdict_on(message, lane.subscription) for lane in facts.lanes}
     lane = _lane_of(facts, verdicts)
@@ -419,7 +424,8 @@ def _explain_in_lanes(facts: DeliveryFacts) -> MessageExplained:
     if lane is None:
         fate, findings = _fate(replace(facts, committed=None), None)
         if fate in {Fate.WAITING, Fate.OFFLINE}:
-            fate, findings = Fate.FILTERED, judge(LANE_CHOICE_RULES, choice)
+            fate = Fate.FILTERED
+            findings = judge(LANE_CHOICE_RULES, choice)
             for name, (_, mismatch) in verdicts.items():
                 if mismatch is not None:
                     findings.append(replace(mismatch, what=f"Lane {name}: {mismatch.what}"))
@@ -504,7 +510,8 @@ def _queue_of(facts: DeliveryFacts) -> GroupQueueFacts:
 
 def _hindrances(facts: DeliveryFacts) -> list[Finding]:
     """Return why a group has not received a message that it has not reached yet."""
-    in_topic, queue = facts.in_topic, _queue_of(facts)
+    in_topic = facts.in_topic
+    queue = _queue_of(facts)
     findings = judge([CONSUMING_OFF], facts.group) + judge(ROUTE_RULES, in_topic)
     if not facts.group.members:
         return findings + judge([NO_MEMBER], facts.group)
