@@ -582,8 +582,8 @@ TRANSACTIONS: Final = (
         "it gets no place in the half queue, and its transaction cannot be committed",
         "sluicemq.broker.transactions.prepared",
         "convert_to_prepared",
-        "HALF_TOPIC, 0\n    message.sys_flag &= ~TRANSACTION_MASK\n",
-        "HALF_TOPIC, 0\n",
+        "    message.queue_id = 0\n    message.sys_flag &= ~TRANSACTION_MASK\n",
+        "    message.queue_id = 0\n",
         "tests/unit/broker/test_transactions.py",
     ),
     _transactions(
