@@ -1,0 +1,65 @@
+"""The pages of the documentation do what they show: see tests/lib/page_sessions.py."""
+
+from pathlib import Path
+
+import pytest
+
+from page_sessions import (
+    Block,
+    PageError,
+    Session,
+    find_difference,
+    list_sessions,
+    read_blocks,
+)
+
+SESSIONS = list_sessions()
+
+
+@pytest.mark.parametrize("name", sorted(SESSIONS))
+def test_the_commands_of_a_session_print_what_its_pages_show(name: str, tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    try:
+        for page in SESSIONS[name]:
+            for block in read_blocks(page):
+                session.use(block)
+    finally:
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_same"),
+    [
+        (["a", "b"], ["a", "b"], True),
+        (["a"], ["a", "b"], False),
+        (["a", "…", "d"], ["a", "b", "c", "d"], True),
+        (["…", "d"], ["d"], True),
+        (["a … c"], ["a b c"], True),
+        (["a … c"], ["a b"], False),
+        (["id 0123456789ABCDEF01234567"], ["id AAAAAAAAAAAAAAAAAAAAAAAA"], True),
+        (["at 2026-11-29 10:00:00"], ["at 2027-01-01 23:59:59"], True),
+        (["a.c"], ["abc"], False),
+    ],
+)
+def test_outputs_are_compared_line_by_line(
+    shown: list[str], printed: list[str], is_same: bool
+) -> None:
+    assert (find_difference(shown, printed) == "") is is_same
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("$ echo one\ntwo\n", "one"),
+        ("$ false\n", "exit code 1"),
+        ("$ echo one\n", "the page shows"),
+        ("later\n", "nothing runs in the terminal"),
+    ],
+)
+def test_a_page_that_shows_something_else_is_found(
+    text: str, complaint: str, tmp_path: Path
+) -> None:
+    session = Session(tmp_path)
+    with pytest.raises(PageError, match=complaint):
+        session.use(Block("page.md:1", "console", text, {}))
+    session.close()

@@ -1,0 +1,349 @@
+"""Run the commands and programs of a page of the documentation as its reader would.
+
+A page takes part with a comment `<!-- session: NAME -->`. Pages with the same name share a
+directory and running servers, in the order of the site's navigation. Blocks are used in order:
+
+- A block whose first line is a comment with a file name (`# consumer.py`) is saved under that name.
+- In a block of the language `console`, lines that begin with `$ ` are commands, and the lines below
+  one are its output. At a line `^C` the reader presses Ctrl-C.
+- `<!-- terminal: NAME -->` before a console block says in which terminal its commands run. With
+  `, keeps running` the last command may go on: a later block of that terminal has its next output.
+- `<!-- exit: N -->` before a block is the exit code of its last command, instead of 0.
+- `<!-- not run: reason -->` leaves a block out.
+
+Output is compared line by line. In an expected line, `…` stands for any text; alone on a line it
+stands for any number of lines. Message ids and times are compared as such, not by their value.
+Ports of the page are replaced by free ones in commands and files, and back in the output.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from waiting import limit
+
+ROOT: Final = Path(__file__).parents[2]
+SHOWN_PORTS: Final = (9876, 10911, 10909, 10912, 8081, 5557, 2379)
+"""The ports that pages name; a session has a free one for each."""
+COMMAND_S: Final = 30.0
+"""A command without `keeps running` may take this long, and each awaited output."""
+
+_BLOCK: Final = re.compile(
+    r"(?P<comments>(?:^<!-- [^\n]*? -->\n+)*)"
+    r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_COMMENT: Final = re.compile(r"<!-- (session|terminal|exit|not run): (.*?) -->")
+_FILE_NAME: Final = re.compile(r"(?:#|//|--) ([\w./-]+\.\w+)\n")
+_MASKS: Final = (
+    (re.compile(r"\b[0-9A-F]{24,32}\b"), "<ID>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?(\+\d\d:\d\d|Z)?"), "<TIME>"),
+)
+
+
+class PageError(AssertionError):
+    """A page says something else than what happens. The text names the page and the line."""
+
+
+@dataclass
+class Block:
+    """A fenced block of a page. `options` are those of the comments directly before it."""
+
+    place: str
+    language: str
+    text: str
+    options: dict[str, str]
+
+    @property
+    def file_name(self) -> str | None:
+        """The name in the first line, if the block is a whole file."""
+        named = _FILE_NAME.match(self.text)
+        return named[1] if named and self.language != "console" else None
+
+
+def read_session(page: Path) -> str | None:
+    """Return the name of the session of a page; None if the page is not run as a session."""
+    named = re.search(r"^<!-- session: (.*?) -->$", page.read_text(), re.MULTILINE)
+    return named[1] if named else None
+
+
+def list_sessions() -> dict[str, list[Path]]:
+    """Return the pages of each session, in the order of the site's navigation."""
+    docs = ROOT / "docs"
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    sessions: dict[str, list[Path]] = {}
+    for page in docs.rglob("*.md"):
+        if name := read_session(page):
+            sessions.setdefault(name, []).append(page)
+    for pages in sessions.values():
+        pages.sort(key=lambda page: navigation.index(str(page.relative_to(docs))))
+    return sessions
+
+
+def read_blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of a page in order."""
+    text = page.read_text()
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("text")) + 1
+        options = dict(_COMMENT.findall(match["comments"]))
+        name = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page.name
+        yield Block(f"{name}:{line}", match["language"], match["text"], options)
+
+
+def mask(line: str) -> str:
+    """Replace message ids and times of a line by marks."""
+    for pattern, mark in _MASKS:
+        line = pattern.sub(mark, line)
+    return line.rstrip()
+
+
+def find_difference(expected: list[str], actual: list[str], *, may_go_on: bool = False) -> str:
+    """Return what differs between expected lines and those printed, "" if nothing does.
+
+    With `may_go_on` more lines may follow.
+    """
+    pattern = []
+    for line in expected:
+        if line.strip() == "…":
+            pattern.append(r"(?:[^\n]*\n)*?")
+        else:
+            parts = [re.escape(mask(part)) for part in re.split("(…)", line)]
+            pattern.append(
+                "".join("[^\n]*?" if part == "…" else part for part in parts) + r"\s*?\n"
+            )
+    text = "".join(mask(line) + "\n" for line in actual)
+    whole = "".join(pattern) + ("" if may_go_on else r"\Z")
+    if re.match(whole, text):
+        return ""
+    return (
+        "the page shows:\n  " + "\n  ".join(expected) + "\nprinted was:\n  " + "\n  ".join(actual)
+    )
+
+
+@dataclass
+class Process:
+    """A command that was started. `lines` are what it has printed, also to stderr."""
+
+    command: str
+    popen: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    compared: int = 0
+    """The number of lines that an earlier block has shown."""
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end, and for its last output. Raises subprocess.TimeoutExpired."""
+        code = self.popen.wait(seconds)
+        self._reader.join(seconds)
+        return code
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the command and its children, as Ctrl-C does."""
+        os.killpg(self.popen.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        """End the command and its children, and close its output."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        self._reader.join()
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+class Session:
+    """A reader's computer: a directory with the files of the pages, and terminals."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "work"
+        self.directory.mkdir()
+        self._tools = directory / "bin"
+        self._tools.mkdir()
+        self.ports = dict(zip(SHOWN_PORTS, _free_ports(len(SHOWN_PORTS)), strict=True))
+        self._terminals: dict[str, Process] = {}
+        self._processes: list[Process] = []
+        self._write_tools()
+
+    def _write_tools(self) -> None:
+        """Write the commands `sluice`, `python` and `pip` of the reader's virtual environment."""
+        shown = {"nameserver": 9876, "broker": 10911, "proxy": 8081, "metrics": 5557}
+        ports = {name: self.ports[port] for name, port in shown.items()}
+        sluice = f"""#!{sys.executable}
+import sys
+from sluicemq.cli import main
+words = sys.argv[1:]
+if words[:1] == ["up"]:
+    for name, port in {ports!r}.items():
+        if f"--{{name}}-port" not in words and not (name == "proxy" and "--no-proxy" in words):
+            words += [f"--{{name}}-port", str(port)]
+sys.argv[1:] = words
+main(prog_name="sluice")
+"""
+        scripts = {
+            "sluice": sluice,
+            "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+            "pip": "#!/bin/sh\nexit 0\n",
+        }
+        for name, text in scripts.items():
+            path = self._tools / name
+            path.write_text(text)
+            path.chmod(0o755)
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if "SLUICE" not in name}
+        return kept | {
+            "PATH": f"{self._tools}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONUNBUFFERED": "1",
+            "NAMESRV_ADDR": f"127.0.0.1:{self.ports[9876]}",
+            "COLUMNS": "100",
+            "NO_COLOR": "1",
+        }
+
+    def _to_real(self, text: str) -> str:
+        return re.sub(r"\b(\d{4,5})\b", lambda n: str(self.ports.get(int(n[0]), n[0])), text)
+
+    def _to_shown(self, text: str) -> str:
+        shown = {real: port for port, real in self.ports.items()}
+        return re.sub(r"\b(\d{4,5})\b", lambda n: str(shown.get(int(n[0]), n[0])), text)
+
+    def use(self, block: Block) -> None:
+        """Save the file of a block, or run its commands. Raises PageError if the output differs."""
+        if "not run" in block.options:
+            return
+        if block.file_name is not None:
+            path = self.directory / block.file_name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._to_real(block.text))
+        elif block.language == "console":
+            self._use_console(block)
+
+    def _use_console(self, block: Block) -> None:
+        terminal, _, mode = block.options.get("terminal", "main").partition(", ")
+        entries = _split_console(block.text)
+        for number, (command, output) in enumerate(entries):
+            is_last = number == len(entries) - 1
+            is_interrupted = "^C" in output
+            expected = output[: output.index("^C")] if is_interrupted else output
+            if command is not None:
+                process = self._start(terminal, command)
+            elif terminal in self._terminals:
+                process = self._terminals[terminal]
+            else:
+                raise PageError(f"{block.place}: nothing runs in the terminal {terminal}")
+            keeps_running = is_last and (mode == "keeps running" or is_interrupted)
+            if keeps_running:
+                self._await_output(block, process, expected)
+            if is_interrupted:
+                process.interrupt()
+                expected = output[output.index("^C") + 1 :]
+            if not keeps_running or is_interrupted:
+                exit_code = int(block.options.get("exit", "0")) if is_last else 0
+                self._await_end(block, process, expected, exit_code)
+
+    def _start(self, terminal: str, command: str) -> Process:
+        popen = subprocess.Popen(
+            ["bash", "-c", self._to_real(command)], cwd=self.directory, env=self._environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        process = self._terminals[terminal] = Process(command, popen)
+        self._processes.append(process)
+        return process
+
+    def _await_output(self, block: Block, process: Process, expected: list[str]) -> None:
+        """Wait until the next lines of a process are the expected ones."""
+        end_s = time.monotonic() + limit(COMMAND_S)
+        while True:
+            has_ended = process.popen.poll() is not None
+            new = [self._to_shown(line) for line in process.lines[process.compared :]]
+            difference = find_difference(expected, new, may_go_on=True)
+            if not difference:
+                process.compared += _count_used_lines(expected, new)
+                return
+            if has_ended or time.monotonic() > end_s:
+                raise PageError(f"{block.place}: $ {process.command}\n{difference}")
+            time.sleep(0.05)
+
+    def _await_end(
+        self,
+        block: Block,
+        process: Process,
+        expected: list[str],
+        exit_code: int,
+    ) -> None:
+        """Wait for the end of a process, and compare its exit code and its output."""
+        try:
+            code = process.wait(limit(COMMAND_S))
+        except subprocess.TimeoutExpired:
+            printed = "\n".join(process.lines[-20:])
+            raise PageError(
+                f"{block.place}: $ {process.command}: does not end\n{printed}"
+            ) from None
+        new = [self._to_shown(line) for line in process.lines[process.compared :]]
+        difference = find_difference(expected, new)
+        if code != exit_code:
+            difference = f"exit code {code} instead of {exit_code}\n{difference}" + "\n".join(new)
+        if difference:
+            raise PageError(f"{block.place}: $ {process.command}\n{difference}")
+
+    def close(self) -> None:
+        """End all commands that still run."""
+        for process in self._processes:
+            process.kill()
+
+
+def _split_console(text: str) -> list[tuple[str | None, list[str]]]:
+    """Split a console block into (command, lines of output); the command is None before the first.
+
+    A command goes on in the next line after a backslash, or while a quote or here-document is open.
+    """
+    entries: list[tuple[str | None, list[str]]] = []
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith("$ "):
+            command = line[2:]
+            while command.endswith("\\"):
+                command = command[:-1] + next(lines).lstrip("> ")
+            entries.append((command, []))
+        else:
+            if not entries:
+                entries.append((None, []))
+            entries[-1][1].append(line)
+    return entries
+
+
+def _count_used_lines(expected: list[str], lines: list[str]) -> int:
+    """Return the least number of lines that the expected ones match."""
+    return next(
+        number for number in range(len(lines) + 1) if not find_difference(expected, lines[:number])
+    )
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
