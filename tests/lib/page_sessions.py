@@ -178,6 +178,7 @@ class Session:
         self._tools = directory / "bin"
         self._tools.mkdir()
         self.ports = dict(zip(SHOWN_PORTS, _free_ports(len(SHOWN_PORTS)), strict=True))
+        self.ports[10921] = self.ports[10911] + 10  # the second of several brokers
         self._terminals: dict[str, Process] = {}
         self._processes: list[Process] = []
         self._write_tools()
