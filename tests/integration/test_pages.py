@@ -8,7 +8,7 @@ from page_sessions import (
     Block,
     PageError,
     Session,
-    find_difference,
+    compare,
     list_sessions,
     read_blocks,
 )
@@ -44,7 +44,7 @@ def test_the_commands_of_a_session_print_what_its_pages_show(name: str, tmp_path
 def test_outputs_are_compared_line_by_line(
     shown: list[str], printed: list[str], is_same: bool
 ) -> None:
-    assert (find_difference(shown, printed) == "") is is_same
+    assert (compare(shown, printed)[0] == "") is is_same
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,12 @@ def test_a_page_that_shows_something_else_is_found(
     session = Session(tmp_path)
     with pytest.raises(PageError, match=complaint):
         session.use(Block("page.md:1", "console", text, {}))
+    session.close()
+
+
+def test_a_command_gets_the_id_that_an_earlier_one_printed(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    shown, printed = "0" * 32, "A" * 32
+    session.use(Block("page.md:1", "console", f"$ printf 'A%.0s' {{1..32}}\n{shown}\n", {}))
+    session.use(Block("page.md:5", "console", f"$ echo {shown}\n{printed}\n", {}))
     session.close()

@@ -12,7 +12,8 @@ directory and running servers, in the order of the site's navigation. Blocks are
 - `<!-- not run: reason -->` leaves a block out.
 
 Output is compared line by line. In an expected line, `…` stands for any text; alone on a line it
-stands for any number of lines. Message ids and times are compared as such, not by their value.
+stands for any number of lines. A time stands for any time. A message id stands for any id, and a
+later command that contains it gets the id that was printed.
 Ports of the page are replaced by free ones in commands and files, and back in the output.
 """
 
@@ -45,10 +46,9 @@ _BLOCK: Final = re.compile(
 )
 _COMMENT: Final = re.compile(r"<!-- (session|terminal|exit|not run): (.*?) -->")
 _FILE_NAME: Final = re.compile(r"(?:#|//|--) ([\w./-]+\.\w+)\n")
-_MASKS: Final = (
-    (re.compile(r"\b[0-9A-F]{24,32}\b"), "<ID>"),
-    (re.compile(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d([.,]\d+)?)?(\+\d\d:\d\d|Z)?"), "<TIME>"),
-)
+_ID: Final = r"\b[0-9A-F]{24,32}\b"
+_TIME: Final = r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:\+\d\d:\d\d|Z)?"
+_VARIABLE: Final = re.compile(f"(…|{_ID}|{_TIME})")
 
 
 class PageError(AssertionError):
@@ -100,34 +100,39 @@ def read_blocks(page: Path) -> Iterator[Block]:
         yield Block(f"{name}:{line}", match["language"], match["text"], options)
 
 
-def mask(line: str) -> str:
-    """Replace message ids and times of a line by marks."""
-    for pattern, mark in _MASKS:
-        line = pattern.sub(mark, line)
-    return line.rstrip()
+def compare(
+    expected: list[str], actual: list[str], *, may_go_on: bool = False
+) -> tuple[str, dict[str, str]]:
+    """Return what differs between expected lines and printed ones, and the printed message ids.
 
-
-def find_difference(expected: list[str], actual: list[str], *, may_go_on: bool = False) -> str:
-    """Return what differs between expected lines and those printed, "" if nothing does.
-
-    With `may_go_on` more lines may follow.
+    The difference is "" if there is none; with `may_go_on` more lines may follow. The keys of the
+    ids are those that the page shows at the same places.
     """
     pattern = []
+    shown_ids = []
     for line in expected:
         if line.strip() == "…":
             pattern.append(r"(?:[^\n]*\n)*?")
-        else:
-            parts = [re.escape(mask(part)) for part in re.split("(…)", line)]
-            pattern.append(
-                "".join("[^\n]*?" if part == "…" else part for part in parts) + r"\s*?\n"
-            )
-    text = "".join(mask(line) + "\n" for line in actual)
-    whole = "".join(pattern) + ("" if may_go_on else r"\Z")
-    if re.match(whole, text):
-        return ""
-    return (
-        "the page shows:\n  " + "\n  ".join(expected) + "\nprinted was:\n  " + "\n  ".join(actual)
-    )
+            continue
+        for part in _VARIABLE.split(line.rstrip()):
+            if part == "…":
+                pattern.append(r"[^\n]*?")
+            elif re.fullmatch(_ID, part):
+                pattern.append(f"({_ID})")
+                shown_ids.append(part)
+            elif re.fullmatch(_TIME, part):
+                pattern.append(_TIME)
+            else:
+                pattern.append(re.escape(part))
+        pattern.append(r"[ ]*\n")
+    if not may_go_on:
+        pattern.append(r"\Z")
+    match = re.match("".join(pattern), "".join(line + "\n" for line in actual))
+    if match:
+        return "", dict(zip(shown_ids, match.groups(), strict=True))
+    shown = "\n  ".join(["the page shows:", *expected])
+    printed = "\n  ".join(["printed was:", *actual])
+    return f"{shown}\n{printed}", {}
 
 
 @dataclass
@@ -181,6 +186,8 @@ class Session:
         self.ports[10921] = self.ports[10911] + 10  # the second of several brokers
         self._terminals: dict[str, Process] = {}
         self._processes: list[Process] = []
+        self._ids: dict[str, str] = {}
+        """The ids of this run by those that the page shows."""
         self._write_tools()
 
     def _write_tools(self) -> None:
@@ -220,6 +227,7 @@ main(prog_name="sluice")
         }
 
     def _to_real(self, text: str) -> str:
+        text = re.sub(_ID, lambda shown: self._ids.get(shown[0], shown[0]), text)
         return re.sub(r"\b(\d{4,5})\b", lambda n: str(self.ports.get(int(n[0]), n[0])), text)
 
     def _to_shown(self, text: str) -> str:
@@ -276,8 +284,9 @@ main(prog_name="sluice")
         while True:
             has_ended = process.popen.poll() is not None
             new = [self._to_shown(line) for line in process.lines[process.compared :]]
-            difference = find_difference(expected, new, may_go_on=True)
+            difference, ids = compare(expected, new, may_go_on=True)
             if not difference:
+                self._ids |= ids
                 process.compared += _count_used_lines(expected, new)
                 return
             if has_ended or time.monotonic() > end_s:
@@ -300,7 +309,8 @@ main(prog_name="sluice")
                 f"{block.place}: $ {process.command}: does not end\n{printed}"
             ) from None
         new = [self._to_shown(line) for line in process.lines[process.compared :]]
-        difference = find_difference(expected, new)
+        difference, ids = compare(expected, new)
+        self._ids |= ids
         if code != exit_code:
             difference = f"exit code {code} instead of {exit_code}\n{difference}" + "\n".join(new)
         if difference:
@@ -335,7 +345,7 @@ def _split_console(text: str) -> list[tuple[str | None, list[str]]]:
 def _count_used_lines(expected: list[str], lines: list[str]) -> int:
     """Return the least number of lines that the expected ones match."""
     return next(
-        number for number in range(len(lines) + 1) if not find_difference(expected, lines[:number])
+        number for number in range(len(lines) + 1) if not compare(expected, lines[:number])[0]
     )
 
 
