@@ -1,6 +1,7 @@
 """The pages of the documentation do what they show: see tests/lib/page_sessions.py."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,13 @@ from page_sessions import (
 SESSIONS = list_sessions()
 
 
-@pytest.mark.parametrize("name", sorted(SESSIONS))
+def with_marks(name: str) -> Any:
+    """Return the parameter of a session, marked if its programs use Spark."""
+    uses_spark = any("sluicemq.spark" in page.read_text() for page in SESSIONS[name])
+    return pytest.param(name, marks=[pytest.mark.spark] if uses_spark else [])
+
+
+@pytest.mark.parametrize("name", [with_marks(name) for name in sorted(SESSIONS)])
 def test_the_commands_of_a_session_print_what_its_pages_show(name: str, tmp_path: Path) -> None:
     session = Session(tmp_path)
     try:
