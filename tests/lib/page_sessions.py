@@ -5,7 +5,8 @@ directory and running servers, in the order of the site's navigation. Blocks are
 
 - A block whose first line is a comment with a file name (`# consumer.py`) is saved under that name.
 - In a block of the language `console`, lines that begin with `$ ` are commands, and the lines below
-  one are its output. At a line `^C` the reader presses Ctrl-C.
+  one are its output. `cd` holds for the later commands of its terminal. At a line `^C` the reader
+  presses Ctrl-C.
 - `<!-- terminal: NAME -->` before a console block says in which terminal its commands run. With
   `, keeps running` the last command may go on: a later block of that terminal has its next output.
 - `<!-- exit: N -->` before a block is the exit code of its last command, instead of 0.
@@ -20,6 +21,7 @@ Ports of the page are replaced by free ones in commands and files, and back in t
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,6 +30,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -80,13 +83,21 @@ def read_session(page: Path) -> str | None:
 def list_sessions() -> dict[str, list[Path]]:
     """Return the pages of each session, in the order of the site's navigation."""
     docs = ROOT / "docs"
-    navigation = (ROOT / "mkdocs.yml").read_text()
+    entries = re.findall(r"[\w./*-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("nav:")[2])
+
+    def find_place(page: Path) -> tuple[int, str]:
+        """Return the index of the page's entry: that with its name, else a pattern for it."""
+        name = str(page.relative_to(docs))
+        if name in entries:
+            return entries.index(name), name
+        return next(n for n, entry in enumerate(entries) if fnmatch(name, entry)), name
+
     sessions: dict[str, list[Path]] = {}
     for page in docs.rglob("*.md"):
         if name := read_session(page):
             sessions.setdefault(name, []).append(page)
     for pages in sessions.values():
-        pages.sort(key=lambda page: navigation.index(str(page.relative_to(docs))))
+        pages.sort(key=find_place)
     return sessions
 
 
@@ -180,12 +191,15 @@ class Session:
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "work"
         self.directory.mkdir()
+        shutil.copytree(ROOT / "examples", self.directory / "examples")
         self._tools = directory / "bin"
         self._tools.mkdir()
         self.ports = dict(zip(SHOWN_PORTS, _free_ports(len(SHOWN_PORTS)), strict=True))
         self.ports[10921] = self.ports[10911] + 10  # the second of several brokers
         self._terminals: dict[str, Process] = {}
         self._processes: list[Process] = []
+        self._directories: dict[str, Path] = {}
+        """The current directory of each terminal in which `cd` was used."""
         self._ids: dict[str, str] = {}
         """The ids of this run by those that the page shows."""
         self._write_tools()
@@ -252,6 +266,10 @@ main(prog_name="sluice")
             is_last = number == len(entries) - 1
             is_interrupted = "^C" in output
             expected = output[: output.index("^C")] if is_interrupted else output
+            if command is not None and command.startswith("cd "):
+                here = self._directories.get(terminal, self.directory)
+                self._directories[terminal] = here / command[3:]
+                continue
             if command is not None:
                 process = self._start(terminal, command)
             elif terminal in self._terminals:
@@ -270,7 +288,8 @@ main(prog_name="sluice")
 
     def _start(self, terminal: str, command: str) -> Process:
         popen = subprocess.Popen(
-            ["bash", "-c", self._to_real(command)], cwd=self.directory, env=self._environment(),
+            ["bash", "-c", self._to_real(command)],
+            cwd=self._directories.get(terminal, self.directory), env=self._environment(),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
         )  # fmt: skip

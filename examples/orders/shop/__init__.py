@@ -1,11 +1,11 @@
 """An order service on SluiceMQ: the program of docs/tutorial.
 
-    desk        takes orders, payments and cancellations; tells everybody about them
-    review      looks at large orders before they leave
-    books       writes payments down, each of them once
-    reminders   writes to customers who have not paid, and gives up after two hours
-    history     what a customer sees of an order, step by step
-    parcels     hands paid orders to the carrier, again and again if need be
+    desk        changes orders in the database, and sends an event for each change
+    review      prints large orders, for a person to look at
+    books       writes each payment into the books, once
+    reminders   reminds customers who have not paid, and cancels their orders after two hours
+    history     records the events of each order in their order
+    parcels     hands paid orders to the carrier, and tries again if it is away
 
-They share a database (`tables`) and the events in one topic (`events`); `staff` puts them to work.
+They share a database (`tables`) and the events in one topic (`events`). `staff` starts all of them.
 """

@@ -1,11 +1,12 @@
-"""The shop from a shell, beside a cluster (`sluice up`).
+"""Run the shop from a shell.
 
-    python -m shop open                   all consumers, until Ctrl-C
-    python -m shop review                 large orders, as they come
-    python -m shop place 17 north 2500    an order, in cents
-    python -m shop pay 17 north 2500
+    python -m shop open                   start all consumers, until Ctrl-C
+    python -m shop review                 print large orders, until Ctrl-C
+    python -m shop place 17 north 2500    order number 17, to the region north, for 25.00
+    python -m shop pay 17 north 2500      pay this order
 
-The database is shop.db, here; NAMESRV_ADDR says where the cluster is, else it is on this machine.
+The database is shop.db in the current directory. NAMESRV_ADDR is the address of the name server;
+the default is 127.0.0.1:9876.
 """
 
 import asyncio
@@ -13,7 +14,9 @@ import contextlib
 import sys
 from pathlib import Path
 
-from shop.desk import Desk
+from sqlalchemy.exc import IntegrityError
+
+from shop.desk import Desk, WrongStateError
 from shop.events import Order
 from shop.review import large_orders
 from shop.staff import make_topics, open_shop
@@ -22,12 +25,12 @@ from sluicemq import Sluice
 
 
 async def hand_over(order: Order) -> None:
-    """A carrier for trials."""
+    """Print the order, instead of calling a carrier."""
     print(f"order {order.id} leaves for {order.region}", flush=True)
 
 
 async def main(command: str, *given: str) -> None:
-    """Does what the command line says."""
+    """Execute one command."""
     engine = open_database(Path("shop.db"))
     async with Sluice() as mq:
         if command == "open":
@@ -40,7 +43,12 @@ async def main(command: str, *given: str) -> None:
                 print(f"look at order {order.id}: {order.cents / 100:.2f}", flush=True)
         number, region, cents = given
         order, desk = Order(number, region, int(cents)), Desk(mq, engine)
-        await (desk.place(order) if command == "place" else desk.move(order, "placed", "paid"))
+        try:
+            await (desk.place(order) if command == "place" else desk.move(order, "placed", "paid"))
+        except IntegrityError:
+            sys.exit(f"There is an order {number} already.")
+        except WrongStateError:
+            sys.exit(f"Order {number} does not exist, was paid, or was cancelled.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Payments, in the books once each.
+"""Write each payment into the books, once.
 
-A message may come twice: after a crash, after a rebalance, after a lost answer. `@idempotent` notes
-its key in the transaction of the booking, so the second one finds the key and is skipped.
+A message may be delivered twice, for example after a crash. `@idempotent` stores its key in the
+transaction of the booking, so the second delivery finds the key and is skipped.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from sluicemq import ReceivedMessage, Sluice, idempotent
 
 
 def payment(message: ReceivedMessage) -> str:
-    """What makes two messages the same payment."""
+    """Return a key that two messages for the same payment have in common."""
     return f"{message.keys[0]} {message.tag}"
 
 
 def bookkeeper(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
-    """A handler of `paid`."""
+    """Return a handler for events with the tag `paid`."""
 
     @idempotent(engine, key=payment)
     def book(message: ReceivedMessage, connection: sa.Connection) -> None:
@@ -30,5 +30,5 @@ def bookkeeper(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
 
 
 async def start(mq: Sluice, engine: sa.Engine) -> None:
-    """Payments go into the books."""
+    """Start a consumer that writes payments into the books."""
     await mq.consumer("books", bookkeeper(engine)).subscribe(TOPIC, tags="paid").start()

@@ -1,9 +1,9 @@
-"""Where orders change.
+"""Change orders in the database, and send an event for each change.
 
-A change and the message about it happen together or not at all. The message is sent first, as a
-half message that nobody sees; then the row is written, with the id of the transaction beside it;
-then the message is committed. When the process dies in between, the broker asks any desk how it
-ended, and the row is the answer.
+The change and its event happen together or not at all. First the event is stored as a prepared
+message, which no consumer sees. Then the row is written, with the id of the transaction. Then the
+message is committed. If the process dies in between, the broker asks another desk, which looks for
+the id in the database.
 """
 
 import asyncio
@@ -15,33 +15,33 @@ from shop.tables import announced, orders
 from sluicemq import Sluice, StoredMessage, TransactionListener, TransactionState
 
 LONGEST_CHANGE_S = 60
-"""The broker asks after that time: a change that is not there then never will be."""
+"""The broker asks for the outcome after this time. No change takes longer."""
 
 
 class WrongStateError(Exception):
-    """The order is not in the state that the change begins with."""
+    """The order is in another state than the change expects."""
 
 
 class Desk(TransactionListener):
-    """Takes orders, payments, cancellations. One producer group for all desks."""
+    """Changes orders. All desks belong to one producer group."""
 
     def __init__(self, mq: Sluice, engine: sa.Engine) -> None:
         self.engine = engine
         self.producer = mq.producer("shop-desk", listener=self)
 
     async def open(self) -> None:
-        """From now on the broker may ask about what other desks have left."""
+        """Start to answer the broker about transactions that other desks have left open."""
         await self.producer.answer_checks(TOPIC)
 
     async def place(self, order: Order) -> None:
-        """A new order. Raises IntegrityError when there is one with this id."""
+        """Add an order. Raises IntegrityError if there is one with this id."""
         row = sa.insert(orders).values(
             id=order.id, region=order.region, cents=order.cents, state="placed"
         )
         await self.change(order, "placed", row)
 
     async def move(self, order: Order, before: str, after: str) -> None:
-        """An order goes from one state to the next. Raises WrongStateError."""
+        """Change the state of an order. Raises WrongStateError if it is not `before`."""
         row = (
             sa.update(orders)
             .where(orders.c.id == order.id, orders.c.state == before)
@@ -50,14 +50,14 @@ class Desk(TransactionListener):
         await self.change(order, after, row)
 
     async def change(self, order: Order, name: str, change: sa.Insert | sa.Update) -> None:
-        """Writes the change and tells everybody, or does neither."""
+        """Write the change and send its event, or do neither."""
         async with self.producer.transaction(
             event(name, order), check_after_s=LONGEST_CHANGE_S
         ) as transaction:
             await asyncio.to_thread(self.write, order, change, transaction.transaction_id)
 
     def write(self, order: Order, change: sa.Insert | sa.Update, transaction_id: str) -> None:
-        """The change and the id of its message, in one transaction of the database."""
+        """Write the change and the id of its message in one database transaction."""
         with self.engine.begin() as connection:
             if connection.execute(change).rowcount != 1:
                 raise WrongStateError(order.id)
@@ -66,7 +66,7 @@ class Desk(TransactionListener):
             )
 
     def check(self, message: StoredMessage) -> TransactionState:
-        """How did the transaction of this message end?"""
+        """Return how the transaction of this message has ended."""
         row = sa.select(announced).where(announced.c.transaction_id == message.message_id)
         with self.engine.connect() as connection:
             is_there = connection.execute(row).first() is not None

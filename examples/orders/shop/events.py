@@ -1,7 +1,7 @@
-"""What happens to orders, as messages.
+"""The events of orders, as messages of one topic.
 
-One topic for all of it. The tag says what happened, the key finds the messages of an order, the
-properties are what a filter may ask for, and the sharding key keeps the events of an order in line.
+The tag says what happened, the key finds all messages of an order, filters can use the properties,
+and the sharding key keeps the events of an order in their order.
 """
 
 import json
@@ -10,13 +10,13 @@ from typing import Protocol
 
 from sluicemq import Message
 
-TOPIC = "orders"
-REMINDERS = "reminders"
+TOPIC = "shop-orders"
+REMINDERS = "shop-reminders"
 
 
 @dataclass(frozen=True)
 class Order:
-    """What was ordered, for how much, and where it goes."""
+    """An order: its number, the region it is sent to, and its price."""
 
     id: str
     region: str
@@ -24,7 +24,7 @@ class Order:
 
 
 def event(name: str, order: Order) -> Message:
-    """The message that says `name` (placed, paid, shipped, cancelled) of an order."""
+    """Return the message for an event of an order: placed, paid, shipped or cancelled."""
     return Message(
         TOPIC,
         json.dumps(asdict(order)).encode(),
@@ -41,5 +41,5 @@ class HasBody(Protocol):
 
 
 def order_of(message: HasBody) -> Order:
-    """The order that a message is about."""
+    """Return the order in the body of a message."""
     return Order(**json.loads(message.body))

@@ -1,4 +1,4 @@
-"""What a customer sees of an order: its events, in the order in which they happened."""
+"""Record the events of each order, in the order in which they happened."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from sluicemq import ReceivedMessage, Sluice, idempotent
 
 
 def historian(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
-    """A handler of all events, for a consumer that is `ordered`."""
+    """Return a handler for all events, for an ordered consumer."""
 
     @idempotent(engine)
     def note(message: ReceivedMessage, connection: sa.Connection) -> None:
@@ -21,5 +21,5 @@ def historian(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
 
 
 async def start(mq: Sluice, engine: sa.Engine) -> None:
-    """Events go into the history, those of an order one after the other."""
+    """Start an ordered consumer that writes events into the history."""
     await mq.consumer("history", historian(engine), ordered=True).subscribe(TOPIC).start()

@@ -1,7 +1,7 @@
-"""Paid orders go to the carrier, whose service is down now and then.
+"""Hand paid orders to the carrier, whose service is away now and then.
 
-A parcel that could not be handed over comes again, after 10 s, 30 s, 1 min and so on. After five
-retries it lies in the dead letters of the group, and somebody has to call the carrier.
+An order that cannot be handed over is delivered again after 10 s, 30 s, 1 min and so on. After five
+retries it is in the dead letters of the group, and the staff gets a letter.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from shop.tables import letters
 from sluicemq import ReceivedMessage, RetryLaterError, Sluice
 
 Carrier = Callable[[Order], Awaitable[None]]
-"""Takes a parcel; the id of the order tells it which ones it has. Raises CarrierAwayError."""
+"""Takes a parcel, and ignores an order that it has. Raises CarrierAwayError."""
 RETRIES_MAX = 5
 LOST = "%DLQ%parcels"
 
 
 class CarrierAwayError(Exception):
-    """Nobody answers there."""
+    """The carrier's service does not respond."""
 
 
 def shipper(carrier: Carrier, desk: Desk) -> Callable[[ReceivedMessage], Awaitable[None]]:
-    """A handler of `paid`."""
+    """Return a handler for events with the tag `paid`."""
 
     async def ship(message: ReceivedMessage) -> None:
         order = order_of(message)
@@ -39,8 +39,8 @@ def shipper(carrier: Carrier, desk: Desk) -> Callable[[ReceivedMessage], Awaitab
     return ship
 
 
-def undertaker(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
-    """A handler of the dead letters."""
+def reporter(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
+    """Return a handler for the dead letters of the group `parcels`."""
 
     def write_to_staff(message: ReceivedMessage) -> None:
         text = f"staff: not shipped after {RETRIES_MAX} retries"
@@ -51,7 +51,7 @@ def undertaker(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
 
 
 async def start(mq: Sluice, engine: sa.Engine, carrier: Carrier, desk: Desk) -> None:
-    """Parcels leave; somebody hears of those that cannot."""
+    """Start the consumers that ship parcels, and that report the lost ones."""
     parcels = mq.consumer("parcels", shipper(carrier, desk), max_reconsume_times=RETRIES_MAX)
     await parcels.subscribe(TOPIC, tags="paid").start()
-    await mq.consumer("undertaker", undertaker(engine)).subscribe(LOST).start()
+    await mq.consumer("lost-parcels", reporter(engine)).subscribe(LOST).start()

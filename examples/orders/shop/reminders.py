@@ -1,7 +1,7 @@
-"""Orders that nobody pays: a letter after half an hour, the end after two hours.
+"""Remind customers who have not paid after half an hour, and cancel their orders after two hours.
 
-No table of timers, no job that runs every minute: two messages to ourselves, which the broker
-delivers when it is time. By then the order may have been paid, so whoever gets one looks first.
+The shop sends itself two messages, which the broker delivers when it is time. The order may have
+been paid by then, so both handlers look at its state first.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ from shop.tables import letters, orders
 from sluicemq import ReceivedMessage, Sluice, idempotent
 
 REMIND_AFTER = timedelta(minutes=30)
-GIVE_UP_AFTER = timedelta(hours=2)
+CANCEL_AFTER = timedelta(hours=2)
 
 
 def planner(mq: Sluice) -> Callable[[ReceivedMessage], Awaitable[None]]:
-    """A handler of `placed`."""
+    """Return a handler for events with the tag `placed`."""
 
     async def plan(message: ReceivedMessage) -> None:
-        for tag, delay in (("remind", REMIND_AFTER), ("give_up", GIVE_UP_AFTER)):
+        for tag, delay in (("remind", REMIND_AFTER), ("cancel", CANCEL_AFTER)):
             await mq.send(REMINDERS, message.body, tag=tag, keys=message.keys, delay=delay)
 
     return plan
 
 
 def reminder(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
-    """A handler of `remind`."""
+    """Return a handler for reminders with the tag `remind`."""
 
     @idempotent(engine, key=lambda message: message.keys[0])
     def remind(message: ReceivedMessage, connection: sa.Connection) -> None:
@@ -43,18 +43,18 @@ def reminder(engine: sa.Engine) -> Callable[[ReceivedMessage], None]:
     return remind
 
 
-def quitter(desk: Desk) -> Callable[[ReceivedMessage], Awaitable[None]]:
-    """A handler of `give_up`."""
+def canceller(desk: Desk) -> Callable[[ReceivedMessage], Awaitable[None]]:
+    """Return a handler for reminders with the tag `cancel`."""
 
-    async def give_up(message: ReceivedMessage) -> None:
+    async def cancel(message: ReceivedMessage) -> None:
         with contextlib.suppress(WrongStateError):  # it was paid
             await desk.move(order_of(message), "placed", "cancelled")
 
-    return give_up
+    return cancel
 
 
 async def start(mq: Sluice, engine: sa.Engine, desk: Desk) -> None:
-    """Reminders are planned, and heeded."""
+    """Start the consumers that plan reminders and act on them."""
     await mq.consumer("planner", planner(mq)).subscribe(TOPIC, tags="placed").start()
     await mq.consumer("reminder", reminder(engine)).subscribe(REMINDERS, tags="remind").start()
-    await mq.consumer("quitter", quitter(desk)).subscribe(REMINDERS, tags="give_up").start()
+    await mq.consumer("canceller", canceller(desk)).subscribe(REMINDERS, tags="cancel").start()

@@ -1,4 +1,4 @@
-"""Somebody looks at large orders. The broker picks them out."""
+"""Find large orders. The broker selects them."""
 
 from collections.abc import AsyncIterator
 
@@ -9,7 +9,7 @@ LARGE = "TAGS = 'placed' AND cents >= 100000 AND region <> 'home'"
 
 
 async def large_orders(mq: Sluice) -> AsyncIterator[Order]:
-    """Orders to look at, for ever. One counts as seen when the next one is asked for."""
+    """Yield large orders. An order is acknowledged when the next one is requested."""
     async with mq.subscribe(TOPIC, group="review", where=LARGE) as stream:
         async for message in stream:
             yield order_of(message)

@@ -1,4 +1,4 @@
-"""Everybody at work."""
+"""Start everything."""
 
 import sqlalchemy as sa
 
@@ -9,13 +9,13 @@ from sluicemq import Sluice
 
 
 async def make_topics(mq: Sluice) -> None:
-    """Consumers do not create topics."""
+    """Create the topics. Consumers do not create any."""
     for topic in (TOPIC, REMINDERS, parcels.LOST):
         await mq.admin.create_topic(topic)
 
 
 async def open_shop(mq: Sluice, engine: sa.Engine, carrier: parcels.Carrier) -> Desk:
-    """Starts all consumers; they end when `mq` is closed."""
+    """Start all consumers, and return the desk. They end when `mq` is closed."""
     desk = Desk(mq, engine)
     await make_topics(mq)
     await desk.open()

@@ -14,7 +14,7 @@ orders = sa.Table(
     sa.Column("cents", sa.Integer, nullable=False),
     sa.Column("state", sa.String, nullable=False),
 )
-announced = sa.Table(  # which message belongs to which change
+announced = sa.Table(  # the transaction ids of the changes that were made
     "announced",
     metadata,
     sa.Column("transaction_id", sa.String, primary_key=True),
@@ -33,7 +33,7 @@ history = sa.Table(
     sa.Column("order_id", sa.String, nullable=False),
     sa.Column("event", sa.String, nullable=False),
 )
-letters = sa.Table(  # what a mailer would send
+letters = sa.Table(  # texts for a mailer to send
     "letters",
     metadata,
     sa.Column("order_id", sa.String, nullable=False),
@@ -42,7 +42,7 @@ letters = sa.Table(  # what a mailer would send
 
 
 def open_database(path: Path) -> sa.Engine:
-    """The database in a file of SQLite, with its tables. Writers wait for each other up to 30 s."""
+    """Open a SQLite file, and create its tables. Writers wait for each other up to 30 s."""
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
     metadata.create_all(engine)
     return engine
