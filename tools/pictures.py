@@ -424,6 +424,67 @@ def draw_life() -> Picture:
     return picture
 
 
+BENCHMARK: Final = (
+    ("single sends, 64 in flight", 1.5, 17),
+    ("64 senders, one in flight each", 10, 40),
+    ("batches of 32", 1.4, 3.3),
+    ("pulls of 32", 0.41, 1.7),
+    ("delivered by a tag of 1 %", 0.7, 7.1),
+    ("delivered by SQL92 of 1 %", 1.3, 30),
+    ("batches of 32, pure Python", 3.8, 3.3),
+)
+"""Rows of `make bench`: the load, and the broker's CPU time for a message in µs, ours and RocketMQ's."""
+
+
+def draw_benchmark() -> Picture:
+    """Draw the CPU time of a message as bars, ours above RocketMQ's."""
+    picture = Picture(
+        980,
+        110 + len(BENCHMARK) * 48,
+        "Broker CPU per message, SluiceMQ and RocketMQ 5.5.0",
+        "Bars of the CPU time for each message in microseconds. "
+        + "; ".join(f"{load}: {ours} against {java}" for load, ours, java in BENCHMARK),
+    )
+    picture.write(20, 32, "Broker CPU for each message, in µs (shorter is better)", "head", "start")
+    picture.parts.append('<rect x="620" y="18" width="16" height="16" class="main"/>')
+    picture.write(644, 31, "SluiceMQ", "soft", "start")
+    picture.parts.append('<rect x="740" y="18" width="16" height="16" class="plain"/>')
+    picture.write(764, 31, "RocketMQ 5.5.0, warm JVM", "soft", "start")
+    longest = max(max(ours, java) for _, ours, java in BENCHMARK)
+    for number, (load, ours, java) in enumerate(BENCHMARK):
+        y = 62 + number * 48
+        picture.write(250, y + 22, load, "", "end")
+        for offset, value, look in ((0, ours, "main"), (18, java, "plain")):
+            width = max(value / longest * 620, 2)
+            picture.parts.append(
+                f'<rect x="264" y="{y + offset}" width="{width:.0f}" height="15" class="{look}"/>'
+            )
+            picture.write(272 + width, y + offset + 12, f"{value:g}", "soft", "start")
+    bottom = 62 + len(BENCHMARK) * 48
+    ratios = "  ·  ".join(f"{java / ours:.1f}x" for _, ours, java in BENCHMARK)
+    picture.write(20, bottom + 24, f"RocketMQ's time divided by ours: {ratios}", "soft", "start")
+    return picture
+
+
+def draw_spark_result() -> Picture:
+    """Draw what the Spark program of the README prints, as a terminal."""
+    lines = [
+        "+----+--------------+",
+        "|tags|avg(dep_delay)|",
+        "+----+--------------+",
+        "|  UA|         477.0|",
+        "|  AA|          75.0|",
+        "+----+--------------+",
+    ]
+    picture = Picture(420, 40 + len(lines) * 20, "The result of the Spark program", " ".join(lines))
+    for number, line in enumerate(lines):
+        picture.parts.append(
+            f'<text x="24" y="{40 + number * 20}" text-anchor="start" class="code" '
+            f'xml:space="preserve">{escape(line)}</text>'
+        )
+    return picture
+
+
 PICTURES: Final[dict[str, Callable[[], Picture]]] = {
     "message-route.svg": draw_message_route,
     "transaction.svg": draw_transaction,
@@ -431,6 +492,8 @@ PICTURES: Final[dict[str, Callable[[], Picture]]] = {
     "spark-predicates.svg": draw_predicates,
     "layers.svg": draw_layers,
     "life-of-a-message.svg": draw_life,
+    "benchmark.svg": draw_benchmark,
+    "spark-result.svg": draw_spark_result,
 }
 
 

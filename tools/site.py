@@ -23,7 +23,6 @@ from sluicemq.cli.output import client_options
 
 ROOT: Final = Path(__file__).parents[1]
 OUTSIDE: Final = {
-    "README.md": "index.md",
     "README.zh.md": "README.zh.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",

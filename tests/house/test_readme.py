@@ -1,6 +1,6 @@
 """The Python examples of README.md and docs are programs.
 
-All compile, and README's three run, in order, against a cluster started as README says.
+All compile, and README's two run, in order, against a cluster started as README says.
 """
 
 import os
@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,10 +39,14 @@ def test_python_examples_compile(document: Path) -> None:
 
 
 def test_readme_shows_produce_consume_and_spark() -> None:
-    produce, consume, spark = examples(ROOT / "README.md")
-    assert ".send(" in produce
-    assert "where=" in consume
+    messages, spark = examples(ROOT / "README.md")
+    assert ".send(" in messages
+    assert "where=" in messages
     assert 'format("rocketmq")' in spark
+
+
+def test_readme_is_a_landing_page() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 @pytest.mark.parametrize("name", ["README.zh.md", "docs/quickstart.zh.md"])
@@ -93,10 +96,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_readme_examples_run(cluster: str) -> None:
-    produce, consume, _ = readme(cluster, topic="flights")
-    assert len(run(produce).splitlines()) == 4
-    printed = run_until(consume, lines=2)
-    assert sorted(line.split()[1] for line in printed) == ["101", "853"]
+    messages, _ = readme(cluster, topic="flights")
+    assert run(messages) == "flight 1 853\n"
 
 
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md", "docs/quickstart.zh.md"])
@@ -119,10 +120,10 @@ def test_the_first_message_goes_from_the_shell(cluster: str, name: str) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_readme_spark_example_runs(cluster: str) -> None:
-    produce, _, spark = readme(cluster, topic="flights2")
-    run(produce)
+    messages, spark = readme(cluster, topic="flights2")
+    run(messages)
     printed = run(spark)
-    assert re.search(r"\|\s*UA\|\s*477\.0\|", printed), printed
+    assert re.search(r"\|\s*UA\|\s*853\.0\|", printed), printed
 
 
 def readme(cluster: str, *, topic: str) -> list[str]:
@@ -150,30 +151,6 @@ def run(text: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-def run_until(text: str, *, lines: int, timeout_s: float = 30) -> list[str]:
-    """The first lines of a program that goes on for ever."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", text],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    end = time.monotonic() + timeout_s
-    found: list[str] = []
-    try:
-        while len(found) < lines and time.monotonic() < end and (line := process.stdout.readline()):
-            found.append(line)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        process.stderr.close()
-    return found
 
 
 def free_ports() -> list[int]:

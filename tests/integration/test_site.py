@@ -71,7 +71,7 @@ def test_every_page_of_the_docs_is_there(site: Path) -> None:
     for source in (ROOT / "docs").rglob("*.md"):
         name = "index" if source.name == "README.md" else source.stem
         assert (site / source.relative_to(ROOT / "docs").with_name(f"{name}.html")).is_file()
-    assert "speaks RocketMQ" in (site / "index.html").read_text(), "README is the first page"
+    assert "new to message queues" in (site / "index.html").read_text()
 
 
 def test_every_exported_name_is_on_a_reference_page(site: Path) -> None:
@@ -134,8 +134,9 @@ def hook() -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("here", "text", "shown"),
     [
-        ("index.md", "[a](docs/sending.md#several)", "[a](sending.md#several)"),
-        ("design/0001.md", "[a](../../README.md)", "[a](../index.md)"),
+        ("README.zh.md", "[a](docs/sending.md#several)", "[a](sending.md#several)"),
+        ("design/0001.md", "[a](../../CONTRIBUTING.md)", "[a](../contributing.md)"),
+        ("design/0001.md", "[a](../../README.md)", "a (`README.md`)"),
         ("design/0001.md", "![a](../images/spark.svg)", "![a](../images/spark.svg)"),
         (
             "sql.md",
@@ -152,7 +153,7 @@ def test_links_and_lists_of_the_checkout_are_made_those_of_the_site(
     hook: SimpleNamespace, here: str, text: str, shown: str
 ) -> None:
     files = SimpleNamespace(
-        get_file_from_path=lambda uri: uri in ("sending.md", "index.md", "images/spark.svg")
+        get_file_from_path=lambda uri: uri in ("sending.md", "contributing.md", "images/spark.svg")
     )
     page = SimpleNamespace(file=SimpleNamespace(src_uri=here))
     assert hook.on_page_markdown(text, page, None, files) == shown
