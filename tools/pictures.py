@@ -472,8 +472,7 @@ def draw_spark_result() -> Picture:
         "+----+--------------+",
         "|tags|avg(dep_delay)|",
         "+----+--------------+",
-        "|  UA|         477.0|",
-        "|  AA|          75.0|",
+        "|  UA|         853.0|",
         "+----+--------------+",
     ]
     picture = Picture(420, 40 + len(lines) * 20, "The result of the Spark program", " ".join(lines))
