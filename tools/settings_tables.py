@@ -8,6 +8,7 @@ that no key is undocumented.
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Final
 
@@ -26,15 +27,23 @@ def with_tables(text: str) -> str:
 
 def _written(name: str) -> str:
     if name == "refused":
-        return "".join(f"- `{key}`: {reason}.\n" for key, reason in REFUSED.items())
+        return "".join(_item(f"`{key}`: {reason}.") for key, reason in REFUSED.items())
     if name != "inert":
         head = "| key | default | values | meaning |\n|---|---|---|---|\n"
         return head + "".join(map(_row, keys_of(Part(name))))
     by_reason: dict[str, list[str]] = {}
     for key, reason in INERT.items():
         by_reason.setdefault(reason, []).append(f"`{key}`")
-    lines = [f"- {reason}: {', '.join(keys)}\n" for reason, keys in by_reason.items()]
+    lines = [_item(f"{reason}: {', '.join(keys)}") for reason, keys in by_reason.items()]
     return "".join(lines)
+
+
+def _item(text: str) -> str:
+    """Return an item of a list, wrapped at 100 characters."""
+    lines = textwrap.wrap(
+        text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _row(key: Key) -> str:

@@ -83,7 +83,9 @@ def read_session(page: Path) -> str | None:
 def list_sessions() -> dict[str, list[Path]]:
     """Return the pages of each session, in the order of the site's navigation."""
     docs = ROOT / "docs"
-    entries = re.findall(r"[\w./*-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2])
+    entries = re.findall(
+        r"[\w./*-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    )
 
     def find_place(page: Path) -> tuple[int, str]:
         """Return the index of the page's entry: that with its name, else a pattern for it."""
