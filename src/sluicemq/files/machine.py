@@ -129,14 +129,14 @@ def trim_memory() -> int:
     itself keeps memory that a large request once needed, if a single small object lies above it.
     Other threads continue meanwhile.
     """
-    found = _allocator()
-    if found is None:
+    allocator = _allocator()
+    if allocator is None:
         return 0
-    free_bytes, trim = found
-    size = free_bytes()
-    if size > FREE_BYTES_MAX:
+    count_free_bytes, trim = allocator
+    free_bytes = count_free_bytes()
+    if free_bytes > FREE_BYTES_MAX:
         trim()
-    return size
+    return free_bytes
 
 
 def start_memory_trimming() -> None:

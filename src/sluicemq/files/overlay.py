@@ -54,10 +54,10 @@ def _new_map(size: int) -> mmap.mmap:
 
     With huge pages, one written byte would take 2 MiB.
     """
-    made = mmap.mmap(-1, size, flags=_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    zeros = mmap.mmap(-1, size, flags=_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     with contextlib.suppress(OSError, AttributeError):
-        made.madvise(mmap.MADV_NOHUGEPAGE)
-    return made
+        zeros.madvise(mmap.MADV_NOHUGEPAGE)
+    return zeros
 
 
 class ReadOnlyFiles(SystemFiles):
@@ -81,8 +81,8 @@ class ReadOnlyFiles(SystemFiles):
     def remove(self, path: str) -> None:
         raise _read_only(path)
 
-    def rename(self, old: str, new: str) -> None:
-        raise _read_only(old)
+    def rename(self, old_path: str, new_path: str) -> None:
+        raise _read_only(old_path)
 
     def sync_directory(self, path: str) -> None:
         raise _read_only(path)
@@ -173,17 +173,22 @@ class _FileContent:
         if self.below is None:
             self._map = _new_map(self.size)
             return self._map
-        made = None if self._viewed_map is None else self._viewed_map()
-        if made is None:
-            file = self._opened(self.below)
-            if hasattr(file, "read_view"):  # a file in memory cannot be mapped
-                made = _new_map(self.size)
-                made[:] = file.pread(self.size, 0)
-            else:
-                prot = mmap.PROT_READ | mmap.PROT_WRITE
-                made = mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
-            self._viewed_map = weakref.ref(made)
-        return made
+
+        # The reference is weak, so that the map is freed with its last view.
+        disk_map = None if self._viewed_map is None else self._viewed_map()
+        if disk_map is None:
+            disk_map = self._map_file(self._opened(self.below))
+            self._viewed_map = weakref.ref(disk_map)
+        return disk_map
+
+    def _map_file(self, file: File) -> mmap.mmap:
+        """Return a map of the file on the disk. Changes of the map stay in memory."""
+        if hasattr(file, "read_view"):  # a file in memory cannot be mapped: copy it
+            copy = _new_map(self.size)
+            copy[:] = file.pread(self.size, 0)
+            return copy
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        return mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
 
     def read(self, size: int, offset: int) -> bytes:
         """Return up to `size` bytes at `offset`: fewer at the end of the file, b"" behind it."""
@@ -205,11 +210,12 @@ class _FileContent:
         with self.lock:
             if end > self.size:
                 self._resize(end)
-            content = self._map = self.mapped()
-            assert content is not None
-            content[offset:end] = data
-            start = min(offset, self.written_start) if self.written_end else offset
-            self.written_start = start
+            content_map = self._map = self.mapped()
+            assert content_map is not None
+            content_map[offset:end] = data
+            is_first_write = self.written_end == 0
+            if is_first_write or offset < self.written_start:
+                self.written_start = offset
             self.written_end = max(end, self.written_end)
 
     def resize(self, size: int) -> None:
@@ -223,24 +229,24 @@ class _FileContent:
 
         Views of the old content stay as they are. The caller must hold `lock`.
         """
-        old = self.mapped()
-        kept = min(size, self.size)
+        old_map = self.mapped()
+        kept_bytes = min(size, self.size)
         has_content = self.below is not None or self.written_end > 0
         self._map = None
         self._viewed_map = None
         self.below = None
         self.size = size
-        if not has_content or old is None or not kept:
+        if not has_content or old_map is None or not kept_bytes:
             self.written_start = self.written_end = 0
             return
-        made = self.mapped()
-        assert made is not None
-        for start in range(0, kept, _COPY_BYTES):
-            piece = old[start : min(start + _COPY_BYTES, kept)]
+        new_map = self.mapped()
+        assert new_map is not None
+        for start in range(0, kept_bytes, _COPY_BYTES):
+            piece = old_map[start : min(start + _COPY_BYTES, kept_bytes)]
             if piece.count(0) < len(piece):  # pages that are not touched take no memory
-                made[start : start + len(piece)] = piece
+                new_map[start : start + len(piece)] = piece
         self.written_start = 0
-        self.written_end = kept
+        self.written_end = kept_bytes
 
     def data_start(self, offset: int) -> int | None:
         """Return what `File.data_start` returns: data is what was written, or is on the disk."""
@@ -355,11 +361,9 @@ class OverlayFiles:
 
     def access(self, path: str) -> Access:
         """Return the permissions of the file in `base`. Files in memory are private."""
-        return (
-            OWNER_ONLY
-            if path in self._removed or self._is_created(path)
-            else self._base.access(path)
-        )
+        if path in self._removed or self._is_created(path):
+            return OWNER_ONLY
+        return self._base.access(path)
 
     def exists(self, path: str) -> bool:
         with self._lock:
@@ -368,13 +372,11 @@ class OverlayFiles:
     def names(self, directory: str) -> list[str]:
         directory = directory.rstrip("/")
         with self._lock:
-            found = set(self._created.get(directory, ()))
-            found.update(
-                name
-                for name in self._base.names(directory)
-                if f"{directory}/{name}" not in self._removed
-            )
-        return sorted(found)
+            names = set(self._created.get(directory, ()))
+            for name in self._base.names(directory):
+                if f"{directory}/{name}" not in self._removed:
+                    names.add(name)
+        return sorted(names)
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         with self._lock:
@@ -396,15 +398,15 @@ class OverlayFiles:
             self._nodes.pop(path, None)
             self._drop_name(path)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old_path: str, new_path: str) -> None:
         with self._lock:
-            if old in self._directories or self._base.names(old):
-                raise _error(errno.ENOTSUP, old)
-            with contextlib.closing(self.open(old)):
-                node = self._nodes.pop(old)
-            self._drop_name(old)
-            self._nodes[new] = node
-            self._add_name(new)
+            if old_path in self._directories or self._base.names(old_path):
+                raise _error(errno.ENOTSUP, old_path)
+            with contextlib.closing(self.open(old_path)):
+                content = self._nodes.pop(old_path)
+            self._drop_name(old_path)
+            self._nodes[new_path] = content
+            self._add_name(new_path)
 
     def sync_directory(self, path: str) -> None:
         """Do nothing: changes in memory are never durable."""
@@ -483,9 +485,9 @@ class OverlayFiles:
         self._removed.add(path)
 
 
-def _error(number: int, path: str) -> OSError:
+def _error(error_number: int, path: str) -> OSError:
     """Return the OSError with this error number for a path."""
-    return OSError(number, os.strerror(number), path)
+    return OSError(error_number, os.strerror(error_number), path)
 
 
 def overlay(files: Files) -> OverlayFiles:
