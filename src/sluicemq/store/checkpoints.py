@@ -137,8 +137,8 @@ class Checkpointer:
                 self._queues.flush(queues[-1])
                 queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory and are written later
-            text = "writing consume queues failed: %s"
-            self._outages.report_failure(_QUEUE_FLUSH, text, error, kind=kind_of(error))
+            message = "writing consume queues failed: %s"
+            self._outages.report_failure(_QUEUE_FLUSH, message, error, kind=kind_of(error))
             return False
         self._outages.report_success(_QUEUE_FLUSH)
         return True
@@ -149,9 +149,10 @@ class Checkpointer:
         Does nothing if very many queues have units in memory: then each queue is written when its
         tail reaches `TAIL_BYTES_MAX`, or for a checkpoint.
         """
-        if len(self._queues.dirty) <= SINGLE_SYNCS_MAX:
-            bytes_min = self._config.consume_queue_flush_pages_min * PAGE_BYTES
-            self.flush_queues([q for q in self._queues.dirty if len(q.tail) >= bytes_min])
+        if len(self._queues.dirty) > SINGLE_SYNCS_MAX:
+            return
+        bytes_min = self._config.consume_queue_flush_pages_min * PAGE_BYTES
+        self.flush_queues([queue for queue in self._queues.dirty if len(queue.tail) >= bytes_min])
 
     # --- requesting checkpoints
 
@@ -163,17 +164,8 @@ class Checkpointer:
         `is_quiet` says that the log has not grown since the last call. When the last queue is
         written, the checkpoint is requested: it is due, and `write_due` writes it.
         """
-        config = self._config
-        files = len(self._queues.unsynced) + len(self._queues.dirty)
-        interval_ms = config.flush_thorough_interval_ms
-        if not is_quiet and (config.flush_sync or files > SINGLE_SYNCS_MAX):
-            # Checkpoints are made less often under SYNC_FLUSH, where sends wait for each sync, and
-            # with many files, which take long to sync.
-            interval_ms = config.consume_queue_flush_thorough_interval_ms
-        growth = self._log.records_end - self._last_end
-        is_long = growth >= max(CHECKPOINT_LOG_BYTES, files * CHECKPOINT_LOG_BYTES_PER_FILE)
-        is_time = is_long or (now_s - self._last_s) * 1000 >= interval_ms
-        if is_time and self._due is None and self._prepared is None:
+        is_last_written = self._due is None and self._prepared is None
+        if is_last_written and self._is_time_to_begin(now_s, is_quiet=is_quiet):
             self._last_s = now_s
             self._last_end = self._log.records_end
             self._prepared = self._values(), list(self._queues.dirty)
@@ -185,6 +177,25 @@ class Checkpointer:
             if not queues:
                 self._prepared = None
                 self._request(values)
+
+    def _is_time_to_begin(self, now_s: float, *, is_quiet: bool) -> bool:
+        """Return whether the log has grown enough, or the interval has passed, since the last one.
+
+        The arguments are those of `tick`.
+        """
+        config = self._config
+        file_count = len(self._queues.unsynced) + len(self._queues.dirty)
+        growth_bytes = self._log.records_end - self._last_end
+        if growth_bytes >= max(CHECKPOINT_LOG_BYTES, file_count * CHECKPOINT_LOG_BYTES_PER_FILE):
+            return True
+
+        # While the log grows, checkpoints are made less often under SYNC_FLUSH, where sends wait
+        # for each sync, and with many files, which take long to sync.
+        interval_ms = config.flush_thorough_interval_ms
+        is_costly = config.flush_sync or file_count > SINGLE_SYNCS_MAX
+        if is_costly and not is_quiet:
+            interval_ms = config.consume_queue_flush_thorough_interval_ms
+        return (now_s - self._last_s) * 1000 >= interval_ms
 
     def request(self) -> None:
         """Request a checkpoint of this moment: it is due, and `write_due` writes it.
@@ -252,12 +263,7 @@ class Checkpointer:
             try:
                 if self._log.synced_offset < due.checkpoint.log_offset:
                     self._log.sync()
-                roots = (self._config.consume_queue_path, self._config.root)
-                # Each single sync commits the file system's journal, which takes long for
-                # thousands of queues.
-                if len(due.paths) <= SINGLE_SYNCS_MAX or not all(map(self._files.sync_all, roots)):
-                    for path in due.paths:
-                        self._sync_path(path)
+                self._sync_paths(due.paths)
                 self._write(due.checkpoint)
             except OSError as error:
                 if error.errno in TRANSIENT_ERRORS:  # the checkpoint stays due
@@ -283,10 +289,23 @@ class Checkpointer:
             if error.errno not in FULL_ERRORS:
                 raise
             self._requested_values = None
-            text = "writing a new checkpoint failed: %s"
-            self._outages.report_failure(_CHECKPOINT_WRITE, text, error, kind=kind_of(error))
+            message = "writing a new checkpoint failed: %s"
+            self._outages.report_failure(_CHECKPOINT_WRITE, message, error, kind=kind_of(error))
         else:
             self._outages.report_success(_CHECKPOINT_WRITE)
+
+    def _sync_paths(self, paths: list[str]) -> None:
+        """Sync files and directories; if they are many, their whole file systems. Raises OSError.
+
+        Each single sync commits the file system's journal, which takes long for thousands of
+        queues.
+        """
+        if len(paths) > SINGLE_SYNCS_MAX:
+            roots = (self._config.consume_queue_path, self._config.root)
+            if all(map(self._files.sync_all, roots)):
+                return
+        for path in paths:
+            self._sync_path(path)
 
     def _sync_path(self, path: str) -> None:
         """Sync a queue file, an index file or a directory. Does nothing if it has been removed."""
