@@ -39,7 +39,7 @@ from sluicemq.store.read import LogReader, ReadResult
 from sluicemq.store.recover import prepare_recovery
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns.scan import RangeScan
+    from sluicemq.store.columns.ranges import RangeScan
 
 logger = logging.getLogger(__name__)
 OPEN_ATTEMPTS_MAX: Final = 5
@@ -229,7 +229,7 @@ class StoreReader:
         an error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
         empty.
         """
-        from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - imports NumPy, pyarrow
+        from sluicemq.store.columns.ranges import RangeScan  # noqa: PLC0415 - it imports pyarrow
 
         queue = self._queues.get_unchecked((topic, queue_id))
         reader = self._reader
