@@ -88,7 +88,7 @@ class LogFollower:
         """Whether the log is empty, so that it may begin at any file."""
         return self._log.written_offset == self._log.start
 
-    def append(self, position: int, data: bytes | bytearray | memoryview) -> None:
+    def append(self, position: int, log_bytes: bytes | bytearray | memoryview) -> None:
         """Write bytes of the master's log at `position`. This makes no message visible.
 
         `position` must be `end`, or the beginning of any file if the store is empty: then the log
@@ -97,26 +97,26 @@ class LogFollower:
         the log has not grown.
         """
         log = self._log
-        file_bytes = log.segments.file_bytes
         if position != log.written_offset:
-            if not self.is_empty or position % file_bytes:
-                raise StoreError(
-                    f"The master sends bytes from {position} on, but the log in"
-                    f" {log.segments.directory} ends at {log.written_offset}.",
-                    fix="The two logs differ. Truncate this one to where they diverge, or start"
-                    " with an empty directory.",
-                )
-            self._store.begin_log(position)
-        view = memoryview(data)
-        end = position + len(data)
-        pieces = []
-        while position < end:
-            size = min(end - position, file_bytes - position % file_bytes)
-            pieces.append((position, view[:size]))
-            view = view[size:]
-            position = position + size
-        log.write(pieces, end)
+            self._begin_log(position)
+        pieces = _split_at_files(position, memoryview(log_bytes), log.segments.file_bytes)
+        log.write(pieces, position + len(log_bytes))
         self._writer.continue_at_log_end()
+
+    def _begin_log(self, position: int) -> None:
+        """Let the empty log begin at `position`.
+
+        Raises StoreError if the log is not empty, or if no file begins there.
+        """
+        log = self._log
+        if not self.is_empty or position % log.segments.file_bytes:
+            raise StoreError(
+                f"The master sends bytes from {position} on, but the log in"
+                f" {log.segments.directory} ends at {log.written_offset}.",
+                fix="The two logs differ. Truncate this one to where they diverge, or start"
+                " with an empty directory.",
+            )
+        self._store.begin_log(position)
 
     def dispatch(self, confirmed: int | None = None) -> None:
         """Add complete records to their queues, and make them visible, up to position `confirmed`.
@@ -129,37 +129,52 @@ class LogFollower:
         are visible then. Raises StoreError if a queue cannot be written.
         """
         log = self._log
-        dispatcher = self._dispatcher
-        stop = log.written_offset if confirmed is None else min(confirmed, log.written_offset)
+        stop = log.written_offset
+        if confirmed is not None:
+            stop = min(stop, confirmed)
         self._store.confirm(stop)
         start = log.records_end
         if stop <= start:
             return
+        end = self._dispatch_records(start, stop)
+        if end > start:
+            self._publish(start, end)
+        self._check_partial_record(end, stop)
+
+    def _dispatch_records(self, start: int, stop: int) -> int:
+        """Add the records in [start, stop) of the log to their queues.
+
+        Returns the position behind the last record: the beginning of the next file if no record, or
+        only a blank one, follows in this file. Raises StoreError if a queue cannot be written.
+        """
+        log = self._log
         singles = 0 if stop - start >= SWEEP_BYTES_MIN else None
         try:
-            end = dispatcher.dispatch_records(start, stop, may_gap=True, singles=singles)
-            dispatcher.resolve_suspects(is_end=False)
+            end = self._dispatcher.dispatch_records(start, stop, may_gap=True, singles=singles)
+            self._dispatcher.resolve_suspects(is_end=False)
         except OSError as error:
             raise StoreError(
                 f"The queues in {log.segments.directory} cannot be written: {error}.",
                 fix=fix_of(error),
             ) from error
         assert end is not None  # `may_gap` fills gaps
-        # Continue in the next file if no record, or only a blank one, follows in this file.
         segment = log.segments.at(end)
-        if segment is not None and segment.end <= stop:
-            is_file_full = segment.end - end < BLANK_BYTES
-            end = segment.end if is_file_full else log.skip_blank(end)
-        if end > start:
-            log.followed_end = end
-            self._writer.last_time_ms = dispatcher.last_store_time_ms or self._writer.last_time_ms
-            self._store.make_visible(
-                end, [(queue, queue.next_offset) for queue in dispatcher.grown_queues]
-            )
-            dispatcher.grown_queues.clear()
-            if end - start >= IMMEDIATE_INDEX_BYTES_MIN:
-                self._store.keys.catch_up(2 * (end - start))
-        self._check_partial_record(end, stop)
+        if segment is None or segment.end > stop:
+            return end
+        is_file_full = segment.end - end < BLANK_BYTES
+        return segment.end if is_file_full else log.skip_blank(end)
+
+    def _publish(self, start: int, end: int) -> None:
+        """Make the records in [start, end) of the log visible, which are in their queues now."""
+        dispatcher = self._dispatcher
+        self._log.followed_end = end
+        if dispatcher.last_store_time_ms:
+            self._writer.last_time_ms = dispatcher.last_store_time_ms
+        grown_queues = [(queue, queue.next_offset) for queue in dispatcher.grown_queues]
+        self._store.make_visible(end, grown_queues)
+        dispatcher.grown_queues.clear()
+        if end - start >= IMMEDIATE_INDEX_BYTES_MIN:
+            self._store.keys.catch_up(2 * (end - start))
 
     def _check_partial_record(self, end: int, stop: int) -> None:
         """Raise StoreDamagedError unless the bytes in [end, stop) are the beginning of a record.
@@ -170,11 +185,12 @@ class LogFollower:
         segment = self._log.segments.at(end)
         if segment is None or stop - end < BLANK_BYTES:
             return
-        room = segment.end - end
+        bytes_left = segment.end - end
         size, magic = BLANK.struct.unpack_from(*segment.safe_view(end, BLANK_BYTES))
-        is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
-        is_begun = is_record and end + size > stop
-        if not is_begun and not (magic == MAGIC_BLANK and size == room):
+        is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= bytes_left
+        is_partial_record = is_record and end + size > stop
+        is_blank_record = magic == MAGIC_BLANK and size == bytes_left
+        if not is_partial_record and not is_blank_record:
             where = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
                 f"The master sent bytes for position {where} that are not a valid record:"
@@ -196,6 +212,23 @@ class LogFollower:
             self._writer.continue_at_log_end()
 
 
+def _split_at_files(
+    position: int, log_bytes: memoryview, file_bytes: int
+) -> list[tuple[int, memoryview]]:
+    """Return (position, bytes) pieces of bytes of the log, each within one file.
+
+    The bytes begin at `position`. Each file of the log has `file_bytes` bytes.
+    """
+    pieces = []
+    while log_bytes:
+        bytes_left_in_file = file_bytes - position % file_bytes
+        piece = log_bytes[:bytes_left_in_file]
+        pieces.append((position, piece))
+        log_bytes = log_bytes[len(piece) :]
+        position += len(piece)
+    return pieces
+
+
 def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
     """Return (records_end, store_time_ms) of the last record that ends at position `end` or before.
 
@@ -209,7 +242,9 @@ def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
         records_end = records.end
         store_time_ms = records.store_time_ms
     blank_end = log.skip_blank(records_end)
-    return blank_end if blank_end <= end else records_end, store_time_ms
+    if blank_end <= end:
+        records_end = blank_end
+    return records_end, store_time_ms
 
 
 def remove_partial_record(log: CommitLog) -> None:

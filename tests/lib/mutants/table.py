@@ -96,8 +96,8 @@ STORE: Final = (
         "a torn record is served after a crash",
         "sluicemq.store.log",
         "parse_log_record",
-        "    if len(view) - at < RECORD_BYTES_MIN:\n",
-        "    check_crc = False\n    if len(view) - at < RECORD_BYTES_MIN:\n",
+        "    if len(view) - start < RECORD_BYTES_MIN:\n",
+        "    check_crc = False\n    if len(view) - start < RECORD_BYTES_MIN:\n",
         "simulation.crashes --world store --seeds 200",
     ),
     _store(
