@@ -19,6 +19,7 @@ from sluicemq.store.log import (
     PLACEHOLDER_CODE,
     CommitLog,
     LogRecord,
+    find_next_record,
 )
 from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_valid_key
 
@@ -320,3 +321,20 @@ def sweep_records(
         else:  # columns did not help much here
             singles_between = min(2 * singles_between, SINGLE_RECORDS_FIRST)
             singles = singles_between
+
+
+def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
+    """Yield all valid records from `start` on.
+
+    Unlike `CommitLog.scan`, continue behind damaged bytes with the record that `find_next_record`
+    finds. Stops where it finds none.
+    """
+    end = start
+    while True:
+        for record in log.scan(end):
+            yield record
+            end = record.end
+        next_record = find_next_record(log, end)
+        if next_record is None:
+            return
+        end = next_record.position

@@ -53,7 +53,8 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, LogRecord, iter_whole_records
+from sluicemq.store.dispatch import iter_whole_records
+from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, LogRecord
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,

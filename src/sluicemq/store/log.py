@@ -679,23 +679,6 @@ def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
     return record
 
 
-def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
-    """Yield all valid records from `start` on.
-
-    Unlike `CommitLog.scan`, continue behind damaged bytes with the record that `find_next_record`
-    finds. Stops where it finds none.
-    """
-    end = start
-    while True:
-        for record in log.scan(end):
-            yield record
-            end = record.end
-        next_record = find_next_record(log, end)
-        if next_record is None:
-            return
-        end = next_record.position
-
-
 class LogBytes(Protocol):
     """A source of bytes of a log, by position."""
 
