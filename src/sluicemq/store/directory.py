@@ -566,3 +566,11 @@ def format_bytes(size: float) -> str:
             break
         size /= 1024
     return f"{size:.1f} {unit}"
+
+
+def format_uptime(seconds: int) -> str:
+    """Format a duration as RocketMQ does: 90 -> `[ 0 days, 0 hours, 1 minutes, 30 seconds ]`."""
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

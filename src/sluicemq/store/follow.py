@@ -19,10 +19,14 @@ after: the log up to the new end, with queues and index as they will be. Then th
 are removed, last one first, then what is derived from them. A caller that keeps terms beside the
 log truncates these afterwards.
 
+A store whose messages must be on replicas before they are visible, be it a slave's or a master's,
+hides what a start finds behind the confirmed end of the log (`HiddenMessages`).
+
 An empty store accepts the first bytes at the beginning of any file, like a RocketMQ slave that
 receives the last file only. `truncate(0)` empties a store.
 """
 
+from bisect import bisect_left
 from typing import Final, Protocol
 
 from sluicemq.errors import StoreDamagedError, StoreError
@@ -31,7 +35,8 @@ from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import BLANK_BYTES, CommitLog
-from sluicemq.store.queues import Queue
+from sluicemq.store.queues import ConsumeQueues, Queue
+from sluicemq.store.segments import Segment
 from sluicemq.store.writer import Writer
 
 SWEEP_BYTES_MIN: Final = 64 << 10
@@ -60,6 +65,91 @@ class FollowedStore(Protocol):
 
     def cut_log(self, end: int) -> None:
         """Remove everything from position `end` on."""
+
+
+class HiddenMessages:
+    """The messages that a start has found behind the confirmed end of the log.
+
+    Readers must not see them before replicas have them. They are hidden by the visible offsets of
+    their queues.
+    """
+
+    def __init__(self, queues: ConsumeQueues) -> None:
+        """Hide nothing of `queues` yet."""
+        self._queues = queues
+        self._end_by_queue: dict[Queue, int] = {}
+        """The end offsets of the queues that have hidden messages."""
+
+    def __len__(self) -> int:
+        """Return the number of queues with hidden messages."""
+        return len(self._end_by_queue)
+
+    def hide(self, confirmed: int) -> int:
+        """Hide the messages whose records end behind the position `confirmed` of the log.
+
+        Lowers the visible offsets of their queues. Returns the position behind the last visible
+        record; 0 if no record is visible.
+        """
+        visible_end = 0
+        for queue in self._queues:
+            visible_offset = queue.end_offset_before(confirmed)
+            if visible_offset < queue.next_offset:
+                self._end_by_queue[queue] = queue.next_offset
+                queue.visible_offset = visible_offset
+            if visible_offset > queue.offset_min:
+                visible_end = max(visible_end, _record_end(queue, visible_offset - 1))
+        return visible_end
+
+    def reveal(self, confirmed: int) -> tuple[int, list[tuple[Queue, int]]]:
+        """Find the hidden messages whose records end at position `confirmed` or before.
+
+        Returns (end, queues). `queues` contains each queue with such messages, and the offset
+        behind the last one, which the caller makes visible. `end` is the position behind the last
+        of their records; 0 if there are none. Messages of these queues with later records stay
+        hidden.
+        """
+        end = 0
+        revealed: list[tuple[Queue, int]] = []
+        for queue, hidden_end in list(self._end_by_queue.items()):
+            visible_offset = _find_hidden_from(queue, hidden_end, confirmed)
+            if visible_offset == hidden_end:
+                del self._end_by_queue[queue]
+            if visible_offset > queue.visible_offset:
+                revealed.append((queue, visible_offset))
+                end = max(end, _record_end(queue, visible_offset - 1))
+        return end, revealed
+
+    def drop_removed(self) -> None:
+        """Forget the hidden messages that were removed from their queues."""
+        for queue, hidden_end in list(self._end_by_queue.items()):
+            self._end_by_queue[queue] = min(hidden_end, queue.next_offset)
+
+    def clear(self) -> None:
+        """Forget all hidden messages. Call this when the queues were emptied."""
+        self._end_by_queue.clear()
+
+
+def _find_hidden_from(queue: Queue, hidden_end: int, confirmed: int) -> int:
+    """Return the first offset whose record ends behind the position `confirmed` of the log.
+
+    Searches the offsets from the visible end of the queue to before `hidden_end`, which is returned
+    if there is none. Blank units count as confirmed.
+    """
+
+    def is_hidden(offset: int) -> bool:
+        unit = queue.unit(offset)
+        return unit is None or (unit.end > confirmed and not unit.is_blank)
+
+    hidden_offsets = range(queue.visible_offset, hidden_end)
+    return queue.visible_offset + bisect_left(hidden_offsets, True, key=is_hidden)
+
+
+def _record_end(queue: Queue, offset: int) -> int:
+    """Return the position behind the record of a queue offset; 0 if it has no record."""
+    unit = queue.unit(offset)
+    if unit is None or unit.is_blank:
+        return 0
+    return unit.end
 
 
 class LogFollower:
@@ -256,3 +346,26 @@ def remove_partial_record(log: CommitLog) -> None:
     for records in sweep_records(log, end, log.written_offset):
         end = records.end
     log.truncate(min(log.skip_blank(end), log.written_offset))
+
+
+def locate_bytes(log: CommitLog, position: int, size_max: int) -> tuple[Segment | None, int, int]:
+    """Return the file that contains `position` of the log, and the range of bytes to read from it.
+
+    Returns (segment, begin, stop), both relative to the beginning of the file. The range has at
+    most `size_max` bytes, and ends where the log or the file ends. Segment is None at the end of
+    the log. Raises StoreError if the log does not contain the position.
+    """
+    segment = log.segments.at(position)
+    end = log.written_offset
+    if position == end or (segment is None and position == log.segments.end):
+        return None, 0, 0
+    if segment is None or position > end:
+        raise StoreError(
+            f"The log in {log.segments.directory} contains the positions {log.start} to {end},"
+            f" not {position}.",
+            fix="Delete the store of the replica that asked for this position, so that it"
+            " copies the log from the beginning.",
+        )
+    begin = position - segment.base
+    stop = min(begin + size_max, segment.size, end - segment.base)
+    return segment, begin, stop
