@@ -346,20 +346,20 @@ class KeyIndex:
             entries -= keys
         return entries == 0
 
-    def _schedule_rebuild(self, file: IndexFile, count: int) -> None:
-        """Drop the entries from number `count` on, and let `catch_up` rebuild the slots.
+    def _schedule_rebuild(self, file: IndexFile, end_number: int) -> None:
+        """Drop the entries from number `end_number` on, and let `catch_up` rebuild the slots.
 
         The index does not advance before that is done.
         """
-        file.next_number = count
+        file.next_number = end_number
         end_ms = 0
-        if count > 1:
-            offset = file.position_of(count - 1)
-            segment = self._log.segments.at(offset)
+        if end_number > 1:
+            last_position = file.position_of(end_number - 1)
+            segment = self._log.segments.at(last_position)
             end_ms = file.end_ms  # approximately, if retention has removed the record
             if segment is not None:
-                end_ms = read_keys(segment.view(), offset - segment.base).store_time_ms
-        self._preparing.append(file.rebuild_slots(count, end_ms))
+                end_ms = read_keys(segment.view(), last_position - segment.base).store_time_ms
+        self._preparing.append(file.rebuild_slots(end_number, end_ms))
 
     def _remove_last(self) -> None:
         """Remove the last file from the index and from the disk.
@@ -399,10 +399,10 @@ class KeyIndex:
         if not self.is_enabled or not self._lock.acquire(blocking=False):
             return True
         try:
-            done = self._try(lambda: self._advance(bytes_max))
+            is_done = self._try(lambda: self._advance(bytes_max))
         finally:
             self._lock.release()
-        return done or _WRITES in self._outages.current
+        return is_done or _WRITES in self._outages.current
 
     def _advance(self, bytes_max: int) -> bool:
         """Do work that takes as long as indexing `bytes_max` bytes of the log.
@@ -410,19 +410,19 @@ class KeyIndex:
         Return whether nothing remains to be done. Raises OSError if an entry cannot be written; the
         next call continues with it.
         """
-        left = bytes_max
+        bytes_left = bytes_max
         while self._preparing or self.backlog_bytes or self._hole_search is not None:
-            if left <= 0:
+            if bytes_left <= 0:
                 return False
-            used = STEP_COST_BYTES
+            cost_bytes = STEP_COST_BYTES
             if self._preparing:
                 if next(self._preparing[0], self) is self:
                     self._preparing.popleft()
             elif self.backlog_bytes:
-                used = self._index_slice(min(left, SLICE_BYTES))
+                cost_bytes = self._index_slice(min(bytes_left, SLICE_BYTES))
             elif self._hole_search is not None and next(self._hole_search, self) is self:
                 self._hole_search = None
-            left -= used
+            bytes_left -= cost_bytes
         return True
 
     @property
@@ -463,13 +463,13 @@ class KeyIndex:
         The first error of an outage is logged, and when `work` succeeds again.
         """
         try:
-            done = work()
+            result = work()
         except OSError as error:
-            text = "cannot write the key index: %s"
-            self._outages.report_failure(_WRITES, text, error, kind=kind_of(error))
+            message = "cannot write the key index: %s"
+            self._outages.report_failure(_WRITES, message, error, kind=kind_of(error))
             return False
         self._outages.report_success(_WRITES)
-        return done
+        return result
 
     def _index_slice(self, bytes_max: int) -> int:
         """Index about `bytes_max` bytes of records, and move `_position` behind them.
@@ -656,11 +656,11 @@ class KeyIndex:
         Records with another key of the same hash may be among them, and records whose store time is
         up to 999 ms outside the range.
         """
-        value = hash_key(topic, key)
+        key_hash = hash_key(topic, key)
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
                 continue
-            yield from file.find_positions(value, begin_ms, end_ms)
+            yield from file.find_positions(key_hash, begin_ms, end_ms)
             if file.begin_ms < begin_ms:
                 return
 
@@ -705,8 +705,8 @@ class KeyIndex:
 
     def _is_flushed(self, log_time_ms: int) -> bool:
         """Return whether a flush has nothing to write; also if the index is disabled."""
-        last = self._last
-        is_written = last is None or last.is_flushed
+        last_file = self._last
+        is_written = last_file is None or last_file.is_flushed
         return not self.is_enabled or (
             is_written and self._time_ms(log_time_ms) == self._durable.index_time_ms
         )
@@ -722,10 +722,12 @@ class KeyIndex:
         with self._lock:
             if self._hole_search is not None or self._skip:
                 return IndexMark()
-            last = self._last
-            if last is None:
+            last_file = self._last
+            if last_file is None:
                 return IndexMark(self._position, files=0)
-            return IndexMark(self._position, last.next_number, last.name, len(self._index_files))
+            return IndexMark(
+                self._position, last_file.next_number, last_file.name, len(self._index_files)
+            )
 
     @property
     def is_synced(self) -> bool:
@@ -750,10 +752,17 @@ class KeyIndex:
         mark = self.current_mark()
         if not self.is_enabled or mark.offset <= end:
             return mark
-        kept = [f for f in self._index_files if not f.is_empty and f.position_of(1) < end]
-        if not kept:
+        remaining_files = [
+            f for f in self._index_files if not f.is_empty and f.position_of(1) < end
+        ]
+        if not remaining_files:
             return IndexMark(end, files=0)
-        return IndexMark(end, kept[-1].first_number_at(end), kept[-1].name, len(kept))
+        return IndexMark(
+            end,
+            remaining_files[-1].first_number_at(end),
+            remaining_files[-1].name,
+            len(remaining_files),
+        )
 
     def truncate(self, end: int) -> None:
         """Drop the entries of records from position `end` on, where the log now ends.
@@ -788,11 +797,11 @@ class KeyIndex:
 
         def remove() -> bool:
             while len(self._index_files) > 1 and self._index_files[0].end_offset < log_start:
-                file, *others = self._index_files
-                self._files.remove(file.path)
-                file.close()
-                self._index_files = others
-                self._unsynced.discard(file.path)
+                first_file, *remaining_files = self._index_files
+                self._files.remove(first_file.path)
+                first_file.close()
+                self._index_files = remaining_files
+                self._unsynced.discard(first_file.path)
             return True
 
         with self._lock:
