@@ -16,6 +16,7 @@ smaller index, but a correct one.
 import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -158,8 +159,8 @@ class IndexFile:
         if next_number > file.geometry.entry_count or file.slots_used > file.geometry.slot_count:
             raise StoreDamagedError(
                 f"{path} claims {next_number - 1} entries in {file.slots_used} slots, but has room"
-                f" for {file.geometry.entry_count - 1} in {file.geometry.slot_count}. It is damaged, or"
-                " was written with other values of maxHashSlotNum and maxIndexNum.",
+                f" for {file.geometry.entry_count - 1} in {file.geometry.slot_count}. It is"
+                " damaged, or was written with other values of maxHashSlotNum and maxIndexNum.",
                 fix="Remove the directory index: it is built again from the log.",
             )
         return file
@@ -399,3 +400,33 @@ def _new_slots(count: int) -> "Slots":
 def is_index_name(name: str) -> bool:
     """Return whether a file name is that of an index file."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+
+
+def list_index_names(files: Files, directory: str) -> list[str]:
+    """Return the names of the index files in `directory`, in order. Remove empty ones at the end.
+
+    A crash or an error during its creation leaves an empty file. Raises OSError.
+    """
+    names = list(filter(is_index_name, files.names(directory)))
+    while names:
+        path = f"{directory}/{names[-1]}"
+        with closing(files.open(path)) as file:
+            if file.size():
+                break
+        files.remove(path)
+        names.pop()
+    return names
+
+
+def choose_path(files: Files, directory: str, now_ms: int, name_min: int) -> str:
+    """Return a path in `directory` for the next index file, where no file is.
+
+    Its name is `now_ms` in local time, as digits, or the number `name_min` if that is higher.
+    """
+    now = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
+    name = max(int(f"{now:%Y%m%d%H%M%S}{now_ms % 1000:03d}"), name_min)
+    while True:
+        path = f"{directory}/{name:0{NAME_DIGITS}d}"
+        if not files.exists(path):
+            return path
+        name += 1
