@@ -328,8 +328,8 @@ TIMERS: Final = (
         "a relative delay beyond the wheel rolls again and again, and is stored each time",
         "sluicemq.store.timers.placing",
         "named_due_ms",
-        "value is None or (has_rolled and is_relative)",
-        "value is None",
+        "encoded is None or (has_rolled and is_relative)",
+        "encoded is None",
         "tests/unit/broker/test_timers.py::"
         "test_a_relative_delay_beyond_the_wheel_counts_from_the_send_alone",
     ),

@@ -128,10 +128,10 @@ class SlotRules:
         Return None if the message has no valid TIMER_OUT_MS. A message that is due beyond the
         window rolls: its unit is in the slot in which it is put into the timer queue again.
         """
-        out = find_property(record.properties, TIMER_OUT_KEY)
-        if out is None or not out.isdigit() or len(out) > _DIGITS_MAX:
+        due_text = find_property(record.properties, TIMER_OUT_KEY)
+        if due_text is None or not due_text.isdigit() or len(due_text) > _DIGITS_MAX:
             return None
-        slot_ms = self.slot_start(int(out))
+        slot_ms = self.slot_start(int(due_text))
         magic = MAGIC_DEFAULT
         start_ms = min(self.slot_start(self.stored_at_ms(record, slot_ms)), write_ms)
         if slot_ms - start_ms >= self._window_ms:
@@ -140,8 +140,10 @@ class SlotRules:
             # window would remain after that.
             left_ms = slot_ms - start_ms - self._window_ms
             is_near = left_ms < self._window_slots // 3 * self.precision_ms
-            slots = self._window_slots // 2 if is_near else self._window_slots
-            slot_ms = start_ms + slots * self.precision_ms
+            rolled_slots = self._window_slots
+            if is_near:
+                rolled_slots = self._window_slots // 2
+            slot_ms = start_ms + rolled_slots * self.precision_ms
         if TIMER_DELETES_KEY in record.properties:
             magic |= MAGIC_DELETE
         return SlotAssignment(slot_ms, magic)
@@ -212,15 +214,20 @@ def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
     """
     has_rolled = ROLL_COUNT_KEY + b"\x01" in properties
     for name, unit_ms, is_relative in _TIMES:
-        value = find_property(properties, name)
-        if value is None or (has_rolled and is_relative):
+        encoded = find_property(properties, name)
+        if encoded is None or (has_rolled and is_relative):
             continue
-        if (number := natural(value)) is not None:
-            return number * unit_ms + (store_time_ms if is_relative else 0)
+        amount = natural(encoded)
+        if amount is None:
+            continue
+        due_ms = amount * unit_ms
+        if is_relative:
+            due_ms += store_time_ms
+        return due_ms
     return None
 
 
 def recall_key(properties: bytes) -> bytes:
     """Return the key by which a recall names a message: its topic, "+" and its unique id."""
-    name = find_property(properties, REAL_TOPIC_KEY) or b""
-    return name + b"+" + (find_property(properties, UNIQUE_ID_KEY) or b"")
+    topic = find_property(properties, REAL_TOPIC_KEY) or b""
+    return topic + b"+" + (find_property(properties, UNIQUE_ID_KEY) or b"")

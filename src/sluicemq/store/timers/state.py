@@ -221,7 +221,7 @@ class TimerFiles:
             reason,
             "" if is_exact else "; deliveries are looked up in the queues of the messages",
         )
-        self._log_lost_messages()
+        self._log_lost_messages()  # before the timer log, which names them, is removed
         self.discard()
         first_offset, _ = self._store.queue_offsets(TIMER_TOPIC, 0)
         self.queue_offset = first_offset
@@ -235,18 +235,21 @@ class TimerFiles:
         A rebuild cannot find them. Only the timer log still names them.
         """
         with suppress(OSError):
-            removed = find_removed_units(self.log, self._store.log_start, self.checkpoint.read_ms)
-            if not removed:
+            removed_units = find_removed_units(
+                self.log, self._store.log_start, self.checkpoint.read_ms
+            )
+            if not removed_units:
                 return
+            due_times_ms = [due_ms for due_ms, _ in removed_units]
             log.error(
                 "%d timed messages are lost: they are due from %d to %d (ms since 1970), and"
                 " retention has removed their records, at commit log positions %s and later;"
                 " the commit log begins at %d."
                 " Set fileReservedTime to more than the longest delay.",
-                len(removed),
-                min(removed)[0],
-                max(removed)[0],
-                ", ".join(str(position) for _, position in removed[:20]),
+                len(removed_units),
+                min(due_times_ms),
+                max(due_times_ms),
+                ", ".join(str(position) for _, position in removed_units[:20]),
                 self._store.log_start,
             )
 
@@ -256,7 +259,9 @@ class TimerFiles:
         Return the end of the commit log if there is no such message yet.
         """
         units = self._store.committed_units(TIMER_TOPIC, 0, queue_offset, 1)
-        return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
+        if not len(units):
+            return self._store.written_offset
+        return int.from_bytes(units[:8])  # a unit begins with the position
 
     def _recover_units(self) -> None:
         """Add the good units behind the checkpoint to the slots, and zero the log behind them.
@@ -314,19 +319,23 @@ class TimerFiles:
         other increments it. The method is called for every timed message.
         """
         slot = self.wheel.get(slot_ms)
-        first, last, count = (
-            (slot.first_unit, slot.last_unit, slot.message_count) if slot else (NO_UNIT, NO_UNIT, 0)
-        )
+        previous_unit = NO_UNIT if slot is None else slot.last_unit
         unit = self.log.append(
-            last, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
+            previous_unit, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
         )
-        count += -1 if magic & MAGIC_DELETE else 1
-        self.wheel.put(slot_ms, unit if first == NO_UNIT else first, unit, count)
+        count_change = -1 if magic & MAGIC_DELETE else 1  # a recall cancels a message
+        if slot is None:
+            self.wheel.put(slot_ms, unit, unit, count_change)
+        else:
+            first_unit = unit if slot.first_unit == NO_UNIT else slot.first_unit
+            self.wheel.put(slot_ms, first_unit, unit, slot.message_count + count_change)
 
     @property
     def last_unit(self) -> TimerUnit | None:
         """The last unit of the timer log, None if the log is empty."""
-        return self.log.unit_at(self.log.end - UNIT_BYTES) if self.log.end else None
+        if not self.log.end:
+            return None
+        return self.log.unit_at(self.log.end - UNIT_BYTES)
 
     def message_count(self, slot_ms: int) -> int:
         """Return the number of messages in the slot `slot_ms`, less the number of recalls."""
@@ -382,19 +391,19 @@ class TimerFiles:
         if self._is_broken:
             return
         self.log.write()
-        old = self.checkpoint
+        old_checkpoint = self.checkpoint
         if not force and not self._has_changes_to_save(read_ms, now_ms):
             return
         record_source = self._store.record_source
         record_position = self.record_position
-        new = TimerCheckpoint(
+        new_checkpoint = TimerCheckpoint(
             read_ms=read_ms,
             log_end=self.log.end,
             queue_offset=self.queue_offset,
             master_queue_offset=self.queue_offset,
-            state_version=old.state_version,
+            state_version=old_checkpoint.state_version,
             time_ms=now_ms,
-            counter=old.counter + 1,
+            counter=old_checkpoint.counter + 1,
             done_ms=done_ms,
             replay_offset=replay_offset,
             log_position=log_position,
@@ -404,58 +413,63 @@ class TimerFiles:
         # Fixed now: the event loop may add units while `write` runs in another thread.
         changed_slots = self.wheel.take_changed_slots()
         log_end = self.log.end
-        if changed_slots or log_end != old.log_end:
+        if changed_slots or log_end != old_checkpoint.log_end:
             self._sealed_checksum = None
         self._started += 1
-        number = self._started
+        save_number = self._started
         is_written = has_failed = False
 
         def write() -> None:
-            nonlocal has_failed, new
+            nonlocal has_failed, new_checkpoint
             with self._saving:
-                if number <= self._saved:
+                if save_number <= self._saved:
                     return
                 try:
                     # In this order: the wheel on disk must not refer to units that are not on disk,
                     # and the checkpoint must not describe files that are not.
                     self._store.sync()
                     self._identity.mark_open()
-                    self.log.sync(old.log_end, log_end)
+                    self.log.sync(old_checkpoint.log_end, log_end)
                     self.wheel.write(changed_slots)
-                    new = _with_record_crc(new, record_source)
-                    write_timer_checkpoint(self._files, self._check_path, new)
+                    new_checkpoint = _with_record_crc(new_checkpoint, record_source)
+                    write_timer_checkpoint(self._files, self._check_path, new_checkpoint)
                 except OSError as error:
                     has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
                     raise
-                self._saved = number
+                self._saved = save_number
 
         try:
             yield write
             is_written = True
         finally:
-            if has_failed and not self._is_broken:
-                self._is_broken = True
-                log.error(
-                    "cannot write the timer files of %s: they are not saved until the next start. "
-                    "Check the disk and restart the broker.",
-                    self._root,
-                )
+            if has_failed:
+                self._stop_saving()
             self.wheel.finish_write(is_written=is_written)
             if is_written:
-                self.checkpoint = new
+                self.checkpoint = new_checkpoint
+
+    def _stop_saving(self) -> None:
+        """Save nothing any more after an error of the disk, which is logged once."""
+        if not self._is_broken:
+            self._is_broken = True
+            log.error(
+                "cannot write the timer files of %s: they are not saved until the next start. "
+                "Check the disk and restart the broker.",
+                self._root,
+            )
 
     def _has_changes_to_save(self, read_ms: int, now_ms: int) -> bool:
         """Return whether the state differs from the checkpoint enough to write a new one.
 
         If only `read_ms` has advanced, it does once the checkpoint is `_IDLE_SAVE_MS` old.
         """
-        old = self.checkpoint
+        checkpoint = self.checkpoint
         if self.wheel.has_unsaved_slots:
             return True
-        if self.log.end != old.log_end or self.queue_offset != old.queue_offset:
+        if self.log.end != checkpoint.log_end or self.queue_offset != checkpoint.queue_offset:
             return True
-        is_young = not old.time_ms or now_ms - old.time_ms < _IDLE_SAVE_MS
-        return read_ms != old.read_ms and not is_young
+        is_young = not checkpoint.time_ms or now_ms - checkpoint.time_ms < _IDLE_SAVE_MS
+        return read_ms != checkpoint.read_ms and not is_young
 
     def seal(self) -> None:
         """Seal the files after the last save of a clean shutdown.
