@@ -293,15 +293,19 @@ class Servers:
             raise ConfigurationError(
                 f"the broker {name!r} is running already.", fix="Stop it first."
             )
-        config, store = self._broker_config(name, settings)
-        pauses = IdlePauses(self.clock) if isinstance(self.clock, VirtualClock) else None
+        config, store_config = self._broker_config(name, settings)
+        # In virtual time, background jobs of an idle broker run less often.
+        pauses = None
+        if isinstance(self.clock, VirtualClock):
+            pauses = IdlePauses(self.clock)
+        is_in_memory = self._directory is None
         broker = Broker(
             config,
-            store,
+            store_config,
             clock=self.clock,
             files=self._files_of(name),
             network=self.network,
-            executor=InlineExecutor() if self._directory is None else None,
+            executor=InlineExecutor() if is_in_memory else None,
             stretch_pause=pauses.stretch if pauses else float,
         )
         await broker.start()
