@@ -17,9 +17,10 @@ from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
     PLACEHOLDER_CODE,
+    SEARCH_BYTES_MAX,
     CommitLog,
     LogRecord,
-    find_next_record,
+    find_next_record_start,
 )
 from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_valid_key
 
@@ -321,6 +322,26 @@ def sweep_records(
         else:  # columns did not help much here
             singles_between = min(2 * singles_between, SINGLE_RECORDS_FIRST)
             singles = singles_between
+
+
+def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
+    """Return the first valid record behind the damaged `position`, for a report.
+
+    Searches `SEARCH_BYTES_MAX` bytes of the same file, then only the first position of each later
+    file. Returns None if it finds no record. Unlike recovery, it does not check checksum
+    properties.
+    """
+    segment = log.segments.at(position)
+    if segment is None:
+        return None
+    record = None
+    stop = min(segment.end, position + SEARCH_BYTES_MAX)
+    start = find_next_record_start(segment, position + 1, stop, segment.end, takes_blank=False)
+    if start is not None:
+        record = log.find_record(start)
+    while record is None and (segment := log.segments.at(segment.end)) is not None:
+        record = log.find_record(segment.base)
+    return record
 
 
 def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:

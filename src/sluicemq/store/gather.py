@@ -151,6 +151,7 @@ def are_whole(
         # Behind the body: the topic with its length, the length of the properties, the properties.
         behind_body = bytes(view[body_end : start + size])
         properties_start = len(topic) + 2
+        # Each line is one rule. The body comes late, because its CRC takes longest.
         if (
             (stored_size, magic, stored_queue_id) != (size, MAGIC_V1, queue_id)
             or stored_offset != offset
@@ -233,10 +234,7 @@ class RecordVerifier:
         # Otherwise each record is checked, or each whose head is not right.
         suspect_indices: Sequence[int] = range(len(units) // UNIT_BYTES)
         if not is_whole and segment is not None and len(suspect_indices) >= VECTORISED_UNITS_MIN:
-            from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
-
-            view = segment.data_view(end_of_last(units))
-            suspect_indices = unverified_heads(view, segment.base, units, queue.queue_id, offsets)
+            suspect_indices = _find_unverified_heads(units, offsets, segment, queue)
         repaired: bytearray | None = None  # a copy of the units, as soon as one is wrong
         for index in suspect_indices:
             unit = Unit._make(UNIT.unpack_from(units, index * UNIT_BYTES))
@@ -384,6 +382,16 @@ class RecordVerifier:
         self._damaged_positions.add(position)
 
 
+def _find_unverified_heads(
+    units: Units, offsets: Sequence[int], segment: Segment, queue: Queue
+) -> list[int]:
+    """Return the indices of the units of `queue` whose records are not clearly in `segment`."""
+    from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
+
+    view = segment.data_view(end_of_last(units))
+    return unverified_heads(view, segment.base, units, queue.queue_id, offsets)
+
+
 def _has_right_head(unit: Unit, segment: Segment, expected: tuple[Queue, int] | None) -> bool:
     """Return whether a unit leads to the head of its record in `segment`.
 
@@ -436,11 +444,7 @@ class FilterResultCache:
         evaluates the filter for these records, and stores the results in this cache.
         """
         _, cached = self._results.get(id(message_filter), (None, {}))
-        candidates = [
-            (index, position, size)
-            for index, (position, size, code) in enumerate(_unpack_units(units))
-            if size != BLANK_SIZE and message_filter.by_consume_queue(code)
-        ]
+        candidates = _select_by_codes(message_filter, units)
         missing = [
             (position, properties_at(position, size))
             for _, position, size in candidates
@@ -467,6 +471,19 @@ class FilterResultCache:
         self._results[id(message_filter)] = (message_filter, cached)
         if len(self._results) > CACHED_FILTERS_MAX:
             self._results.popitem(last=False)
+
+
+def _select_by_codes(message_filter: MessageFilter, units: Units) -> list[tuple[int, int, int]]:
+    """Return (index, position, size) of the units whose tag code the filter does not exclude.
+
+    Blank units are left out.
+    """
+    may_match = message_filter.by_consume_queue
+    return [
+        (index, position, size)
+        for index, (position, size, code) in enumerate(_unpack_units(units))
+        if size != BLANK_SIZE and may_match(code)
+    ]
 
 
 class SpanLimit(NamedTuple):

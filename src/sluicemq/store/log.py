@@ -613,34 +613,26 @@ def parse_log_record(
     if magic not in MAGICS or position != base + start:
         return None
     if magic != MAGIC_V1 or sys_flag & HOST_BITS:
-        try:
-            head = parse_head(view, start)
-        except ProtocolError:
-            return None
-        store_time_ms = head.store_time_ms
-        prepared_offset = head.prepared_offset
-        topic = bytes(view[head.topic])
-        properties = bytes(view[head.properties])
-        is_whole = not check_crc or is_body_intact(view, head)
-    else:
-        # Behind the head: body | topic size 1 | topic | properties size 2 | properties.
-        body_start = start + RECORD_HEAD.size
-        topic_start = body_start + body_bytes + 1
-        if body_bytes < 0 or topic_start + 2 > len(view):
-            return None
-        properties_start = topic_start + view[topic_start - 1] + 2
-        if properties_start > len(view):
-            return None
-        properties_end = properties_start + _INT16.unpack_from(view, properties_start - 2)[0]
-        if (
-            properties_end != start + size
-            or properties_end < properties_start
-            or properties_end > len(view)
-        ):
-            return None
-        topic = bytes(view[topic_start : properties_start - 2])
-        properties = bytes(view[properties_start:properties_end])
-        is_whole = not check_crc or zlib.crc32(view[body_start : topic_start - 1]) & CRC_MASK == crc
+        return _parse_uncommon_record(view, start, check_crc=check_crc)
+
+    # Behind the head: body | topic size 1 | topic | properties size 2 | properties.
+    body_start = start + RECORD_HEAD.size
+    topic_start = body_start + body_bytes + 1
+    if body_bytes < 0 or topic_start + 2 > len(view):
+        return None
+    properties_start = topic_start + view[topic_start - 1] + 2
+    if properties_start > len(view):
+        return None
+    properties_end = properties_start + _INT16.unpack_from(view, properties_start - 2)[0]
+    if (
+        properties_end != start + size
+        or properties_end < properties_start
+        or properties_end > len(view)
+    ):
+        return None
+    topic = bytes(view[topic_start : properties_start - 2])
+    properties = bytes(view[properties_start:properties_end])
+    is_whole = not check_crc or zlib.crc32(view[body_start : topic_start - 1]) & CRC_MASK == crc
     if not store_time_ms or not is_whole or (check_crc and is_torn(topic, properties)):
         return None
     return LogRecord(
@@ -656,27 +648,35 @@ def parse_log_record(
     )
 
 
-# --- searching behind damaged bytes
+def _parse_uncommon_record(view: memoryview, start: int, *, check_crc: bool) -> LogRecord | None:
+    """Return what `parse_log_record` returns, for a record of version 2 or with IPv6 hosts.
 
-
-def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
-    """Return the first valid record behind the damaged `position`, for a report.
-
-    Searches `SEARCH_BYTES_MAX` bytes of the same file, then only the first position of each later
-    file. Returns None if it finds no record. Unlike recovery, it does not check checksum
-    properties.
+    The stored position of the record is right.
     """
-    segment = log.segments.at(position)
-    if segment is None:
+    try:
+        head = parse_head(view, start)
+    except ProtocolError:
         return None
-    record = None
-    stop = min(segment.end, position + SEARCH_BYTES_MAX)
-    start = find_next_record_start(segment, position + 1, stop, segment.end, takes_blank=False)
-    if start is not None:
-        record = log.find_record(start)
-    while record is None and (segment := log.segments.at(segment.end)) is not None:
-        record = log.find_record(segment.base)
-    return record
+    topic = bytes(view[head.topic])
+    properties = bytes(view[head.properties])
+    if not head.store_time_ms:
+        return None
+    if check_crc and (not is_body_intact(view, head) or is_torn(topic, properties)):
+        return None
+    return LogRecord(
+        position=head.physical_offset,
+        size_bytes=head.size_bytes,
+        queue_id=head.queue_id,
+        queue_offset=head.queue_offset,
+        sys_flag=head.sys_flag,
+        store_time_ms=head.store_time_ms,
+        topic=topic,
+        properties=properties,
+        prepared_offset=head.prepared_offset,
+    )
+
+
+# --- searching behind damaged bytes
 
 
 class LogBytes(Protocol):

@@ -240,6 +240,7 @@ class LogReader:
                 count_max = min(count_max, self.config.max_transfer_count_disk)
                 bytes_max = self.config.max_transfer_bytes_disk
 
+        # Take the records.
         gather = RecordCollector(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
         if message_filter is None:
             next_offset = gather.take_from(offset)
@@ -248,6 +249,7 @@ class LogReader:
             gather.may_postpone = may_postpone
             next_offset = self._read_filtered(queue, offset, gather, message_filter, scan_max)
         gather.close()
+
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
             return self._result_of_missing(queue, offset)
@@ -267,9 +269,7 @@ class LogReader:
         )
         result.is_filter_reliable = gather.is_filter_reliable
         if gather.span_limit is not None:
-            result.held_from = gather.held_from
-            result.span = gather.last_offset - gather.held_from if gather.count else 0
-            result.is_out_of_reach = gather.is_out_of_reach
+            _set_span(result, gather)
         return result
 
     def _is_near(self, queue: Queue, offset: int) -> bool:
@@ -542,23 +542,31 @@ class LogReader:
             return 0
         offset_min = queue.offset_min
         offset_end = queue.visible_offset
+        if boundary == "lower":
+            return self._first_stored_from(queue, time_ms)
         if offset_min >= offset_end:
-            return offset_end if boundary == "lower" else max(offset_end - 1, 0)
+            return max(offset_end - 1, 0)
+        # The last message that was stored at `time_ms` or earlier is before the first later one.
+        first_later = self._first_stored_from(queue, time_ms + 1)
+        return first_later - 1 if first_later > offset_min else 0
 
-        # Find the first message that was stored at `limit_ms` or later.
-        limit_ms = time_ms if boundary == "lower" else time_ms + 1
-        low = offset_min
-        high = offset_end
+    def _first_stored_from(self, queue: Queue, time_ms: int) -> int:
+        """Return the offset of the first message that was stored at `time_ms` or later.
+
+        Return the queue's visible end if there is none. Damaged messages are passed over.
+        """
+        low = queue.offset_min
+        high = queue.visible_offset
+        if low >= high:
+            return high
         while low < high:
             middle = (low + high) // 2
             readable = self._first_readable(queue, middle, high)
-            if readable is not None and self._store_time_at(queue, readable) < limit_ms:
+            if readable is not None and self._store_time_at(queue, readable) < time_ms:
                 low = readable + 1
             else:
                 high = middle
-        if boundary == "lower":
-            return low
-        return low - 1 if low > offset_min else 0
+        return low
 
     def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
         """Return the offset of the first undamaged message in [offset, end).
@@ -673,6 +681,14 @@ class LogReader:
             return None
         view = self.log.record_view(physical_offset, record.size_bytes)
         return None if view is None else bytes(view)
+
+
+def _set_span(result: ReadResult, gather: RecordCollector) -> None:
+    """Set the fields of a result that describe which messages the reader holds then."""
+    result.held_from = gather.held_from
+    if gather.count:
+        result.span = gather.last_offset - gather.held_from
+    result.is_out_of_reach = gather.is_out_of_reach
 
 
 def _result_outside(offset: int, offset_min: int, offset_max: int) -> ReadResult:

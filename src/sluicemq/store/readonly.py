@@ -32,9 +32,9 @@ from sluicemq.store.directory import (
     open_error,
     read_checkpoint,
 )
-from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.log import CommitLog, LogRecord, find_next_record
-from sluicemq.store.queues import UNIT, ConsumeQueues
+from sluicemq.store.dispatch import find_next_record, sweep_records
+from sluicemq.store.log import CommitLog, LogRecord
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue
 from sluicemq.store.read import LogReader, ReadResult
 from sluicemq.store.recover import prepare_recovery
 
@@ -323,22 +323,29 @@ def check_recovery(
             )
             return
         for queue in queues:
-            if not is_wanted(*queue.key):
-                continue
-            offset_min, _ = reader.queue_offsets(*queue.key)
-            end = reader.verified_end(*queue.key)
-            lacks_first = offset_min > queue.offset_min and end > queue.offset_min
-            lacks_last = end < queue.next_offset
-            if lacks_first or lacks_last:
-                raise StoreDamagedError(
-                    f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} contain the"
-                    f" messages {offset_min} to {end - 1}, but the log contains"
-                    f" {queue.offset_min} to {queue.next_offset - 1}.",
-                    fix=fix,
-                )
+            if is_wanted(*queue.key):
+                _require_no_more_messages(queue, reader, root, fix)
     finally:
         queues.close()
         log.close()
+
+
+def _require_no_more_messages(queue: Queue, reader: StoreReader, root: str, fix: str) -> None:
+    """Raise StoreDamagedError if a recovered queue has messages that `reader` does not show.
+
+    `fix` is the advice in the error.
+    """
+    offset_min, _ = reader.queue_offsets(*queue.key)
+    end = reader.verified_end(*queue.key)
+    lacks_first = offset_min > queue.offset_min and end > queue.offset_min
+    lacks_last = end < queue.next_offset
+    if lacks_first or lacks_last:
+        raise StoreDamagedError(
+            f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} contain the"
+            f" messages {offset_min} to {end - 1}, but the log contains"
+            f" {queue.offset_min} to {queue.next_offset - 1}.",
+            fix=fix,
+        )
 
 
 def _find_log_end(log: CommitLog, queues: ConsumeQueues) -> int:

@@ -48,14 +48,18 @@ from sluicemq.store.directory import (
     read_checkpoint,
     was_slave,
 )
-from sluicemq.store.dispatch import Dispatcher, iter_whole_records, sweep_records
+from sluicemq.store.dispatch import (
+    Dispatcher,
+    find_next_record,
+    iter_whole_records,
+    sweep_records,
+)
 from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
     SEARCH_BYTES_MAX,
     CommitLog,
     LogRecord,
-    find_next_record,
     parse_log_record,
 )
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit

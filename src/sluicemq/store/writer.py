@@ -22,6 +22,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
@@ -176,6 +177,8 @@ class Writer(TurnState):
                 prepared_offset=prepared_offset,
             )
             return positions[0], offset
+
+        # The common case: check the sizes, and find the place of the record.
         body_bytes = len(body)
         properties_bytes = len(properties)
         size = queue.fixed_bytes + body_bytes + properties_bytes
@@ -188,6 +191,8 @@ class Writer(TurnState):
         if position + size > self.room_end:
             position = self._start_next_file(size)
         offset = queue.next_offset
+
+        # Encode head and unit. Nothing has changed if a number does not fit.
         try:
             head = _pack_head(
                 size, queue.magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
@@ -199,6 +204,8 @@ class Writer(TurnState):
             raise _number_error(
                 flag, sys_flag, born_time_ms, queue_id, reconsume_times, prepared_offset, tag_code
             ) from None
+
+        # Add the record to the group, and the unit to the queue.
         self.parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
         queue.tail += unit
         if offset == queue.committed_offset:
@@ -277,6 +284,8 @@ class Writer(TurnState):
             return self._append_encoded(
                 queue, messages, sys_flag, born_time_ms, born_host, store_host
             )
+
+        # From here on as `append`, with what all messages share computed once.
         fixed_bytes = queue.fixed_bytes
         topic_part = queue.topic_part
         magic = queue.magic
@@ -348,6 +357,19 @@ class Writer(TurnState):
         self._make_room(
             sum([fixed_bytes + len(message[1]) + len(message[2]) for message in messages])
         )
+        encode = partial(
+            encode_record,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            sys_flag=sys_flag,
+            born_time_ms=born_time_ms,
+            born_host=born_host,
+            store_time_ms=self.now_ms,
+            store_host=store_host,
+            reconsume_times=reconsume_times,
+            prepared_offset=prepared_offset,
+            version2=queue.magic == MAGIC_V2,
+        )
         first_offset = queue.next_offset if is_queued else 0
         position = self.position
         offset = first_offset
@@ -357,24 +379,16 @@ class Writer(TurnState):
         try:
             for flag, body, properties, tag_code in messages:
                 self.check_sizes(len(body), properties)
-                record = encode_record(
-                    topic=queue.topic,
-                    queue_id=queue.queue_id,
+                record = encode(
                     queue_offset=offset,
                     physical_offset=position,
                     body=body,
                     properties=properties,
                     flag=flag,
-                    sys_flag=sys_flag,
-                    born_time_ms=born_time_ms,
-                    born_host=born_host,
-                    store_time_ms=self.now_ms,
-                    store_host=store_host,
-                    reconsume_times=reconsume_times,
-                    prepared_offset=prepared_offset,
-                    version2=queue.magic == MAGIC_V2,
                 )
-                records.append(fill_checksum(record) if self._adds_checksum else record)
+                if self._adds_checksum:
+                    record = fill_checksum(record)
+                records.append(record)
                 units.append(_pack_unit(position, len(record), tag_code))
                 positions.append(position)
                 position += len(record)

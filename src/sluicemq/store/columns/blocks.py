@@ -18,7 +18,7 @@ contains what a crash can still undo.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -637,23 +637,10 @@ class ColumnBlocks:
         if self.sealer is not None:
             yield from self._seal_in_process(self.sealer, queue, block_number, start, end)
             return
-        slot_blocks: list[ColumnBlock] = []
-        slot_rows: list[SourceRows] = []
-
-        def decode(rows: SourceRows) -> None:
-            slot_blocks.append(rows.all_columns(self._config.columns_max))
-
-        for slot_start in range(start - start % SLOT_ROWS, end, SLOT_ROWS):
-            rows = self.take_rows(queue, max(slot_start, start), slot_start + SLOT_ROWS)
-            if rows is None:
-                return  # retention has removed some rows
-            slot_rows.append(rows)
-            cached = self._cache.get((*self._key(queue), "slot", slot_start // SLOT_ROWS))
-            if len(cached) == 1 and cached[0].rows == rows.stop - rows.start:
-                slot_blocks.append(cached[0])
-                continue
-            yield partial(decode, rows)
-            yield PAUSE_S
+        decoded = yield from self._decode_slots(queue, start, end)
+        if decoded is None:
+            return
+        slot_blocks, slot_rows = decoded
         config = self._config
         results: list[SealedFile] = []  # `write` adds one: it runs in another thread
 
@@ -667,10 +654,37 @@ class ColumnBlocks:
         self._add_sealed(queue, block_number, results[0])
         yield PAUSE_S
 
+    def _decode_slots(
+        self, queue: Queue, start: int, end: int
+    ) -> Generator[Step, None, tuple[list[ColumnBlock], list[SourceRows]] | None]:
+        """Return the blocks and the rows of the slots in [start, end), and yield steps before.
+
+        Return None if retention has removed some of the rows.
+        """
+        slot_blocks: list[ColumnBlock] = []
+        slot_rows: list[SourceRows] = []
+
+        def decode(rows: SourceRows) -> None:
+            slot_blocks.append(rows.all_columns(self._config.columns_max))
+
+        for slot_start in range(start - start % SLOT_ROWS, end, SLOT_ROWS):
+            rows = self.take_rows(queue, max(slot_start, start), slot_start + SLOT_ROWS)
+            if rows is None:
+                return None
+            slot_rows.append(rows)
+            cached = self._cache.get((*self._key(queue), "slot", slot_start // SLOT_ROWS))
+            is_whole_slot_cached = len(cached) == 1 and cached[0].rows == rows.stop - rows.start
+            if is_whole_slot_cached:
+                slot_blocks.append(cached[0])
+            else:
+                yield partial(decode, rows)
+                yield PAUSE_S
+        return slot_blocks, slot_rows
+
     def _seal_in_process(
         self, sealer: "Sealer", queue: Queue, block_number: int, start: int, end: int
     ) -> Iterator[Step]:
-        """Let the sealer make the file of the rows [start, stop), and yield steps.
+        """Let the sealer make the file of the rows [start, end), and yield steps.
 
         The sealer's process needs only their units. If retention has removed some of the rows,
         there is no file.

@@ -253,27 +253,38 @@ class RangeScan:
 
         `view` is the content of `segment`, the file of the log that contains the records.
         """
-        base = segment.base
+        is_valid = self._verify(rows, segment.base, view)
+        if is_valid.all():
+            return rows
+
+        damaged = np.flatnonzero(~is_valid)
+        first_damaged = damaged[0]
+        position = int(rows.positions[first_damaged])
+        index = position - segment.base
+        reason = "it cannot be there"
+        if 0 <= index < segment.size:
+            reason = self._log.explain_bad_record(position)
+        reason = f"{reason} ({segment.path}, byte {index})"
+        self._count_damaged(len(damaged), int(rows.offsets[first_damaged]), reason)
+        return rows.part(is_valid)
+
+    def _verify(self, rows: _Rows, base: int, view: memoryview) -> Mask:
+        """Return for each row whether its record is valid.
+
+        `view` is the file of the log that contains the records, from position `base` on.
+        """
         is_valid = np.ones(len(rows.sizes), np.bool_)
-        for row in unverified_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
+        unverified = unverified_rows(
+            view, base, rows.positions, rows.sizes, self._queue.queue_id, rows.offsets
+        )
+        for row in unverified:  # few rows: columns have verified the others
             position = int(rows.positions[row])
             size = int(rows.sizes[row])
             is_valid[row] = self._verifier.is_valid(position, size, is_whole=False)
         if self._check_bodies:
             for row, start in enumerate((rows.positions - base).tolist()):
                 is_valid[row] &= parse_log_record(view, start, base, check_crc=True) is not None
-        if is_valid.all():
-            return rows
-
-        damaged = np.flatnonzero(~is_valid)
-        first_damaged = damaged[0]
-        start = int(rows.positions[first_damaged]) - base
-        reason = "it cannot be there"
-        if 0 <= start < segment.size:
-            reason = self._log.explain_bad_record(base + start)
-        place = f"{reason} ({segment.path}, byte {start})"
-        self._count_damaged(len(damaged), int(rows.offsets[first_damaged]), place)
-        return rows.part(is_valid)
+        return is_valid
 
     def _count_missing(self, count: int, start: int, end: int) -> None:
         """Count messages that no longer exist, or raise OffsetOutOfRangeError."""

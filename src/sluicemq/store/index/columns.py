@@ -471,7 +471,7 @@ class Slots:
         slots = hashes % np.int32(len(newest_by_slot))
         order = np.argsort(slots, kind="stable")
         sorted_slots = slots[order]
-        numbers = order.astype(np.int32) + np.int32(first_number)
+        sorted_numbers = order.astype(np.int32) + np.int32(first_number)
         previous_sorted = newest_by_slot[sorted_slots]
 
         # The first new entry of a slot follows the entry that the slot had; the others follow the
@@ -479,13 +479,13 @@ class Slots:
         is_head = np.ones(len(sorted_slots), np.bool_)
         np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_head[1:])
         used_count = int(np.count_nonzero(is_head & (previous_sorted == 0)))
-        previous_sorted[1:][~is_head[1:]] = numbers[:-1][~is_head[1:]]
+        previous_sorted[1:][~is_head[1:]] = sorted_numbers[:-1][~is_head[1:]]
         previous = np.empty_like(previous_sorted)
         previous[order] = previous_sorted
 
         # The last new entry of a slot becomes its newest one.
         is_last = np.append(is_head[1:], True)
-        return SlotLinks(previous, sorted_slots[is_last], numbers[is_last], used_count)
+        return SlotLinks(previous, sorted_slots[is_last], sorted_numbers[is_last], used_count)
 
     def apply(self, links: SlotLinks) -> None:
         """Change the slots to the new values that `link` returned, and note that they changed."""

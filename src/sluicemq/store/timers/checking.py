@@ -81,19 +81,14 @@ def find_disagreement(
         due_ms = int(seconds[-1]) * precision_ms
         return f"a unit of the timer log is due at {due_ms} ms, beyond the wheel"
 
-    # Each unit must refer to the one before it in its slot.
-    is_first = np.diff(seconds, prepend=-1) != 0
-    expected_previous = np.where(is_first, NO_UNIT, np.roll(live.positions, 1))
-    # The chain of a slot may begin before the part of the log that is read.
-    begins_before = is_first & (live.previous < log_start)
-    is_chained = (live.previous == expected_previous) | begins_before
-    if not is_chained.all():
-        broken_second = int(seconds[~is_chained][0])
+    broken_second = _find_broken_chain(live, log_start)
+    if broken_second is not None:
         broken_ms = broken_second * precision_ms
         return f"the chain of the slot at {broken_ms} ms is broken in the timer log"
 
-    chain_ends = live.positions[np.flatnonzero(np.diff(seconds, append=-1))]
-    end_by_second = dict(zip(seconds[is_first].tolist(), chain_ends.tolist(), strict=True))
+    is_last_of_slot = np.diff(seconds, append=-1) != 0
+    chain_ends = live.positions[is_last_of_slot].tolist()
+    end_by_second = dict(zip(seconds[is_last_of_slot].tolist(), chain_ends, strict=True))
     return _compare_with_wheel(wheel, end_by_second, log_start, first_second, precision_ms)
 
 
@@ -136,6 +131,23 @@ def _join_and_sort(parts: "Sequence[_LiveUnits]") -> _LiveUnits:
     previous = np.concatenate([part.previous for part in parts])
     order = np.argsort(seconds, kind="stable")
     return _LiveUnits(seconds[order], positions[order], previous[order])
+
+
+def _find_broken_chain(live: _LiveUnits, log_start: int) -> int | None:
+    """Return the first slot, divided by the precision, whose units do not form a chain.
+
+    Each unit must refer to the one before it in its slot. The chain of a slot may begin before
+    `log_start`, the part of the log that was read. Return None if all chains are right.
+    """
+    import numpy as np  # noqa: PLC0415 - see above
+
+    is_first_of_slot = np.diff(live.seconds, prepend=-1) != 0
+    expected_previous = np.where(is_first_of_slot, NO_UNIT, np.roll(live.positions, 1))
+    begins_before = is_first_of_slot & (live.previous < log_start)
+    is_chained = (live.previous == expected_previous) | begins_before
+    if is_chained.all():
+        return None
+    return int(live.seconds[~is_chained][0])
 
 
 class RecoveredUnits(NamedTuple):

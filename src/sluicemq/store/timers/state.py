@@ -394,8 +394,8 @@ class TimerFiles:
         old_checkpoint = self.checkpoint
         if not force and not self._has_changes_to_save(read_ms, now_ms):
             return
+        # Fixed now: the event loop may add units while `write` runs in another thread.
         record_source = self._store.record_source
-        record_position = self.record_position
         new_checkpoint = TimerCheckpoint(
             read_ms=read_ms,
             log_end=self.log.end,
@@ -407,10 +407,9 @@ class TimerFiles:
             done_ms=done_ms,
             replay_offset=replay_offset,
             log_position=log_position,
-            record_position=record_position,
+            record_position=self.record_position,
             incarnation=self._store.incarnation.text,
         )
-        # Fixed now: the event loop may add units while `write` runs in another thread.
         changed_slots = self.wheel.take_changed_slots()
         log_end = self.log.end
         if changed_slots or log_end != old_checkpoint.log_end:
