@@ -389,16 +389,16 @@ class SystemFiles:
         """
         real_path = os.path.realpath(path)
         if real_path in _locked:
-            raise _locked_error(path, os.getpid())
+            raise _make_locked_error(path, os.getpid())
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         file = SystemFile(path, os.open(path, flags, NEW_FILE_MODE))
         try:
             fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
-            owner_id = _lock_owner(file.fileno())
+            owner_id = _find_lock_owner(file.fileno())
             file.close()
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise _locked_error(path, owner_id) from None
+                raise _make_locked_error(path, owner_id) from None
             raise
         _locked.add(real_path)
         file.pwrite(LOCK_CONTENT, 0)
@@ -503,7 +503,7 @@ def create_private_file(path: str, content: bytes) -> None:
         file.pwrite(content, 0)
 
 
-def _locked_error(path: str, owner_id: int | None) -> StoreLockedError:
+def _make_locked_error(path: str, owner_id: int | None) -> StoreLockedError:
     """Return the error for a file that the process with the id `owner_id` has locked, if known."""
     owner = f"process {owner_id}" if owner_id else "another process"
     return StoreLockedError(
@@ -522,7 +522,7 @@ def lock_owner(path: str) -> int | None:
     except OSError:
         return None
     try:
-        return _lock_owner(descriptor)
+        return _find_lock_owner(descriptor)
     finally:
         os.close(descriptor)
 
@@ -535,7 +535,7 @@ def is_locked(path: str) -> bool:
     return os.path.realpath(path) in _locked or lock_owner(path) is not None
 
 
-def _lock_owner(descriptor: int) -> int | None:
+def _find_lock_owner(descriptor: int) -> int | None:
     """Return the id of the process that has the lock, or None. Works on Linux with 64 bits."""
     try:
         lock_query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)

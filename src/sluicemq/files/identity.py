@@ -119,7 +119,7 @@ class Identity(NamedTuple):
             "checksum": self.checksum,
             "details": dict(self.details),
         }
-        return json.dumps({"crc": _crc_of(content), "identity": content}, indent=1) + "\n"
+        return json.dumps({"crc": _compute_crc(content), "identity": content}, indent=1) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "Identity":
@@ -129,7 +129,7 @@ class Identity(NamedTuple):
         """
         document = json.loads(text)
         content = document["identity"]
-        if document["crc"] != _crc_of(content):
+        if document["crc"] != _compute_crc(content):
             raise ValueError("the CRC does not match")
         return cls(
             content["incarnation"],
@@ -191,9 +191,11 @@ class IdentityFile:
         """
         old = self.identity
         if old is None or old.incarnation != self._incarnation:
-            self._write(Identity(self._incarnation, FileState.OPEN))
+            self._write_identity(Identity(self._incarnation, FileState.OPEN))
         elif old.state is not FileState.OPEN:
-            self._write(Identity(self._incarnation, FileState.OPEN, old.position, old.record_crc))
+            self._write_identity(
+                Identity(self._incarnation, FileState.OPEN, old.position, old.record_crc)
+            )
 
     def mark_sealed(
         self,
@@ -212,7 +214,7 @@ class IdentityFile:
         if crc is None:  # no record is there: nothing could confirm the file later
             position = NO_RECORD
             crc = 0
-        self._write(
+        self._write_identity(
             Identity(self._incarnation, FileState.SEALED, position, crc, checksum, details or {})
         )
 
@@ -223,9 +225,10 @@ class IdentityFile:
         replaces the mark. Raises OSError.
         """
         if self.identity is None or self.identity.state is not FileState.DISCARDED:
-            self._write(Identity(self._incarnation, FileState.DISCARDED))
+            self._write_identity(Identity(self._incarnation, FileState.DISCARDED))
 
-    def _write(self, identity: Identity) -> None:
+    def _write_identity(self, identity: Identity) -> None:
+        """Write the identity file, durably, and set `identity`. Raises OSError."""
         overwrite_text(self._files, self._path, identity.to_text())
         self.identity = identity
 
@@ -299,5 +302,6 @@ def file_checksum(files: Files, path: str, crc: int = 0) -> int:
         return content_checksum(file, crc=zlib.crc32(file.size().to_bytes(8), crc))
 
 
-def _crc_of(content: Mapping[str, object]) -> int:
+def _compute_crc(content: Mapping[str, object]) -> int:
+    """Return the CRC-32 of the fields of an identity file."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -58,7 +58,7 @@ class Incarnation:
         with self._lock:
             self.is_empty = is_empty
             self._is_synced = is_synced
-            self._write()
+            self._write_if_changed()
         return self.text
 
     def _has_survived(self, previous: dict[str, str | bool], *, is_empty: bool) -> bool:
@@ -79,15 +79,19 @@ class Incarnation:
         with self._lock:
             if self.is_empty:
                 self.is_empty = False
-                self._write()
+                self._write_if_changed()
 
     def note_shutdown(self) -> None:
         """Write that the store was shut down cleanly, so everything is synced. Raises OSError."""
         with self._lock:
             self._is_synced = True
-            self._write()
+            self._write_if_changed()
 
-    def _write(self) -> None:
+    def _write_if_changed(self) -> None:
+        """Write the incarnation file, durably, unless it has this content already.
+
+        The caller holds `_lock`. Raises OSError.
+        """
         content: dict[str, str | bool] = {
             "incarnation": self.text,
             "boot": self._boot,

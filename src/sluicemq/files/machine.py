@@ -106,7 +106,7 @@ class _Usage(ctypes.Structure):
 
 
 @cache
-def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
+def _find_allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
     """Return (count_free_bytes, trim), two functions of the C library.
 
     The first one returns how many bytes the C library keeps free, and the second one returns them
@@ -129,7 +129,7 @@ def trim_memory() -> int:
     itself keeps memory that a large request once needed, if a single small object lies above it.
     Other threads continue meanwhile.
     """
-    allocator = _allocator()
+    allocator = _find_allocator()
     if allocator is None:
         return 0
     count_free_bytes, trim = allocator
@@ -150,5 +150,5 @@ def start_memory_trimming() -> None:
         while not never.wait(TRIM_S):
             trim_memory()
 
-    if _allocator() is not None:
+    if _find_allocator() is not None:
         threading.Thread(target=run, name="sluice-memory", daemon=True).start()

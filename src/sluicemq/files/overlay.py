@@ -49,7 +49,7 @@ _ANONYMOUS: Final = _PRIVATE | mmap.MAP_ANONYMOUS
 _COPY_BYTES: Final = 1 << 20
 
 
-def _new_map(size: int) -> mmap.mmap:
+def _make_map(size: int) -> mmap.mmap:
     """Return an anonymous map of zeros that takes memory in pages of 4 KiB.
 
     With huge pages, one written byte would take 2 MiB.
@@ -68,33 +68,33 @@ class ReadOnlyFiles(SystemFiles):
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         """Open a file for reading. Raises OSError if it does not exist, even with `create`."""
         if create and not self.exists(path):
-            raise _read_only(path)
+            raise _make_read_only_error(path)
         file = SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):  # the kernel refuses only writers
             file.close()
-            raise _error(errno.EISDIR, path)
+            raise _make_error(errno.EISDIR, path)
         return file
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def remove(self, path: str) -> None:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def rename(self, old_path: str, new_path: str) -> None:
-        raise _read_only(old_path)
+        raise _make_read_only_error(old_path)
 
     def sync_directory(self, path: str) -> None:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def sync_all(self, path: str) -> bool:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def lock(self, path: str) -> Callable[[], None]:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
 
-def _read_only(path: str) -> OSError:
+def _make_read_only_error(path: str) -> OSError:
     """Return the error of an attempt to change something at `path`."""
     return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
@@ -138,7 +138,7 @@ class _FileContent:
         self.users = 0
         self.modified_ms: int | None = None
         self.written_start = self.written_end = 0
-        self.size = 0 if below is None else self._opened(below).size()
+        self.size = 0 if below is None else self._open_below(below).size()
 
     @property
     def is_needed(self) -> bool:
@@ -149,7 +149,7 @@ class _FileContent:
         is_viewed = self._viewed_map is not None and self._viewed_map() is not None
         return self.below is None or self._map is not None or is_viewed
 
-    def _opened(self, below: str) -> File:
+    def _open_below(self, below: str) -> File:
         """Return the file on the disk, which stays open until `release`."""
         if self._file is None:
             self._file = self._files.open(below)
@@ -171,20 +171,20 @@ class _FileContent:
         if self._map is not None or not self.size:
             return self._map
         if self.below is None:
-            self._map = _new_map(self.size)
+            self._map = _make_map(self.size)
             return self._map
 
         # The reference is weak, so that the map is freed with its last view.
         disk_map = None if self._viewed_map is None else self._viewed_map()
         if disk_map is None:
-            disk_map = self._map_file(self._opened(self.below))
+            disk_map = self._map_file(self._open_below(self.below))
             self._viewed_map = weakref.ref(disk_map)
         return disk_map
 
     def _map_file(self, file: File) -> mmap.mmap:
         """Return a map of the file on the disk. Changes of the map stay in memory."""
         if hasattr(file, "read_view"):  # a file in memory cannot be mapped: copy it
-            copy = _new_map(self.size)
+            copy = _make_map(self.size)
             copy[:] = file.pread(self.size, 0)
             return copy
         prot = mmap.PROT_READ | mmap.PROT_WRITE
@@ -200,7 +200,7 @@ class _FileContent:
                 return self._map[offset:stop]
             if self.below is None:
                 return bytes(stop - offset)
-            return self._opened(self.below).pread(stop - offset, offset)
+            return self._open_below(self.below).pread(stop - offset, offset)
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write `data` at `offset` into memory. The file grows if necessary."""
@@ -255,7 +255,7 @@ class _FileContent:
             if offset < self.written_end:
                 starts.append(max(offset, self.written_start))
             if self.below is not None:
-                start = self._opened(self.below).data_start(offset)
+                start = self._open_below(self.below).data_start(offset)
                 if start is not None:
                     starts.append(start)
             return min(starts, default=None)
@@ -265,7 +265,7 @@ class _FileContent:
         with self.lock:
             end = self.written_end if self.written_start <= offset else offset
             if self.below is not None:
-                end = max(end, self._opened(self.below).data_end(offset))
+                end = max(end, self._open_below(self.below).data_end(offset))
             return max(end, offset)
 
 
@@ -283,40 +283,40 @@ class OverlayFile:
         self._node: _FileContent | None = node
         self.path = path
 
-    def _content(self) -> _FileContent:
+    def _get_content(self) -> _FileContent:
         """Return the content. Raises OSError (EBADF) if the file is closed."""
         if self._node is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
         return self._node
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        node = self._content()
+        node = self._get_content()
         node.write(data, offset)
         node.modified_ms = self._files.clock.now_ms()
 
     def pread(self, size: int, offset: int) -> bytes:
-        return self._content().read(size, offset)
+        return self._get_content().read(size, offset)
 
     def sync(self) -> None:
         """Do nothing: changes in memory are never durable."""
 
     def truncate(self, size: int) -> None:
-        node = self._content()
+        node = self._get_content()
         node.resize(size)
         node.modified_ms = self._files.clock.now_ms()
 
     def size(self) -> int:
-        return self._content().size
+        return self._get_content().size
 
     def data_start(self, offset: int) -> int | None:
-        return self._content().data_start(offset)
+        return self._get_content().data_start(offset)
 
     def data_end(self, offset: int) -> int:
-        return self._content().data_end(offset)
+        return self._get_content().data_end(offset)
 
     def read_view(self) -> memoryview:
         """Return a view of the whole file. It shows later writes, until the size changes."""
-        node = self._content()
+        node = self._get_content()
         with node.lock:
             content = node.mapped()
         return memoryview(b"") if content is None else memoryview(content).toreadonly()
@@ -355,7 +355,7 @@ class OverlayFiles:
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
-                node = self._nodes[path] = self._new_node(path, create=create)
+                node = self._nodes[path] = self._find_or_create_content(path, create=create)
             node.users += 1
         return OverlayFile(self, path, node)
 
@@ -391,9 +391,9 @@ class OverlayFiles:
     def remove(self, path: str) -> None:
         with self._lock:
             if not self.exists(path):
-                raise _error(errno.ENOENT, path)
+                raise _make_error(errno.ENOENT, path)
             if self.names(path):
-                raise _error(errno.ENOTEMPTY, path)
+                raise _make_error(errno.ENOTEMPTY, path)
             self._directories.discard(path)
             self._nodes.pop(path, None)
             self._drop_name(path)
@@ -401,7 +401,7 @@ class OverlayFiles:
     def rename(self, old_path: str, new_path: str) -> None:
         with self._lock:
             if old_path in self._directories or self._base.names(old_path):
-                raise _error(errno.ENOTSUP, old_path)
+                raise _make_error(errno.ENOTSUP, old_path)
             with contextlib.closing(self.open(old_path)):
                 content = self._nodes.pop(old_path)
             self._drop_name(old_path)
@@ -428,7 +428,7 @@ class OverlayFiles:
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
-                node = self._new_node(path, create=False)
+                node = self._find_or_create_content(path, create=False)
             if node.modified_ms is not None:
                 return node.modified_ms
             return self.clock.now_ms() if node.below is None else self._base.modified_ms(node.below)
@@ -456,20 +456,20 @@ class OverlayFiles:
         directory, _, name = path.rpartition("/")
         return name in self._created.get(directory, ())
 
-    def _new_node(self, path: str, *, create: bool) -> _FileContent:
+    def _find_or_create_content(self, path: str, *, create: bool) -> _FileContent:
         """Return the content of a file that is not open: of the file in `base`, or an empty one.
 
         With `create`, a missing file is created; its directory must exist. Raises OSError (ENOENT)
         if there is no such file, and EISDIR for a directory.
         """
         if path in self._directories:
-            raise _error(errno.EISDIR, path)
+            raise _make_error(errno.EISDIR, path)
         if path not in self._removed and self._base.exists(path):
             return _FileContent(self._base, path)
         if not create:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         if not self.exists(path.rpartition("/")[0] or "/"):
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         self._add_name(path)
         return _FileContent(self._base, None)
 
@@ -485,7 +485,7 @@ class OverlayFiles:
         self._removed.add(path)
 
 
-def _error(error_number: int, path: str) -> OSError:
+def _make_error(error_number: int, path: str) -> OSError:
     """Return the OSError with this error number for a path."""
     return OSError(error_number, os.strerror(error_number), path)
 

@@ -150,8 +150,8 @@ class Sweep:
     @cached_property
     def groups(self) -> list[QueueUnits]:
         """The units of the records that are in queues, by queue, each in the order of the log."""
-        rows, boundaries = self._rows_by_queue()
-        units = self._units_of(rows)
+        rows, boundaries = self._sort_rows_by_queue()
+        units = self._make_units(rows)
         topics, topic_indices = self._records.topics
         queue_ids = self._records.field("queue_id")
         queue_offsets = self._records.field("queue_offset")[rows]
@@ -163,7 +163,7 @@ class Sweep:
             groups.append(QueueUnits(topic, queue_id, queue_offsets[begin:end], units[begin:end]))
         return groups
 
-    def _rows_by_queue(self) -> tuple[NDArray[np.intp], list[int]]:
+    def _sort_rows_by_queue(self) -> tuple[NDArray[np.intp], list[int]]:
         """Return (rows, boundaries): the rows of queued records, sorted by queue.
 
         The rows of one queue stay in the order of the log. They are those between two successive
@@ -181,7 +181,7 @@ class Sweep:
         key_changes = np.flatnonzero(np.diff(keys[rows])) + 1
         return rows, [0, *key_changes.tolist(), len(rows)]
 
-    def _units_of(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+    def _make_units(self, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return the units of the records in these rows, as an array of UNIT_COLUMNS."""
         units = np.empty(len(rows), UNIT_COLUMNS)
         units["position"] = self._records.starts[rows] + self._records.base

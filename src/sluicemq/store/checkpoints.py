@@ -168,7 +168,7 @@ class Checkpointer:
         if is_last_written and self._is_time_to_begin(now_s, is_quiet=is_quiet):
             self._last_s = now_s
             self._last_end = self._log.records_end
-            self._prepared = self._values(), list(self._queues.dirty)
+            self._prepared = self._compute_values(), list(self._queues.dirty)
 
         self.is_flushing = False
         if self._prepared is not None:
@@ -176,7 +176,7 @@ class Checkpointer:
             self.is_flushing = self.flush_queues(queues, QUEUES_PER_TICK) and bool(queues)
             if not queues:
                 self._prepared = None
-                self._request(values)
+                self._request_checkpoint(values)
 
     def _is_time_to_begin(self, now_s: float, *, is_quiet: bool) -> bool:
         """Return whether the log has grown enough, or the interval has passed, since the last one.
@@ -203,13 +203,13 @@ class Checkpointer:
         The queues must have been flushed to their files. Does nothing if nothing has changed since
         the last request.
         """
-        self._request(self._values())
+        self._request_checkpoint(self._compute_values())
 
     def discard_request(self) -> None:
         """Forget the due checkpoint. The caller holds `lock`."""
         self._due = self._requested_values = None
 
-    def _values(self) -> tuple[int, ...]:
+    def _compute_values(self) -> tuple[int, ...]:
         """Return the fields of a checkpoint of this moment, without `sequence`."""
         return (
             self._log.records_end,
@@ -219,7 +219,7 @@ class Checkpointer:
             self._log.start,
         )
 
-    def _request(self, values: tuple[int, ...]) -> None:
+    def _request_checkpoint(self, values: tuple[int, ...]) -> None:
         """Make a checkpoint with these values due, together with the files that it needs synced.
 
         It replaces one that is due already. Does nothing if the last request had the same values,
@@ -242,7 +242,7 @@ class Checkpointer:
         """
         for queue in list(self._queues.dirty):
             self._queues.flush(queue)
-        self.write_due()  # `_request` would replace it, and with it the list of files to sync
+        self.write_due()  # `request` would replace it, and with it the list of files to sync
         self._prepared = None
         self.request()
         self.write_due()
@@ -264,7 +264,7 @@ class Checkpointer:
                 if self._log.synced_offset < due.checkpoint.log_offset:
                     self._log.sync()
                 self._sync_paths(due.paths)
-                self._write(due.checkpoint)
+                self._write_checkpoint(due.checkpoint)
             except OSError as error:
                 if error.errno in TRANSIENT_ERRORS:  # the checkpoint stays due
                     raise StoreTransientError(
@@ -275,7 +275,7 @@ class Checkpointer:
                 self._log.mark_failed(error)
             self._due = None
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to its file, and report success or a full disk to `outages`.
 
         On a full disk the previous checkpoint stays valid, and the next request is never skipped.

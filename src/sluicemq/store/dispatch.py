@@ -139,11 +139,11 @@ class Dispatcher:
         Returns False at a gap; then the unit was not added.
         """
         unit = Unit(record.position, record.size_bytes, record.tag_code(self._delays_ms))
-        queue = self._queue_of(record.topic, record.queue_id)
-        if not self._put(queue, record.queue_offset, unit, may_gap=may_gap):
+        queue = self._get_queue(record.topic, record.queue_id)
+        if not self._dispatch_unit(queue, record.queue_offset, unit, may_gap=may_gap):
             return False
         for key, offset in record.extra_queues():
-            self._put(self._queues.get_unchecked(key), offset, unit, may_gap=True)
+            self._dispatch_unit(self._queues.get_unchecked(key), offset, unit, may_gap=True)
         return True
 
     def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
@@ -151,14 +151,14 @@ class Dispatcher:
 
         Returns False at a gap; the units before the gap stay added.
         """
-        queue = self._queue_of(group.topic, group.queue_id)
+        queue = self._get_queue(group.topic, group.queue_id)
         was_deleted = queue.topic in self._queues.deleted.end_by_topic
         units_added = None
         if group.is_consecutive and not was_deleted and is_valid_key(queue.key):
             units_added = queue.extend(int(group.offsets[0]), group.units.tobytes())
         if units_added is None:  # the units do not simply follow those of the queue
             return all(
-                self._put(queue, offset, Unit._make(fields), may_gap=may_gap)
+                self._dispatch_unit(queue, offset, Unit._make(fields), may_gap=may_gap)
                 for offset, fields in group.rows()
             )
         if units_added:
@@ -167,7 +167,7 @@ class Dispatcher:
             self._queues.mark_dirty(queue)
         return True
 
-    def _queue_of(self, topic: bytes, queue_id: int) -> Queue:
+    def _get_queue(self, topic: bytes, queue_id: int) -> Queue:
         """Return the queue for a topic as it is encoded in records, and create it if necessary."""
         queue = self._by_name.get((topic, queue_id))
         if queue is None:
@@ -175,7 +175,7 @@ class Dispatcher:
             queue = self._by_name[topic, queue_id] = self._queues.get_unchecked(key)
         return queue
 
-    def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
+    def _dispatch_unit(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
         """Add a unit to its queue, skip it, or let it wait as a suspect.
 
         Decides first about the suspect that the queue has. Returns False only at a gap, if

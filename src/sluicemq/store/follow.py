@@ -97,7 +97,7 @@ class HiddenMessages:
                 self._end_by_queue[queue] = queue.next_offset
                 queue.visible_offset = visible_offset
             if visible_offset > queue.offset_min:
-                visible_end = max(visible_end, _record_end(queue, visible_offset - 1))
+                visible_end = max(visible_end, _find_record_end(queue, visible_offset - 1))
         return visible_end
 
     def reveal(self, confirmed: int) -> tuple[int, list[tuple[Queue, int]]]:
@@ -116,7 +116,7 @@ class HiddenMessages:
                 del self._end_by_queue[queue]
             if visible_offset > queue.visible_offset:
                 revealed.append((queue, visible_offset))
-                end = max(end, _record_end(queue, visible_offset - 1))
+                end = max(end, _find_record_end(queue, visible_offset - 1))
         return end, revealed
 
     def drop_removed(self) -> None:
@@ -144,7 +144,7 @@ def _find_hidden_from(queue: Queue, hidden_end: int, confirmed: int) -> int:
     return queue.visible_offset + bisect_left(hidden_offsets, True, key=is_hidden)
 
 
-def _record_end(queue: Queue, offset: int) -> int:
+def _find_record_end(queue: Queue, offset: int) -> int:
     """Return the position behind the record of a queue offset; 0 if it has no record."""
     unit = queue.unit(offset)
     if unit is None or unit.is_blank:

@@ -304,8 +304,8 @@ class RecordVerifier:
         queue belongs to other records: `is_doubtful` of the queues is set, and StoreDamagedError is
         raised.
         """
-        unit_before = self._nearest_valid_unit(queue, offset, -1)
-        unit_behind = self._nearest_valid_unit(queue, offset, 1)
+        unit_before = self._find_nearest_valid_unit(queue, offset, -1)
+        unit_behind = self._find_nearest_valid_unit(queue, offset, 1)
         search_start = self._log.start if unit_before is None else unit_before.end
         search_end = (
             self._log.written_offset if unit_behind is None else unit_behind.physical_offset
@@ -349,7 +349,7 @@ class RecordVerifier:
                 return record
         return None
 
-    def _nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
+    def _find_nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
         """Return the nearest unit that leads to its record, behind or before `offset`.
 
         `step` is the direction: 1 is behind, -1 before. Returns None if there is none within

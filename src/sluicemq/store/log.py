@@ -231,7 +231,7 @@ class CommitLog:
                 segment.note_written(position + len(piece))
         except OSError as error:
             self._undo_failed_write(error)
-            raise self._error_of_write(error) from error
+            raise self._make_write_error(error) from error
         failed_writes.clear()
         self.written_offset = end
 
@@ -300,7 +300,7 @@ class CommitLog:
                 raise
             self._failed_writes.pop()
 
-    def _error_of_write(self, error: OSError) -> StoreError:
+    def _make_write_error(self, error: OSError) -> StoreError:
         """Return the error to raise for an OSError of a write.
 
         That is StoreTransientError without descriptors or memory, StoreFullError on a full disk,
@@ -358,7 +358,7 @@ class CommitLog:
             file.sync()
         except OSError as error:
             if not is_open and error.errno in TRANSIENT_ERRORS:
-                raise self._error_of_write(error) from error
+                raise self._make_write_error(error) from error
             self.mark_failed(error)
 
     def close(self) -> None:

@@ -229,7 +229,7 @@ class Queue(QueueState):
         offset = first_offset
         first_unit = self.read_unit(first_offset) if first_offset < end else None
         if first_unit is None or is_before(first_unit):
-            offset = _bisect(first_offset, end, is_before, self._read_past_gap)
+            offset = _bisect_offsets(first_offset, end, is_before, self._read_past_gap)
             offset = self._skip_gap(offset)  # the search ends at the beginning of a gap
         self.segments.release()
         return offset
@@ -273,7 +273,7 @@ class Queue(QueueState):
         def is_before(unit: Unit) -> bool:
             return unit.is_blank or unit.end <= log_end
 
-        return _bisect(self.offset_min, offset, is_before, self.unit)
+        return _bisect_offsets(self.offset_min, offset, is_before, self.unit)
 
     def update_offset_min(self, log_start: int) -> None:
         """Set `offset_min` to the first offset whose record is at `log_start` or behind."""
@@ -414,7 +414,7 @@ class Queue(QueueState):
         if kept_count:
             end = block_offset + kept_count
         else:
-            end = _bisect(first_offset, block_offset, is_kept, self.read_unit)
+            end = _bisect_offsets(first_offset, block_offset, is_kept, self.read_unit)
 
         # The position in the files behind which units may have to be removed. If all units of the
         # block are kept, only zeros lie between the last one and the end of the block.
@@ -539,7 +539,7 @@ def _count_leading_units(block: Units, count: int, is_kept: Callable[[Unit], boo
     return bisect_left(range(count), True, key=is_behind_end)
 
 
-def _bisect(
+def _bisect_offsets(
     low: int, high: int, is_before: Callable[[Unit], bool], read: Callable[[int], Unit | None]
 ) -> int:
     """Return the first offset in [low, high) for whose unit `is_before` is false; else `high`.
@@ -610,7 +610,7 @@ class ConsumeQueues:
         """
         self.by_key.clear()
         self.dirty.clear()
-        for key in self._keys_on_disk():
+        for key in self._iter_keys_on_disk():
             if is_wanted is not None and not is_wanted(*key):
                 continue
             queue = self.get_unchecked(key)
@@ -629,7 +629,7 @@ class ConsumeQueues:
         and is a multiple of `UNIT_BYTES`. Raises OSError.
         """
         sizes: set[int] = set()
-        for topic, queue_id in self._keys_on_disk():
+        for topic, queue_id in self._iter_keys_on_disk():
             path = f"{self._directory}/{topic}/{queue_id}"
             segments = SegmentFiles(self._files, path, self._file_bytes, FILE_SIZE_SETTING)
             sizes.update(segments.sizes_on_disk())
@@ -638,7 +638,7 @@ class ConsumeQueues:
         (size,) = sizes
         return size != self._file_bytes and size > 0 and size % UNIT_BYTES == 0
 
-    def _keys_on_disk(self) -> Iterator[tuple[str, int]]:
+    def _iter_keys_on_disk(self) -> Iterator[tuple[str, int]]:
         """Yield the keys of all queues that have a directory."""
         for topic in text_names(self._files, self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
@@ -741,7 +741,7 @@ class ConsumeQueues:
 
     def remove_all(self) -> None:
         """Remove all queues and their files, loaded or not, so that they can be built again."""
-        for key in self._keys_on_disk():
+        for key in self._iter_keys_on_disk():
             self.get_unchecked(key)
         for topic in {topic for topic, _ in self.by_key}:
             self._remove_topic(topic)

@@ -229,7 +229,7 @@ class LogReader:
         offset_min = queue.offset_min
         offset_max = queue.visible_offset
         if not offset_min <= offset < offset_max:
-            return _result_outside(offset, offset_min, offset_max)
+            return _make_result_outside(offset, offset_min, offset_max)
         is_bulk = bytes_max is not None
         if bytes_max is None:
             is_near = self.is_all_near or self._is_near(queue, offset)
@@ -252,7 +252,7 @@ class LogReader:
 
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
-            return self._result_of_missing(queue, offset)
+            return self._make_result_of_missing(queue, offset)
         if gather.postponed is not None and not gather.count and next_offset == offset:
             result = ReadResult(status, offset, offset_min, offset_max)
             result.postponed = gather.postponed
@@ -277,7 +277,7 @@ class LogReader:
         unit = queue.unit(offset)
         return unit is None or self.visible_end - unit.physical_offset <= self._memory_bytes
 
-    def _result_of_missing(self, queue: Queue, offset: int) -> ReadResult:
+    def _make_result_of_missing(self, queue: Queue, offset: int) -> ReadResult:
         """Return the result of a read at an offset whose record retention has deleted.
 
         The queue has the unit of `offset`. Its first offset is updated.
@@ -334,13 +334,13 @@ class LogReader:
         not consumed (-1 if it holds no message). `held_from` of `gather` is set to it if it is a
         match. If columns must be loaded first, or the filter takes long, `gather.postponed` is set.
         """
-        select = self._record_selector(message_filter)
+        select = self._make_record_selector(message_filter)
         weight = 0  # how long an evaluation of the filter takes, if it may be postponed
         if gather.may_postpone:
             weight = getattr(message_filter, "weight", 0)
         if weight > INLINE_WEIGHT_MAX and not self._has_extension:
             select = partial(
-                self._filter_results.select, message_filter, properties_at=self._properties
+                self._filter_results.select, message_filter, properties_at=self._read_properties
             )
             consumed = -1
         scan = self.column_scan(queue, message_filter)
@@ -468,12 +468,12 @@ class LogReader:
         """Return a function that chooses units for the filter, by tag codes or by records."""
         codes = self.tag_codes_only(message_filter)
         if codes is None:
-            return self._record_selector(message_filter)
+            return self._make_record_selector(message_filter)
         from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
-    def _record_selector(self, message_filter: MessageFilter) -> UnitSelector:
+    def _make_record_selector(self, message_filter: MessageFilter) -> UnitSelector:
         """Return a function that yields the indices of the units that the filter selects.
 
         It examines units one by one. It reads a record only if the filter reads properties, or if
@@ -486,23 +486,23 @@ class LogReader:
         def select_by_record(units: Units) -> Iterable[int]:
             for index, (position, size, code) in enumerate(_unpack_units(units)):
                 if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
-                    tag = self._properties(position, size).get(TAGS, "")
+                    tag = self._read_properties(position, size).get(TAGS, "")
                     code = tag_code(tag)  # noqa: PLW2901 - the code at the address
                 if size == BLANK_SIZE or not by_consume_queue(code):
                     continue
-                if not reads_properties or by_commit_log(self._properties(position, size)):
+                if not reads_properties or by_commit_log(self._read_properties(position, size)):
                     yield index
 
         return select_by_record
 
-    def _properties(self, position: int, size: int) -> dict[str, str]:
+    def _read_properties(self, position: int, size: int) -> dict[str, str]:
         """Return the properties of the record at `position`; none if the record is damaged."""
-        record = self._valid_record(position, size)
+        record = self._get_valid_record(position, size)
         if record is None:
             return {}
         return decode_properties(record[properties_slice(record)])
 
-    def _valid_record(self, position: int, size: int) -> memoryview | None:
+    def _get_valid_record(self, position: int, size: int) -> memoryview | None:
         """Return the record at `position`; None, with a log line, if it is damaged."""
         verifier = self.soundness
         if verifier.is_trusted(position) or verifier.is_valid(position, size, is_whole=True):
@@ -543,14 +543,14 @@ class LogReader:
         offset_min = queue.offset_min
         offset_end = queue.visible_offset
         if boundary == "lower":
-            return self._first_stored_from(queue, time_ms)
+            return self._find_first_stored_from(queue, time_ms)
         if offset_min >= offset_end:
             return max(offset_end - 1, 0)
         # The last message that was stored at `time_ms` or earlier is before the first later one.
-        first_later = self._first_stored_from(queue, time_ms + 1)
+        first_later = self._find_first_stored_from(queue, time_ms + 1)
         return first_later - 1 if first_later > offset_min else 0
 
-    def _first_stored_from(self, queue: Queue, time_ms: int) -> int:
+    def _find_first_stored_from(self, queue: Queue, time_ms: int) -> int:
         """Return the offset of the first message that was stored at `time_ms` or later.
 
         Return the queue's visible end if there is none. Damaged messages are passed over.
@@ -561,14 +561,14 @@ class LogReader:
             return high
         while low < high:
             middle = (low + high) // 2
-            readable = self._first_readable(queue, middle, high)
-            if readable is not None and self._store_time_at(queue, readable) < time_ms:
+            readable = self._find_first_readable(queue, middle, high)
+            if readable is not None and self._read_store_time_at(queue, readable) < time_ms:
                 low = readable + 1
             else:
                 high = middle
         return low
 
-    def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
+    def _find_first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
         """Return the offset of the first undamaged message in [offset, end).
 
         A message that retention has deleted counts as undamaged: it is known to be old. Returns
@@ -577,16 +577,16 @@ class LogReader:
         for candidate in range(offset, min(end, offset + DAMAGED_RUN_MAX)):
             unit = queue.unit(candidate)
             is_deleted = unit is None or (unit.is_used and unit.physical_offset < self.log.start)
-            if is_deleted or self._store_time_at(queue, candidate) >= 0:
+            if is_deleted or self._read_store_time_at(queue, candidate) >= 0:
                 return candidate
         return None
 
-    def _store_time_at(self, queue: Queue, offset: int) -> int:
+    def _read_store_time_at(self, queue: Queue, offset: int) -> int:
         """Return the store time in ms of a message; -1 if it is deleted or damaged."""
         unit = queue.unit(offset)
         if unit is None:
             return -1
-        record = self._valid_record(unit.physical_offset, unit.size_bytes)
+        record = self._get_valid_record(unit.physical_offset, unit.size_bytes)
         if record is None:
             return -1
         # Where the time is depends on whether the hosts before it are IPv4 or IPv6 addresses.
@@ -599,7 +599,7 @@ class LogReader:
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.visible_offset:
             return -1
-        return self._store_time_at(queue, offset)
+        return self._read_store_time_at(queue, offset)
 
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """Return the store time in ms of the first message of a queue; -1 if there is none.
@@ -691,7 +691,7 @@ def _set_span(result: ReadResult, gather: RecordCollector) -> None:
     result.is_out_of_reach = gather.is_out_of_reach
 
 
-def _result_outside(offset: int, offset_min: int, offset_max: int) -> ReadResult:
+def _make_result_outside(offset: int, offset_min: int, offset_max: int) -> ReadResult:
     """Return the result of a read at an `offset` outside the queue (spec/store.md §10).
 
     The queue has the offsets [low, high). The reader continues at `offset_min` if it is before

@@ -305,7 +305,7 @@ class Recovery:
         if checkpoint.log_offset < segments.start:
             return None
         if checkpoint.log_offset > segments.end:
-            raise self._log_ends_early_error(segments.end, checkpoint)
+            raise self._make_early_end_error(segments.end, checkpoint)
         return checkpoint
 
     def _report_missing_first_files(self, checkpoint: Checkpoint) -> None:
@@ -624,7 +624,7 @@ class Recovery:
         log = self._log
         checkpoint = self._latest
         if checkpoint is not None and end < checkpoint.log_offset:
-            raise self._log_ends_early_error(end, checkpoint)
+            raise self._make_early_end_error(end, checkpoint)
         if not self._after_crash:
             return
         following = find_next_record(log, end)
@@ -650,14 +650,14 @@ class Recovery:
         durable_ms = self._checkpoint.java_time_ms if self._latest is None else 0
         if following.store_time_ms <= durable_ms:
             reason = f"everything stored until {durable_ms} ms was safely on disk."
-            raise self._damage_error(end, f"The checkpoint says that {reason}")
+            raise self._make_damage_error(end, f"The checkpoint says that {reason}")
         if following.store_time_ms < self._dispatcher.last_store_time_ms:
             return  # an old record: RocketMQ does not zero the bytes that it removes
         gap = _read_between(log, end, following.position)
         ends_file = (end + len(gap)) % log.segments.file_bytes == 0
         if not may_be_lost_write(gap, end, ends_file=ends_file):
             reason = "A power loss cannot be the cause: lost writes read as zeros."
-            raise self._damage_error(end, reason)
+            raise self._make_damage_error(end, reason)
         logger.error(
             "the log ends at %d: a power loss has destroyed what was written there; %d messages"
             " behind it, which were not synced either, are removed",
@@ -665,15 +665,15 @@ class Recovery:
             sum(1 for _ in iter_whole_records(log, following.position)),
         )
 
-    def _log_ends_early_error(self, end: int, checkpoint: Checkpoint) -> StoreDamagedError:
+    def _make_early_end_error(self, end: int, checkpoint: Checkpoint) -> StoreDamagedError:
         """Return the error for a log that ends before the checkpoint."""
-        return self._damage_error(
+        return self._make_damage_error(
             end,
             f"The checkpoint says that everything before {checkpoint.log_offset} was safely on"
             " disk.",
         )
 
-    def _damage_error(self, position: int, reason: str) -> StoreDamagedError:
+    def _make_damage_error(self, position: int, reason: str) -> StoreDamagedError:
         """Return the error for a log that is damaged at `position`, with what is lost and a fix."""
         segment = self._log.segments.at(position)
         if segment is None:

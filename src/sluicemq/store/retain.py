@@ -258,8 +258,8 @@ class Retention:
 
         Raises OSError.
         """
-        log_usage = self._usage_of(self.config.commit_log_path)
-        queue_usage = self._usage_of(self.config.consume_queue_path)
+        log_usage = self._measure_usage(self.config.commit_log_path)
+        queue_usage = self._measure_usage(self.config.consume_queue_path)
         # File systems with equal sizes and free bytes are taken for the same one.
         is_same = (log_usage.total_bytes, log_usage.free_bytes) == (
             queue_usage.total_bytes,
@@ -267,7 +267,7 @@ class Retention:
         )
         return [log_usage] if is_same else [log_usage, queue_usage]
 
-    def _usage_of(self, path: str) -> DiskUsage:
+    def _measure_usage(self, path: str) -> DiskUsage:
         """Return the usage of the file system of `path`, or of the root if `path` is missing."""
         existing_path = path if self._files.exists(path) else self.config.root
         total_bytes, free_bytes = self._files.usage(existing_path)
@@ -430,7 +430,7 @@ class Retention:
         Moves the first offsets of the queues, notifies the observer, updates log and counters, then
         removes the file. Does not remove it if the log meanwhile begins at another file.
         """
-        for queue in self._queues_in_slices():
+        for queue in self._iter_queues_in_slices():
             if queue is None:
                 yield 0.0
                 continue
@@ -464,7 +464,7 @@ class Retention:
         start = self._log.start
         if self._paths_to_remove or self._queues_cleaned_for == start:
             return
-        for queue in self._queues_in_slices():
+        for queue in self._iter_queues_in_slices():
             if queue is None:
                 yield 0.0
                 continue
@@ -480,7 +480,7 @@ class Retention:
             notify(start)
         self._queues_cleaned_for = start
 
-    def _queues_in_slices(self) -> Iterator[Queue | None]:
+    def _iter_queues_in_slices(self) -> Iterator[Queue | None]:
         """Yield all queues, and None whenever the event loop has waited long enough.
 
         The consumer then yields a pause. That is after `SLICE_QUEUES_MAX` queues or `SLICE_TIME_S`.

@@ -394,7 +394,7 @@ class SegmentFiles:
         self._segments = []
         try:
             for segment, size in zip(segments[:count], sizes, strict=False):
-                self._check_next(segment, size)
+                self._require_next(segment, size)
                 self._segments.append(segment)
         except StoreDamagedError:
             segments[count - 1].release()
@@ -403,7 +403,7 @@ class SegmentFiles:
     def _list_segments(self) -> list[Segment]:
         """Return a segment for each file in the directory that is named like one, in order."""
         names = filter(is_segment_name, self.files.names(self.directory))
-        return [self._new_segment(f"{self.directory}/{name}", int(name)) for name in names]
+        return [self._make_segment(f"{self.directory}/{name}", int(name)) for name in names]
 
     def _count_before_gap(self, segments: list[Segment], sizes: list[int]) -> int:
         """Return the number of files before the first empty or missing file; all if there is none.
@@ -416,7 +416,7 @@ class SegmentFiles:
                 return index
         return len(segments)
 
-    def _check_next(self, segment: Segment, size: int) -> None:
+    def _require_next(self, segment: Segment, size: int) -> None:
         """Raise StoreDamagedError if a file with this size cannot follow the files before it.
 
         That is the case if size or name do not fit the configured size, or if a file is missing.
@@ -449,9 +449,9 @@ class SegmentFiles:
     def sizes_on_disk(self) -> list[int]:
         """Return the sizes of the files on disk, loaded or not, in bytes. Raises OSError."""
         names = self.files.names(self.directory)
-        return [self._size_of(name) for name in names if is_segment_name(name)]
+        return [self._read_size(name) for name in names if is_segment_name(name)]
 
-    def _size_of(self, name: str) -> int:
+    def _read_size(self, name: str) -> int:
         """Return the size of the file with this name."""
         with closing(self.files.open(f"{self.directory}/{name}")) as file:
             return file.size()
@@ -492,11 +492,11 @@ class SegmentFiles:
         path = f"{self.directory}/{base:0{NAME_DIGITS}d}"
         with closing(self.files.open(path, create=True)) as file:
             file.truncate(self.file_bytes)
-        segment = self._new_segment(path, base)
+        segment = self._make_segment(path, base)
         self._segments.append(segment)
         return segment
 
-    def _new_segment(self, path: str, base: int) -> Segment:
+    def _make_segment(self, path: str, base: int) -> Segment:
         """Return a segment for a file of this directory."""
         return Segment(self.files, path, base, self.file_bytes, is_sparse=self._are_sparse)
 

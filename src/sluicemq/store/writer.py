@@ -201,7 +201,7 @@ class Writer(TurnState):
             )  # fmt: skip
             unit = _pack_unit(position, size, tag_code)
         except struct.error:
-            raise _number_error(
+            raise _make_number_error(
                 flag, sys_flag, born_time_ms, queue_id, reconsume_times, prepared_offset, tag_code
             ) from None
 
@@ -324,7 +324,7 @@ class Writer(TurnState):
                 offset += 1
         except struct.error:
             largest_flag = max((message[0] for message in messages), key=abs)
-            raise _number_error(largest_flag, sys_flag, born_time_ms, queue_id) from None
+            raise _make_number_error(largest_flag, sys_flag, born_time_ms, queue_id) from None
         first_offset = self._add_records(queue, records, b"".join(units), len(units), position)
         return positions, first_offset
 
@@ -395,7 +395,7 @@ class Writer(TurnState):
                 offset += is_queued
         except (struct.error, ProtocolError):
             largest_flag = max((message[0] for message in messages), key=abs)
-            raise _number_error(
+            raise _make_number_error(
                 largest_flag,
                 sys_flag,
                 born_time_ms,
@@ -575,7 +575,7 @@ _NUMBERS: Final = Layout(
 """The numbers of a record that clients choose."""
 
 
-def _number_error(*numbers: int) -> MessageIllegalError:
+def _make_number_error(*numbers: int) -> MessageIllegalError:
     """Return the error for numbers that do not fit their fields. It names the field and its range.
 
     `numbers` are the values of the first fields of `_NUMBERS`, in this order. Missing ones count as

@@ -315,9 +315,9 @@ class CrashableFile:
             self._node.write(offset, data[:stored_size])
             self._files.record_operation("write", self.path, offset, stored_size)
         if fault is not None:
-            raise _error(fault.number, self.path)
+            raise _make_error(fault.number, self.path)
         if stored_size < size:
-            raise _error(errno.ENOSPC, self.path)
+            raise _make_error(errno.ENOSPC, self.path)
 
     def pread(self, size: int, offset: int) -> bytes:
         self._files.raise_fault("read", self.path)
@@ -413,21 +413,21 @@ class CrashableFiles:
         self.raise_fault("open", path)
         if path not in self._names:
             if not create:
-                raise _error(errno.ENOENT, path)
+                raise _make_error(errno.ENOENT, path)
             self.raise_fault("create", path)
             if not self.exists(_parent(path)):
-                raise _error(errno.ENOENT, path)
-            self._change(NameChange(path, Node(access=access or DEFAULT_ACCESS)))
+                raise _make_error(errno.ENOENT, path)
+            self._change_name(NameChange(path, Node(access=access or DEFAULT_ACCESS)))
             self.record_operation("create", path)
         node = self._names[path]
         if node is None:
-            raise _error(errno.EISDIR, path)
+            raise _make_error(errno.EISDIR, path)
         return CrashableFile(self, path, node)
 
     def access(self, path: str) -> Access:
         node = self._names.get(path)
         if node is None:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         return node.access
 
     def exists(self, path: str) -> bool:
@@ -449,7 +449,7 @@ class CrashableFiles:
             path = _parent(path)
         for directory in reversed(missing):
             self.raise_fault("create", directory)
-            self._change(NameChange(directory, None, is_directory=True))
+            self._change_name(NameChange(directory, None, is_directory=True))
             self.record_operation("create", directory)
             if durable:
                 self.sync_directory(_parent(directory))
@@ -457,21 +457,21 @@ class CrashableFiles:
     def remove(self, path: str) -> None:
         self.raise_fault("remove", path)
         if path not in self._names:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         if self.names(path):
-            raise _error(errno.ENOTEMPTY, path)
+            raise _make_error(errno.ENOTEMPTY, path)
         node = self._names[path]
         if node is not None and self.free_bytes is not None:
             self.free_bytes += len(node.blocks) * BLOCK_BYTES
-        self._change(NameChange(path, None, inner=tuple(self._name_changes.pop(path, ()))))
+        self._change_name(NameChange(path, None, inner=tuple(self._name_changes.pop(path, ()))))
         self.record_operation("remove", path)
 
     def rename(self, old_path: str, new_path: str) -> None:
         """Rename a file within its directory. No caller moves files between directories."""
         self.raise_fault("rename", old_path)
         if old_path not in self._names:
-            raise _error(errno.ENOENT, old_path)
-        self._change(NameChange(new_path, self._names[old_path], old=old_path))
+            raise _make_error(errno.ENOENT, old_path)
+        self._change_name(NameChange(new_path, self._names[old_path], old=old_path))
         self.record_operation("rename", new_path)
 
     def sync_directory(self, path: str) -> None:
@@ -510,7 +510,7 @@ class CrashableFiles:
     def modified_ms(self, path: str) -> int:
         node = self._names.get(path)
         if node is None:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         return node.modified_ms
 
     # --- the methods for tests
@@ -545,7 +545,7 @@ class CrashableFiles:
         names = dict(self._synced_names)
         for changes in self._name_changes.values():
             apply_surviving(names, changes, rng)
-        files = self._new()
+        files = self._make_empty_disk()
         copies: dict[int, Node] = {}
         for path, node in sorted(names.items()):  # a directory before what lies in it
             if not files.exists(_parent(path)):
@@ -561,7 +561,7 @@ class CrashableFiles:
 
     def kill(self) -> "CrashableFiles":
         """Return the disk as another process finds it after this one was killed."""
-        files = self._new()
+        files = self._make_empty_disk()
         copies: dict[int, Node] = {}
 
         # A node with several names, or in several changes, is copied once.
@@ -582,7 +582,7 @@ class CrashableFiles:
             files._name_changes[directory] = list(map(copy_change, changes))
         return files
 
-    def _new(self) -> "CrashableFiles":
+    def _make_empty_disk(self) -> "CrashableFiles":
         """Return an empty disk of the same size, clock and free space."""
         files = CrashableFiles()
         files.free_bytes = self.free_bytes
@@ -636,7 +636,7 @@ class CrashableFiles:
         """
         fault = self.take_fault(kind, path)
         if fault is not None:
-            raise _error(fault.number, path)
+            raise _make_error(fault.number, path)
 
     def allocate(self, node: Node, offset: int, size: int) -> int:
         """Allocate the blocks of a write, and return how many of its bytes fit on the disk."""
@@ -675,16 +675,17 @@ class CrashableFiles:
         if self.power_fails_after == -1:
             node.write(offset, data)
 
-    def _change(self, change: NameChange) -> None:
+    def _change_name(self, change: NameChange) -> None:
         """Apply a change of a name, which is unsynced until its directory is synced."""
         self._name_changes.setdefault(_parent(change.path), []).append(change)
         apply_change(self._names, change)
 
 
-def _error(error_number: int, path: str) -> OSError:
+def _make_error(error_number: int, path: str) -> OSError:
     """Return the OSError of an errno, such as FileNotFoundError for ENOENT."""
     return OSError(error_number, os.strerror(error_number), path)
 
 
 def _parent(path: str) -> str:
+    """Return the directory of a path; "" without one."""
     return path.rpartition("/")[0]

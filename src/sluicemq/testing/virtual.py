@@ -180,11 +180,11 @@ class VirtualClock:
             if timeout_s is None or timeout_s > left_s + RESOLUTION_S:
                 self._end_advance()
             else:
-                self._pass(timeout_s)
+                self._let_pass(timeout_s)
             return []
         if timeout_s is None or self.stands_still or self._passed_unasked_s > self._patience_s:
             return self._wait_in_real_time(select, timeout_s)
-        self._pass(timeout_s)
+        self._let_pass(timeout_s)
         self._passed_unasked_s += timeout_s
         return []
 
@@ -195,7 +195,7 @@ class VirtualClock:
         if not reached.done():
             reached.set_result(None)
 
-    def _pass(self, seconds: float) -> None:
+    def _let_pass(self, seconds: float) -> None:
         """Let `seconds` pass, rounded up to whole microseconds, and at least one.
 
         A sum of floats could end just before the time of a timer, and the loop would wait for the
@@ -216,7 +216,7 @@ class VirtualClock:
         """
         self._busy_iterations += 1
         if self._busy_iterations == BUSY_ITERATIONS_MAX:
-            self._pass(RESOLUTION_S)
+            self._let_pass(RESOLUTION_S)
 
     def _wait_in_real_time(self, select: Select, timeout_s: float | None) -> list[Any]:
         """Wait for I/O without letting virtual time pass, and return the ready events.

@@ -119,9 +119,9 @@ def test_a_filter_has_the_same_matches_by_columns_and_by_records(store: Store) -
 def test_only_matches_are_read_from_the_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     same(store, "n = 3")
     read: list[int] = []
-    properties = store.reader._properties
+    properties = store.reader._read_properties
     monkeypatch.setattr(
-        store.reader, "_properties", lambda at, size: read.append(at) or properties(at, size)
+        store.reader, "_read_properties", lambda at, size: read.append(at) or properties(at, size)
     )
     assert len(drain(store, by_columns("n = 4"))) == 10
     assert len(read) == 0

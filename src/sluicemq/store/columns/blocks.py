@@ -253,7 +253,7 @@ class ColumnBlocks:
         """
         block = self.cached_block(queue, offset)
         block_number = offset // BLOCK_ROWS
-        name = self._file_names(queue).get(block_number)
+        name = self._get_file_names(queue).get(block_number)
         if block is not None or name is None:
             return block
         if self._cache.get((*self._key(queue), "sealed", block_number)):
@@ -316,7 +316,7 @@ class ColumnBlocks:
         cached = self.cached_block(queue, offset)
         if cached is not None:
             return cached.slice_offsets(offset, min(cached.end, end))
-        file_name = self._file_names(queue).get(block_number)
+        file_name = self._get_file_names(queue).get(block_number)
         if file_name is None:
             if block_filter is None:
                 return None
@@ -439,7 +439,7 @@ class ColumnBlocks:
             if load.block is not None:
                 self.rows_decoded += load.block.rows
             return
-        if self._file_names(queue).get(load.block_number) != load.name:
+        if self._get_file_names(queue).get(load.block_number) != load.name:
             return  # the file was replaced meanwhile
         if load.error is not None:
             self._discard_file(load)
@@ -451,7 +451,7 @@ class ColumnBlocks:
         queue = load.queue
         path = f"{self._directory_of(queue)}/{load.name}"
         logger.warning("property columns in %s are made again: %s", path, load.error)
-        del self._file_names(queue)[load.block_number]
+        del self._get_file_names(queue)[load.block_number]
         self._sealed_to.pop(self._key(queue), None)
         self._sizes.pop(path, None)
         self._forget_head(queue, load.block_number)
@@ -479,7 +479,7 @@ class ColumnBlocks:
         cache_key = (*self._key(queue), block_number)
         head = self._heads.get(cache_key)
         if head is None and not only_known:
-            file_name = self._file_names(queue).get(block_number)
+            file_name = self._get_file_names(queue).get(block_number)
             if file_name is None:
                 return None
             # As if the block could not match, so that nothing but the head is read.
@@ -497,9 +497,10 @@ class ColumnBlocks:
     # --- The files of a queue
 
     def _directory_of(self, queue: Queue) -> str:
+        """Return the directory of the files of a queue."""
         return f"{self._directory}/{queue.topic}/{queue.queue_id}"
 
-    def _file_names(self, queue: Queue) -> dict[int, str]:
+    def _get_file_names(self, queue: Queue) -> dict[int, str]:
         """Return the names of the files of a queue by the numbers of their blocks.
 
         The result is the table itself, not a copy. The first call for a queue lists its directory.
@@ -546,12 +547,12 @@ class ColumnBlocks:
 
     def _remove_expired_files(self, queue: Queue) -> None:
         """Remove the files of a queue whose rows are all before the queue's first offset."""
-        names_by_number = self._file_names(queue)
+        names_by_number = self._get_file_names(queue)
         for block_number in list(names_by_number):
             end_offset = (block_number + 1) * BLOCK_ROWS
             if end_offset <= queue.offset_min:
                 name = names_by_number.pop(block_number)
-                self._remove(f"{self._directory_of(queue)}/{name}")
+                self._remove_file(f"{self._directory_of(queue)}/{name}")
                 self._forget_head(queue, block_number)
 
     def delete_topic(self, topic: str) -> None:
@@ -577,14 +578,17 @@ class ColumnBlocks:
 
     @staticmethod
     def _key(queue: Queue) -> QueueKey:
+        """Return the key of a queue in the tables of this object."""
         return queue.topic, queue.queue_id
 
     def _remove_directory(self, directory: str) -> None:
+        """Remove a directory and the files in it."""
         for name in self._files.names(directory):
-            self._remove(f"{directory}/{name}")
+            self._remove_file(f"{directory}/{name}")
         self._files.remove(directory)
 
-    def _remove(self, path: str) -> None:
+    def _remove_file(self, path: str) -> None:
+        """Remove a file, and forget its size. Do nothing if the file does not exist."""
         self._sizes.pop(path, None)
         if self._files.exists(path):
             self._files.remove(path)
@@ -602,15 +606,15 @@ class ColumnBlocks:
             queue = self._queues.by_key.get(key)
             if queue is None or key[0] not in topics:
                 continue
-            self._file_names(queue)  # finds invalid files at its first call
+            self._get_file_names(queue)  # finds invalid files at its first call
             while self._to_remove:
-                self._remove(self._to_remove.pop())
+                self._remove_file(self._to_remove.pop())
                 yield 0.0
             yield from self._seal_queue(queue, key)
 
     def _seal_queue(self, queue: Queue, key: QueueKey) -> Iterator[Step]:
         """Write the files of the complete blocks of one queue, and yield steps."""
-        names_by_number = self._file_names(queue)
+        names_by_number = self._get_file_names(queue)
         block_number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
         while (block_number + 1) * BLOCK_ROWS <= queue.visible_offset:
             if self._queues.by_key.get(key) is not queue:
@@ -732,7 +736,7 @@ class ColumnBlocks:
             return
         key = self._key(queue)
         self.rows_sealed += sealed_file.rows
-        self._file_names(queue)[block_number] = sealed_file.name
+        self._get_file_names(queue)[block_number] = sealed_file.name
         self._proved.add((*key, block_number))
         self._sizes[path] = sealed_file.size_bytes
 

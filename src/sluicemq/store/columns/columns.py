@@ -126,7 +126,7 @@ class PropertyColumns:
         there are no columns, because they are off or pyarrow is missing. The call requests the
         columns of the topic, and loads pyarrow.
         """
-        scan = self._warm_scan(topic)
+        scan = self._request_scan(topic)
         queue = self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
@@ -145,7 +145,7 @@ class PropertyColumns:
         contains rows that the caller must still filter. The iteration ends early where rows cannot
         be read. Return None if there are no columns, as `iter_blocks`.
         """
-        scan = self._warm_scan(topic)
+        scan = self._request_scan(topic)
         queue = self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
@@ -154,7 +154,7 @@ class PropertyColumns:
             return iter(())
         return _iter_parts(scan, queue, start, end, block_filter)
 
-    def _warm_scan(self, topic: str) -> "ColumnScan | None":
+    def _request_scan(self, topic: str) -> "ColumnScan | None":
         """Request columns of a topic and load what they need. Return None if that is impossible."""
         self.request_columns(topic)
         if self.scan is None and not self.is_off:
@@ -249,10 +249,10 @@ class PropertyColumns:
         if not self.has_work or self._log.refusal is not None or now_s < self._retry_s:
             return
         self._retry_s = now_s + RETRY_S  # if a job fails, the generator ends here
-        yield from blocks.seal_blocks(self._topics_to_seal(now_s, after_s))
+        yield from blocks.seal_blocks(self._choose_topics(now_s, after_s))
         self._retry_s = 0.0
 
-    def _topics_to_seal(self, now_s: float, after_s: float) -> set[str]:
+    def _choose_topics(self, now_s: float, after_s: float) -> set[str]:
         """Return the topics that were requested at least `after_s` before the monotonic `now_s`.
 
         In mode `always`, return all topics.

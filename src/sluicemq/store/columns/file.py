@@ -425,12 +425,12 @@ class SourceRows:
         Unlike `all_columns`, this does not leave out columns that have too many different values. A
         name without a column is a property that no row has.
         """
-        block = self._compiled_columns_of(names)
+        block = self._make_compiled_columns(names)
         if block is None:
             block = build_block(self.start, self.positions, self.sizes, self._pieces, names=names)
         return block
 
-    def _compiled_columns_of(self, names: frozenset[str]) -> ColumnBlock | None:
+    def _make_compiled_columns(self, names: frozenset[str]) -> ColumnBlock | None:
         """Return the result of `columns_of`, made by the compiled engine.
 
         Return None if the engine is missing or does not support these rows or names.
@@ -449,7 +449,7 @@ class SourceRows:
 
         # For each name: an array with the code of each row, and the values by code.
         code_arrays, value_lists, is_ascii, odd_rows = decoded
-        make_column = _column if is_ascii else _deduplicated_column
+        make_column = _make_column if is_ascii else _make_deduplicated_column
         columns = {}
         for name, code_array, values in zip(ordered_names, code_arrays, value_lists, strict=True):
             if values:  # without values, no row has the property
@@ -489,13 +489,13 @@ class SourceRows:
         return crc
 
 
-def _column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+def _make_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
     """Return a column whose row i has the value `values[codes[i]]`, or none if the code is -1."""
     return Column(codes, Values(values))
 
 
-def _deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
-    """Return what `_column` returns, but with each value once.
+def _make_deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+    """Return what `_make_column` returns, but with each value once.
 
     Different bytes may have been decoded to equal strings, so `values` may contain duplicates.
     """

@@ -253,7 +253,7 @@ class RangeScan:
 
         `view` is the content of `segment`, the file of the log that contains the records.
         """
-        is_valid = self._verify(rows, segment.base, view)
+        is_valid = self._verify_records(rows, segment.base, view)
         if is_valid.all():
             return rows
 
@@ -268,7 +268,7 @@ class RangeScan:
         self._count_damaged(len(damaged), int(rows.offsets[first_damaged]), reason)
         return rows.part(is_valid)
 
-    def _verify(self, rows: _Rows, base: int, view: memoryview) -> Mask:
+    def _verify_records(self, rows: _Rows, base: int, view: memoryview) -> Mask:
         """Return for each row whether its record is valid.
 
         `view` is the file of the log that contains the records, from position `base` on.

@@ -118,7 +118,7 @@ def find_record_starts(view: memoryview, index: int, stop: int) -> tuple[Positio
     # The others one by one.
     starts: list[int] = []
     while index < stop:
-        size = _record_size_at(view, index)
+        size = _read_record_size(view, index)
         if not size:
             index = len(view)
             break
@@ -129,7 +129,7 @@ def find_record_starts(view: memoryview, index: int, stop: int) -> tuple[Positio
     return np.append(leading_starts, starts).astype(np.int64), index
 
 
-def _record_size_at(view: memoryview, index: int) -> int:
+def _read_record_size(view: memoryview, index: int) -> int:
     """Return the size of the record at an index of a log file; 0 if the file contains no more.
 
     A blank record ends the file. Bytes that are neither are logged.
@@ -279,8 +279,8 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
         return None
     if (batch.heads["sys_flag"] & ROLLBACK == ROLLBACK).any():
         return None
-    unique_keys = _keys_of_column(table, b"UNIQ_KEY")
-    word_lists = _keys_of_column(table, b"KEYS")
+    unique_keys = _find_keys_of_column(table, b"UNIQ_KEY")
+    word_lists = _find_keys_of_column(table, b"KEYS")
     if unique_keys is None or word_lists is None:
         return None
     keys = unique_keys
@@ -293,7 +293,7 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
     return KeyColumns(_to_stored_hashes(hashes), keys.rows, np.full(len(hashes), stored_ms))
 
 
-def _keys_of_column(table: PropertyTable, name: bytes) -> "_Keys | None":
+def _find_keys_of_column(table: PropertyTable, name: bytes) -> "_Keys | None":
     """Return the values of a column, none if there is no such column. None if a value is empty."""
     column = table.index_of(name)
     if column is None:

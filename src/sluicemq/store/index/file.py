@@ -182,7 +182,7 @@ class IndexFile:
             if former is not None:
                 file.begin_ms = file.end_ms = former.end_ms
                 file.begin_offset = file.end_offset = former.end_offset
-            handle.pwrite(file._header(), 0)
+            handle.pwrite(file._encode_header(), 0)
             handle.sync()
         except OSError:
             with suppress(OSError):
@@ -191,7 +191,7 @@ class IndexFile:
         finally:
             handle.close()
         files.sync_directory(path.rpartition("/")[0])
-        file._slots = _new_slots(geometry.slot_count)
+        file._slots = _make_slots(geometry.slot_count)
         return file
 
     @property
@@ -268,12 +268,12 @@ class IndexFile:
         for first_slot, slot_bytes in self._slots.iter_changed():
             bytes_max = (self.geometry.slot_count - first_slot) * SLOT_BYTES
             self._segment.write(slot_bytes[:bytes_max], HEADER.size + first_slot * SLOT_BYTES)
-        self._segment.write(self._header(), 0)
+        self._segment.write(self._encode_header(), 0)
         self._slots.mark_written()
         self._is_changed = False
         return True
 
-    def _header(self) -> bytes:
+    def _encode_header(self) -> bytes:
         """Return the 40 bytes of the header."""
         return HEADER.pack(
             self.begin_ms,
@@ -295,7 +295,7 @@ class IndexFile:
 
         The work is done while iterating; each step takes about a millisecond.
         """
-        slots = _new_slots(self.geometry.slot_count)
+        slots = _make_slots(self.geometry.slot_count)
         # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
         stored = self._segment.read_detached(HEADER.size, self.geometry.entries_start - HEADER.size)
         yield from slots.load(memoryview(stored), self.next_number)
@@ -309,7 +309,7 @@ class IndexFile:
         of slots and header does not matter.
         """
         self.next_number = end_number
-        slots = _new_slots(self.geometry.slot_count)
+        slots = _make_slots(self.geometry.slot_count)
         stored_entries = self._segment.view()[self._entry_at(1) : self._entry_at(end_number)]
         yield from slots.rebuild(stored_entries)
         self._slots = slots
@@ -390,7 +390,7 @@ class IndexFile:
         self._segment.close()
 
 
-def _new_slots(count: int) -> "Slots":
+def _make_slots(count: int) -> "Slots":
     """Return `count` slots without entries."""
     from sluicemq.store.index.columns import Slots  # noqa: PLC0415 - imports NumPy
 

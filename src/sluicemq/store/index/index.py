@@ -166,7 +166,7 @@ class KeyIndex:
 
         # If there is a mark, RocketMQ's field proves nothing: it is written before the files.
         java_time_ms = checkpoint.index_time_ms if mark is None else 0
-        self._load(self._found_mark, after_crash=after_crash, java_time_ms=java_time_ms)
+        self._load_files(self._found_mark, after_crash=after_crash, java_time_ms=java_time_ms)
         if not after_crash:
             # RocketMQ sets this time only when a file is full.
             newest_ms, _ = self._newest
@@ -190,7 +190,7 @@ class KeyIndex:
 
     # --- opening
 
-    def _load(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
+    def _load_files(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
         """Open the files, and find out where to continue: set `_position` and `_skip`.
 
         An empty last file, files that are not of this log, and after a crash those that the mark
@@ -202,7 +202,7 @@ class KeyIndex:
         names = list_index_names(self._files, self._directory)
         if after_crash:
             names = self._drop_after_crash(names, mark, java_time_ms)
-        self._index_files = [self._open(name) for name in names]
+        self._index_files = [self._open_file(name) for name in names]
         self._drop_foreign_files(mark, after_crash=after_crash)
 
         if is_last_of_mark(self._last, mark, after_crash=after_crash):
@@ -238,7 +238,7 @@ class KeyIndex:
             last_file.next_number = last_file.first_number_at(self._position)
         self._schedule_rebuild(last_file, last_file.next_number)
 
-    def _open(self, name: str) -> IndexFile:
+    def _open_file(self, name: str) -> IndexFile:
         """Open the file with this name. Raises StoreDamagedError."""
         return IndexFile.open(self._files, f"{self._directory}/{name}", self._geometry)
 
@@ -253,7 +253,7 @@ class KeyIndex:
             if mark.offset:
                 return int(name) <= mark.file
             try:
-                file = self._open(name)
+                file = self._open_file(name)
             except (StoreDamagedError, struct.error):
                 return False
             return not file.is_empty and 0 < file.end_ms <= java_time_ms
@@ -367,7 +367,7 @@ class KeyIndex:
         if not self.is_enabled or not self._lock.acquire(blocking=False):
             return True
         try:
-            is_done = self._try(lambda: self._advance(bytes_max))
+            is_done = self._try_to_write(lambda: self._advance(bytes_max))
         finally:
             self._lock.release()
         return is_done or _WRITES in self._outages.current
@@ -425,7 +425,7 @@ class KeyIndex:
         self._flush_due_ms = log_time_ms
         self.flush_due()
 
-    def _try(self, work: Callable[[], bool]) -> bool:
+    def _try_to_write(self, work: Callable[[], bool]) -> bool:
         """Return the result of `work()`, or False if it raises OSError.
 
         The first error of an outage is logged, and when `work` succeeds again.
@@ -590,7 +590,7 @@ class KeyIndex:
             return stored.unique_key == key or (not is_unique and key in stored.keys)
 
         with self._lock:
-            if not self._try(self._catch_up_for_query):
+            if not self._try_to_write(self._catch_up_for_query):
                 return KeyQueryResult([], behind_bytes=max(self.backlog_bytes, 1))
             records: list[bytes] = []
             seen: set[int] = set()  # a record may have several entries with the same hash
@@ -650,7 +650,7 @@ class KeyIndex:
         def flush() -> bool:
             # Records that were appended after the flush became due may be indexed already.
             newest_ms, _ = self._newest
-            self._durable.write_index_time(max(self._indexed_until_ms(due_ms), newest_ms))
+            self._durable.write_index_time(max(self._find_indexed_time_ms(due_ms), newest_ms))
             last_file = self._last
             if last_file is not None and not last_file.is_flushed:
                 # Noted first: a write that fails may have changed the file.
@@ -660,9 +660,9 @@ class KeyIndex:
 
         with self._lock:
             if not self._is_flushed(due_ms):
-                self._try(flush)
+                self._try_to_write(flush)
 
-    def _indexed_until_ms(self, log_time_ms: int) -> int:
+    def _find_indexed_time_ms(self, log_time_ms: int) -> int:
         """Return the store time up to which everything is indexed.
 
         `log_time_ms` is the store time of the last record of the log.
@@ -679,7 +679,7 @@ class KeyIndex:
         last_file = self._last
         if last_file is not None and not last_file.is_flushed:
             return False
-        return self._indexed_until_ms(log_time_ms) == self._durable.index_time_ms
+        return self._find_indexed_time_ms(log_time_ms) == self._durable.index_time_ms
 
     def current_mark(self) -> IndexMark:
         """Return the mark for the next checkpoint. `paths_to_sync` must be synced before it.
@@ -775,7 +775,7 @@ class KeyIndex:
             return True
 
         with self._lock:
-            self._try(remove)
+            self._try_to_write(remove)
 
     def close(self) -> None:
         """Close the files, without a flush."""

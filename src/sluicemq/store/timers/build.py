@@ -87,14 +87,14 @@ class _Building:
         last_record = self._read_queue()
         late_records = self._read_late_records()
         for record, magic in late_records:
-            self._add(record, self._read_ms, magic)
+            self._add_unit(record, self._read_ms, magic)
             self._waiting += 1
         if last_record is not None and not self._is_last_unit(last_record):
             # RocketMQ continues in the timer queue behind the message of the last unit.
-            self._add(last_record, self._read_ms - self._rules.precision_ms, MAGIC_DEFAULT)
+            self._add_unit(last_record, self._read_ms - self._rules.precision_ms, MAGIC_DEFAULT)
 
         late_offsets = [record.queue_offset for record, _ in late_records]
-        self._save(min(late_offsets, default=self._timers.queue_offset))
+        self._save_files(min(late_offsets, default=self._timers.queue_offset))
         self._timers.seal()
         return BuildResult(self._waiting, len(late_records))
 
@@ -129,7 +129,7 @@ class _Building:
         unit = self._timers.last_unit
         return unit is not None and unit.position == record.physical_offset
 
-    def _save(self, replay_offset: int) -> None:
+    def _save_files(self, replay_offset: int) -> None:
         """Write wheel, log and checkpoint. For `replay_offset` see `store.timers.files`."""
         saving = self._timers.save(
             read_ms=self._read_ms,
@@ -178,7 +178,7 @@ class _Building:
         if is_old and (slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms):
             return  # it was delivered
         if slot_ms >= self._read_ms:
-            self._add(record, slot_ms, magic)
+            self._add_unit(record, slot_ms, magic)
             self._waiting += -1 if is_recall else 1  # a recall cancels a message
         elif is_recall and not is_roll:
             self._recalls.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
@@ -217,7 +217,7 @@ class _Building:
             return None
         return record
 
-    def _add(self, record: ParsedRecord, slot_ms: int, magic: int) -> None:
+    def _add_unit(self, record: ParsedRecord, slot_ms: int, magic: int) -> None:
         """Append a unit for a record to the chain of a slot."""
         topic, _ = target_queue(record)
         self._timers.add_unit(

@@ -194,9 +194,9 @@ class TimerLog:
             if index + UNIT_BYTES > len(self._tail):
                 return None
             return TimerUnit._make(UNIT.unpack_from(self._tail, index))
-        return self._stored_unit(position)
+        return self._read_stored_unit(position)
 
-    def _stored_unit(self, position: int) -> TimerUnit | None:
+    def _read_stored_unit(self, position: int) -> TimerUnit | None:
         """Return the 52 bytes at a position of the files as a unit, also behind `end`.
 
         Return None if no file contains them. The unit may be invalid.
@@ -296,7 +296,7 @@ class TimerLog:
         """
         position = start
         while True:
-            unit = self._stored_unit(position)
+            unit = self._read_stored_unit(position)
             if unit is not None and unit.is_valid:
                 yield position, unit
                 position += UNIT_BYTES
@@ -423,7 +423,7 @@ class TimerWheel:
         """
         if not self.exists:
             return
-        size = self._open().size()
+        size = self._open_file().size()
         if size == 0:
             if removes:
                 self.remove()
@@ -434,7 +434,7 @@ class TimerWheel:
                 " from the commit log.",
             )
 
-    def _open(self) -> File:
+    def _open_file(self) -> File:
         """Return the open file. Open it if necessary, and create it if it does not exist."""
         file = self._file
         if file is None:
@@ -445,7 +445,7 @@ class TimerWheel:
         """Return the `identity.content_checksum` of the file, 0 without a file."""
         if not self.exists:
             return 0
-        return content_checksum(self._open())
+        return content_checksum(self._open_file())
 
     def remove(self) -> None:
         """Remove the file and all changes in memory, so that all slots are empty."""
@@ -475,7 +475,7 @@ class TimerWheel:
         if slot is None:
             if self._file is None and not self.exists:
                 return None
-            stored = self._open().pread(SLOT_BYTES, index * SLOT_BYTES)
+            stored = self._open_file().pread(SLOT_BYTES, index * SLOT_BYTES)
             if len(stored) < SLOT_BYTES:
                 return None
             slot = Slot._make(SLOT.unpack(stored))
@@ -507,13 +507,13 @@ class TimerWheel:
             index = time % SLOTS
             turn_end = time - index + SLOTS
             stop = min(end_time, time + _CHUNK_SLOTS - index % _CHUNK_SLOTS, turn_end)
-            times = self._changed_times(time, stop) | self._stored_times(time, stop)
+            times = self._find_changed_times(time, stop) | self._read_stored_times(time, stop)
             for occupied_time in sorted(times):
                 if self.get(occupied_time * step) is not None:
                     yield occupied_time * step
             time = stop
 
-    def _changed_times(self, start: int, stop: int) -> set[int]:
+    def _find_changed_times(self, start: int, stop: int) -> set[int]:
         """Return the times in [start, stop) that may have a slot in memory."""
         times: set[int] = set()
         for slots in (self._changed, self._writing):
@@ -523,12 +523,12 @@ class TimerWheel:
                 times |= {time for time in range(start, stop) if time % SLOTS in slots}
         return times
 
-    def _stored_times(self, start: int, stop: int) -> set[int]:
+    def _read_stored_times(self, start: int, stop: int) -> set[int]:
         """Return the times in [start, stop), within one turn, that have a slot in the file."""
         if self._file is None and not self.exists:
             return set()
         size = (stop - start) * SLOT_BYTES
-        stored = self._open().pread(size, start % SLOTS * SLOT_BYTES)
+        stored = self._open_file().pread(size, start % SLOTS * SLOT_BYTES)
         if not stored.rstrip(b"\0"):  # the common case: all slots are empty
             return set()
         return {time for time, *_ in SLOT.iter_unpack(stored) if start <= time < stop}
@@ -557,7 +557,7 @@ class TimerWheel:
         """
         if not slots:
             return
-        file = self._open()
+        file = self._open_file()
         if file.size() < WHEEL_BYTES:
             file.truncate(WHEEL_BYTES)
             file.sync()

@@ -178,7 +178,7 @@ class TimerFiles:
         except StoreDamagedError as error:
             return error.fact.rstrip("."), False
         source = self._store.record_source
-        verdict = self._identity.check(source, lambda: self._checksum(checkpoint.log_end))
+        verdict = self._identity.check(source, lambda: self._compute_checksum(checkpoint.log_end))
         if self.checkpoint.time_ms == 0 and not self.wheel.exists:
             return "there is no checkpoint of them yet", False
         if verdict in DISTRUST_REASONS:
@@ -195,7 +195,7 @@ class TimerFiles:
         is_sealed = verdict is FileVerdict.SEALED
         identity = self._identity.identity
         if is_sealed and identity is not None:
-            if identity.details != self._details(checkpoint):
+            if identity.details != self._make_details(checkpoint):
                 return "config/timercheck is not that of the last orderly stop", False
             self._sealed_checksum = identity.checksum
         return "", is_sealed
@@ -430,7 +430,7 @@ class TimerFiles:
                     self._identity.mark_open()
                     self.log.sync(old_checkpoint.log_end, log_end)
                     self.wheel.write(changed_slots)
-                    new_checkpoint = _with_record_crc(new_checkpoint, record_source)
+                    new_checkpoint = _add_record_crc(new_checkpoint, record_source)
                     write_timer_checkpoint(self._files, self._check_path, new_checkpoint)
                 except OSError as error:
                     has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
@@ -488,22 +488,24 @@ class TimerFiles:
             return
         checksum = self._sealed_checksum
         if checksum is None:
-            checksum = self._checksum(checkpoint.log_end)
+            checksum = self._compute_checksum(checkpoint.log_end)
         self._identity.mark_sealed(
             self._store.record_source,
             checkpoint.record_position,
             checksum,
-            self._details(checkpoint),
+            self._make_details(checkpoint),
         )
 
-    def _checksum(self, log_end: int) -> int:
+    def _compute_checksum(self, log_end: int) -> int:
+        """Return the checksum of the wheel, and of the log before position `log_end`."""
         return timer_files_checksum(self.wheel, self.log, log_end)
 
-    def _details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
+    def _make_details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
+        """Return the `details` of the identity file for a checkpoint."""
         return identity_details(checkpoint, self._precision_ms)
 
 
-def _with_record_crc(checkpoint: TimerCheckpoint, source: RecordSource) -> TimerCheckpoint:
+def _add_record_crc(checkpoint: TimerCheckpoint, source: RecordSource) -> TimerCheckpoint:
     """Return a checkpoint with the CRC of the record at its `record_position`.
 
     If the log does not have the record, `record_position` is NO_UNIT in the result.
