@@ -36,7 +36,7 @@ from sluicemq.store.dispatch import find_next_record, sweep_records
 from sluicemq.store.log import CommitLog, LogRecord
 from sluicemq.store.queues import UNIT, ConsumeQueues, Queue
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.recover import prepare_recovery
+from sluicemq.store.recover import StoreParts, prepare_recovery
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.ranges import RangeScan
@@ -308,26 +308,36 @@ def check_recovery(
             fix=fix,
         )
 
-    log, queues, checkpoint, after_crash, _, recovery = prepare_recovery(config, overlay_files)
+    parts = prepare_recovery(config, overlay_files)
     try:
-        try:
-            recovery.load(after_crash=after_crash)
-            recovery.run(refuse_rebuild)
-        except StoreDamagedError as error:
-            if not after_crash or not _is_log_short(log, checkpoint.latest):
-                raise
-            logger.warning(
-                "%s This is normal for a copy of a running broker's store: the messages up to that"
-                " position are read.",
-                error.fact + ".",
-            )
-            return
-        for queue in queues:
-            if is_wanted(*queue.key):
-                _require_no_more_messages(queue, reader, root, fix)
+        if _recover_in_memory(parts, refuse_rebuild):
+            for queue in parts.queues:
+                if is_wanted(*queue.key):
+                    _require_no_more_messages(queue, reader, root, fix)
     finally:
-        queues.close()
-        log.close()
+        parts.queues.close()
+        parts.log.close()
+
+
+def _recover_in_memory(parts: StoreParts, on_rebuild: Callable[[], None]) -> bool:
+    """Recover a store, and return True. `on_rebuild` is that of `Recovery.run`.
+
+    Return False, and log that, if the log ends before the checkpoint, as in a copy of a running
+    broker's store. Raises StoreDamagedError if a broker would not start either.
+    """
+    try:
+        parts.recovery.load(after_crash=parts.after_crash)
+        parts.recovery.run(on_rebuild)
+    except StoreDamagedError as error:
+        if not parts.after_crash or not _is_log_short(parts.log, parts.checkpoint.latest):
+            raise
+        logger.warning(
+            "%s This is normal for a copy of a running broker's store: the messages up to that"
+            " position are read.",
+            error.fact + ".",
+        )
+        return False
+    return True
 
 
 def _require_no_more_messages(queue: Queue, reader: StoreReader, root: str, fix: str) -> None:
@@ -393,23 +403,29 @@ def _add_unflushed_units(
     if was_shut_down or is_of_rocketmq:
         return
 
-    def add(topic: bytes, queue_id: int, offset: int, units: bytes) -> None:
-        """Add consecutive units to a queue if it is wanted and its topic was not deleted since."""
-        key = (topic.decode(errors="replace"), queue_id)
-        first_position = UNIT.unpack_from(units)[0]
-        if is_wanted(*key) and queues.deleted.is_live(key[0], first_position):
-            _extend_queue(queues, key, offset, units)
-
     start = log.start if checkpoint is None else max(checkpoint.log_offset, log.start)
+    for encoded_topic, queue_id, offset, units in _iter_units_of_log(log, start):
+        topic = encoded_topic.decode(errors="replace")
+        first_position = UNIT.unpack_from(units)[0]
+        # Records from before the topic was deleted belong to no queue.
+        if is_wanted(topic, queue_id) and queues.deleted.is_live(topic, first_position):
+            _extend_queue(queues, (topic, queue_id), offset, units)
+
+
+def _iter_units_of_log(log: CommitLog, start: int) -> Iterator[tuple[bytes, int, int, bytes]]:
+    """Yield (encoded topic, queue id, offset, units) for the records from position `start` on.
+
+    The units have consecutive offsets, from `offset` on. Units that have not are left out.
+    """
     for records in sweep_records(log, start):
         if not isinstance(records, LogRecord):
             for group in records.groups:
                 if group.is_consecutive:
                     units = group.units.tobytes()
-                    add(group.topic, group.queue_id, int(group.offsets[0]), units)
+                    yield group.topic, group.queue_id, int(group.offsets[0]), units
         elif records.is_queued:
             unit = UNIT.pack(records.position, records.size_bytes, records.tag_code())
-            add(records.topic, records.queue_id, records.queue_offset, unit)
+            yield records.topic, records.queue_id, records.queue_offset, unit
 
 
 def _extend_queue(queues: ConsumeQueues, key: tuple[str, int], offset: int, units: bytes) -> None:

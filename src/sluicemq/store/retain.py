@@ -433,15 +433,8 @@ class Retention:
         for queue in self._iter_queues_in_slices():
             if queue is None:
                 yield 0.0
-                continue
-            old_min = queue.offset_min
-            if old_min == queue.next_offset:  # the queue is empty
-                continue
-            queue.update_offset_min(file.end)
-            if queue.offset_min > old_min and self.observer is not None:
-                self.observer.on_messages_deleted(
-                    queue.topic, queue.queue_id, old_min, queue.offset_min
-                )
+            else:
+                self._move_queue_start(queue, file.end)
         if self._log.start != file.base:
             return  # another run has deleted the file
         if self.observer is not None:
@@ -452,6 +445,20 @@ class Retention:
         logger.info("deleting log file %s (%s); the log now begins at %d", path, reason, file.end)
         self._paths_to_remove.append(path)
         yield self._remove_files
+
+    def _move_queue_start(self, queue: Queue, log_start: int) -> None:
+        """Move the first offset of a queue to its first record at position `log_start` or behind.
+
+        Notifies the observer of the messages that the queue loses by that.
+        """
+        old_min = queue.offset_min
+        if old_min == queue.next_offset:  # the queue is empty
+            return
+        queue.update_offset_min(log_start)
+        if queue.offset_min > old_min and self.observer is not None:
+            self.observer.on_messages_deleted(
+                queue.topic, queue.queue_id, old_min, queue.offset_min
+            )
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
         """Delete files of queues, then call the functions in `on_start_moved`, in steps.

@@ -391,14 +391,22 @@ class SegmentFiles:
             if removes:
                 self.files.remove(segment.path)
 
-        self._segments = []
         try:
-            for segment, size in zip(segments[:count], sizes, strict=False):
-                self._require_next(segment, size)
-                self._segments.append(segment)
+            self._set_segments(segments[:count], sizes[:count])
         except StoreDamagedError:
-            segments[count - 1].release()
+            segments[count - 1].release()  # it may have been kept open
             raise
+
+    def _set_segments(self, segments: list[Segment], sizes: list[int]) -> None:
+        """Let the sequence consist of these files, whose sizes on disk are `sizes`.
+
+        Raises StoreDamagedError at the first file that cannot follow the files before it, which
+        then form the sequence.
+        """
+        self._segments = []
+        for segment, size in zip(segments, sizes, strict=True):
+            self._require_next(segment, size)
+            self._segments.append(segment)
 
     def _list_segments(self) -> list[Segment]:
         """Return a segment for each file in the directory that is named like one, in order."""

@@ -96,6 +96,19 @@ class MemoryConsensus:
         `conditions` are the expected versions of further keys; 0 means that a key does not exist. A
         change with a lease that has ended also makes the result False.
         """
+        if not self._can_apply(changes, conditions):
+            return False
+        self.revision += 1
+        for change in changes:
+            if change.value is None:
+                self.entries.pop(change.key, None)
+            else:
+                self.entries[change.key] = Entry(change.value, self.revision, change.lease_id)
+        self._notify_clients()
+        return True
+
+    def _can_apply(self, changes: Sequence[Swap], conditions: Mapping[str, int]) -> bool:
+        """Return whether every key has its expected version, and every lease still runs."""
         expected_versions = dict(conditions)
         for change in changes:
             if change.expected_version is not None:
@@ -107,15 +120,6 @@ class MemoryConsensus:
             version = 0 if entry is None else entry.version
             if version != expected_version:
                 return False
-
-        # Nothing has changed so far: all changes are applied, or none.
-        self.revision += 1
-        for change in changes:
-            if change.value is None:
-                self.entries.pop(change.key, None)
-            else:
-                self.entries[change.key] = Entry(change.value, self.revision, change.lease_id)
-        self._notify_clients()
         return True
 
     def find(self, prefix: str) -> Entries:

@@ -693,17 +693,10 @@ class ColumnBlocks:
         The sealer's process needs only their units. If retention has removed some of the rows,
         there is no file.
         """
-        slot_offsets = []
-        units_by_slot = []
-        for slot_start in range(start - start % SLOT_ROWS, end, SLOT_ROWS):
-            first_offset = max(slot_start, start)  # the block may begin within its first slot
-            units = read_units(queue, first_offset, slot_start + SLOT_ROWS)
-            if units is None:
-                return  # retention has removed some rows
-            slot_offsets.append(first_offset)
-            units_by_slot.append(units)
-            yield 0.0
-
+        slot_units = yield from self._read_slot_units(queue, start, end)
+        if slot_units is None:
+            return
+        slot_offsets, units_by_slot = slot_units
         config = self._config
         results: list[SealedFile] = []  # `seal` adds one: it runs in another thread
         job = SealJob(
@@ -724,6 +717,26 @@ class ColumnBlocks:
 
         yield seal
         self._add_sealed(queue, block_number, results[0])
+
+    @staticmethod
+    def _read_slot_units(
+        queue: Queue, start: int, end: int
+    ) -> Generator[Step, None, tuple[list[int], list[bytes]] | None]:
+        """Return (first offsets, units) of the slots in [start, end), and yield steps before.
+
+        Return None if retention has removed some of the rows.
+        """
+        slot_offsets = []
+        units_by_slot = []
+        for slot_start in range(start - start % SLOT_ROWS, end, SLOT_ROWS):
+            first_offset = max(slot_start, start)  # the block may begin within its first slot
+            units = read_units(queue, first_offset, slot_start + SLOT_ROWS)
+            if units is None:
+                return None
+            slot_offsets.append(first_offset)
+            units_by_slot.append(units)
+            yield 0.0
+        return slot_offsets, units_by_slot
 
     def _add_sealed(self, queue: Queue, block_number: int, sealed_file: SealedFile) -> None:
         """Register a new file, and replace its slots in the cache by its block, if that is known.

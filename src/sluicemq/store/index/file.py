@@ -225,16 +225,9 @@ class IndexFile:
         from sluicemq.store.index.columns import encode_entries  # noqa: PLC0415 - imports NumPy
 
         assert self._slots is not None
-        hashes, records, times = columns
+        hashes, records, times_ms = columns
         positions = starts[records] + base
-        seconds = (times - self.begin_ms) // 1000
-        if self.is_empty:
-            # RocketMQ counts the seconds of the first entry from the former file's end, those of
-            # the others from the first entry (spec/store.md §4).
-            seconds[1:] = (times[1:] - times[0]) // 1000
-            has_former_file = self.begin_ms > 0
-            if not has_former_file:
-                seconds[0] = 0
+        seconds = self._compute_seconds(times_ms)
         links = self._slots.link(hashes, self.next_number)
         encoded_entries = encode_entries(hashes, positions, seconds, links.previous)
         begin_ms = self.begin_ms
@@ -242,7 +235,7 @@ class IndexFile:
         if self.is_empty:
             # The seconds of entries count from the header's begin time, so that must be in the file
             # before them.
-            begin_ms = int(times[0])
+            begin_ms = int(times_ms[0])
             begin_offset = int(positions[0])
             self._segment.write(
                 HEADER.pack(begin_ms, begin_ms, begin_offset, begin_offset, 0, 1), 0
@@ -251,11 +244,25 @@ class IndexFile:
         self._slots.apply(links)
         self.begin_ms = begin_ms
         self.begin_offset = begin_offset
-        self.end_ms = int(times[-1])
+        self.end_ms = int(times_ms[-1])
         self.end_offset = int(positions[-1])
         self.next_number += len(hashes)
         self.slots_used += links.used
         self._is_changed = True
+
+    def _compute_seconds(self, times_ms: "Positions") -> "Positions":
+        """Return the seconds of new entries, whose records were stored at `times_ms`.
+
+        They count from the header's begin time, which is the time of the first entry. RocketMQ
+        counts those of the first entry from the former file's end (spec/store.md §4).
+        """
+        seconds = (times_ms - self.begin_ms) // 1000
+        if self.is_empty:
+            seconds[1:] = (times_ms[1:] - times_ms[0]) // 1000
+            has_former_file = self.begin_ms > 0
+            if not has_former_file:
+                seconds[0] = 0
+        return seconds
 
     def flush(self) -> bool:
         """Write the changed slots, then the header, without syncing the file.

@@ -24,8 +24,10 @@ A slave has its master's checkpoint, but neither wheel nor log (`discard_timer_f
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -38,6 +40,7 @@ from sluicemq.store.timers.files import (
     MAGIC_DELETE,
     NO_UNIT,
     UNIT_BYTES,
+    Slot,
     TimerCheckpoint,
     TimerLog,
     TimerUnit,
@@ -74,6 +77,22 @@ class TimerStart(NamedTuple):
     is_rebuilt: bool
     is_exact: bool
     is_settled: bool
+
+
+@dataclass
+class _Save:
+    """One save of the timer files: what is written, and whether that has failed for good.
+
+    `number` counts the saves of this process. The units of the log from `log_start` on, up to the
+    end in the checkpoint, were added since the last save.
+    """
+
+    number: int
+    checkpoint: TimerCheckpoint
+    record_source: RecordSource
+    changed_slots: Mapping[int, Slot]
+    log_start: int
+    has_failed: bool = False
 
 
 class TimerFiles:
@@ -208,18 +227,15 @@ class TimerFiles:
         `is_exact` says whether the checkpoint proves what was delivered (`TimerStart`). Raises
         OSError.
         """
-        identity = self._identity.identity
-        has_files = self.wheel.exists or not self.log.is_empty
-        has_own_checkpoint = self.checkpoint.incarnation == self._store.incarnation.text
-        is_discarded = identity is not None and identity.state is FileState.DISCARDED
-        is_new = not self.checkpoint.time_ms and not self.wheel.exists
-        is_planned = is_new or is_discarded or not (has_files or has_own_checkpoint)
+        consequence = ""
+        if not is_exact:
+            consequence = "; deliveries are looked up in the queues of the messages"
         log.log(
-            logging.INFO if is_planned else logging.WARNING,
+            logging.INFO if self._is_rebuild_expected() else logging.WARNING,
             "timer wheel and timer log of %s are rebuilt from the commit log: %s%s",
             self._root,
             reason,
-            "" if is_exact else "; deliveries are looked up in the queues of the messages",
+            consequence,
         )
         self._log_lost_messages()  # before the timer log, which names them, is removed
         self.discard()
@@ -228,6 +244,20 @@ class TimerFiles:
         self.record_position = NO_UNIT
         replay_offset = max(self.checkpoint.replay_offset, first_offset)
         self.log_end_at_start = self.log_position_of(replay_offset)
+
+    def _is_rebuild_expected(self) -> bool:
+        """Return whether a rebuild of the files needs no warning.
+
+        That is so for a new store, for files that were discarded on purpose, and if neither files
+        nor a checkpoint of this store exist.
+        """
+        identity = self._identity.identity
+        if identity is not None and identity.state is FileState.DISCARDED:
+            return True
+        is_new = not self.checkpoint.time_ms and not self.wheel.exists
+        has_files = self.wheel.exists or not self.log.is_empty
+        has_own_checkpoint = self.checkpoint.incarnation == self._store.incarnation.text
+        return is_new or not (has_files or has_own_checkpoint)
 
     def _log_lost_messages(self) -> None:
         """Log the waiting messages whose records are no longer in the commit log as lost.
@@ -394,58 +424,65 @@ class TimerFiles:
         old_checkpoint = self.checkpoint
         if not force and not self._has_changes_to_save(read_ms, now_ms):
             return
-        # Fixed now: the event loop may add units while `write` runs in another thread.
-        record_source = self._store.record_source
-        new_checkpoint = TimerCheckpoint(
-            read_ms=read_ms,
-            log_end=self.log.end,
-            queue_offset=self.queue_offset,
-            master_queue_offset=self.queue_offset,
-            state_version=old_checkpoint.state_version,
-            time_ms=now_ms,
-            counter=old_checkpoint.counter + 1,
-            done_ms=done_ms,
-            replay_offset=replay_offset,
-            log_position=log_position,
-            record_position=self.record_position,
-            incarnation=self._store.incarnation.text,
-        )
+        # Fixed now: the event loop may add units while another thread writes.
         changed_slots = self.wheel.take_changed_slots()
-        log_end = self.log.end
-        if changed_slots or log_end != old_checkpoint.log_end:
-            self._sealed_checksum = None
         self._started += 1
-        save_number = self._started
-        is_written = has_failed = False
+        save = _Save(
+            number=self._started,
+            checkpoint=TimerCheckpoint(
+                read_ms=read_ms,
+                log_end=self.log.end,
+                queue_offset=self.queue_offset,
+                master_queue_offset=self.queue_offset,
+                state_version=old_checkpoint.state_version,
+                time_ms=now_ms,
+                counter=old_checkpoint.counter + 1,
+                done_ms=done_ms,
+                replay_offset=replay_offset,
+                log_position=log_position,
+                record_position=self.record_position,
+                incarnation=self._store.incarnation.text,
+            ),
+            record_source=self._store.record_source,
+            changed_slots=changed_slots,
+            log_start=old_checkpoint.log_end,
+        )
+        if changed_slots or self.log.end != old_checkpoint.log_end:
+            self._sealed_checksum = None
 
-        def write() -> None:
-            nonlocal has_failed, new_checkpoint
-            with self._saving:
-                if save_number <= self._saved:
-                    return
-                try:
-                    # In this order: the wheel on disk must not refer to units that are not on disk,
-                    # and the checkpoint must not describe files that are not.
-                    self._store.sync()
-                    self._identity.mark_open()
-                    self.log.sync(old_checkpoint.log_end, log_end)
-                    self.wheel.write(changed_slots)
-                    new_checkpoint = _add_record_crc(new_checkpoint, record_source)
-                    write_timer_checkpoint(self._files, self._check_path, new_checkpoint)
-                except OSError as error:
-                    has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
-                    raise
-                self._saved = save_number
-
+        is_written = False
         try:
-            yield write
+            yield partial(self._write, save)
             is_written = True
         finally:
-            if has_failed:
+            if save.has_failed:
                 self._stop_saving()
             self.wheel.finish_write(is_written=is_written)
             if is_written:
-                self.checkpoint = new_checkpoint
+                self.checkpoint = save.checkpoint
+
+    def _write(self, save: "_Save") -> None:
+        """Write log, wheel and checkpoint of a save, unless a later save has finished.
+
+        Adds the CRC of the last record to the checkpoint of `save`. Raises OSError and StoreError;
+        `has_failed` is set if the error is final.
+        """
+        with self._saving:
+            if save.number <= self._saved:
+                return
+            try:
+                # In this order: the wheel on disk must not refer to units that are not on disk, and
+                # the checkpoint must not describe files that are not.
+                self._store.sync()
+                self._identity.mark_open()
+                self.log.sync(save.log_start, save.checkpoint.log_end)
+                self.wheel.write(save.changed_slots)
+                save.checkpoint = _add_record_crc(save.checkpoint, save.record_source)
+                write_timer_checkpoint(self._files, self._check_path, save.checkpoint)
+            except OSError as error:
+                save.has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
+                raise
+            self._saved = save.number
 
     def _stop_saving(self) -> None:
         """Save nothing any more after an error of the disk, which is logged once."""
