@@ -348,10 +348,11 @@ def unverified_heads(
 ) -> list[int]:
     """Return the indices of the units whose records could not be verified here.
 
-    A unit is verified if, at its position, a head has its size, a known magic number, this
-    position, the queue id, and the unit's offset of `offsets`. The rest of the record is not
-    checked. `view` contains the bytes of one file, from position `base` of the log on. Units of
-    records in other files, and of placeholders, are returned too.
+    `units` are 20-byte entries of a queue, joined. A unit is verified if, at its position, a head
+    has its size, a known magic number, this position, the queue id, and the unit's offset of
+    `offsets`. The rest of the record is not checked. `view` contains the bytes of one file, from
+    position `base` of the log on. Units of records in other files, and of placeholders, are
+    returned too.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     positions = rows["position"].astype(np.int64)
@@ -383,7 +384,10 @@ def unverified_rows(
 
 
 def find_tag_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
-    """Return the indices of the units whose tag code is one of `codes`, in ascending order."""
+    """Return the indices of the units whose tag code is one of `codes`, in ascending order.
+
+    `units` are 20-byte entries of a queue, joined. The tag code is the last of their three numbers.
+    """
     count = len(units) // UNIT_BYTES
     if not count or not codes:
         return np.empty(0, np.intp)
@@ -463,7 +467,8 @@ class TagHits:
 def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
     """Return (queue offsets, joined units) of the units with one of the tag codes.
 
-    `offset` is the queue offset of the first one of `units`. The results are in its order.
+    `units` are 20-byte entries of a queue, joined. `offset` is the queue offset of the first one of
+    `units`. The results are in its order.
     """
     indices = find_tag_codes(units, codes)
     queue_offsets = (indices + offset).tolist()
@@ -486,9 +491,9 @@ class Runs(NamedTuple):
 def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
     """Return the runs that the first units form: at most `count_max` units and `bytes_max` bytes.
 
-    A run consists of consecutive units whose records are adjacent in the log. There are no runs if
-    not even the first unit is within the limits. Returns None if any of the units is blank or has
-    an impossible size, because then they must be examined one by one.
+    A run consists of consecutive units (20-byte entries of a queue) whose records are adjacent in
+    the log. There are no runs if not even the first unit is within the limits. Returns None if any
+    of the units is blank or has an impossible size, because then they must be examined one by one.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)

@@ -78,6 +78,8 @@ class Dispatcher:
     def reset(self) -> None:
         """Forget all queues, suspects and counts. Call this when queues were removed or truncated.
 
+        Suspects are records with implausible offsets that wait for the next record of their queue.
+
         `last_store_time_ms` stays.
         """
         self._by_name.clear()
@@ -119,7 +121,7 @@ class Dispatcher:
         return end
 
     def resolve_suspects(self, *, is_end: bool = True) -> None:
-        """Decide about suspects, because no record follows for now.
+        """Decide about suspects (records with implausible offsets): no record follows for now.
 
         A suspect with offset 0 is added: its topic was deleted and created again. With `is_end`,
         any other suspect is logged and dropped. Without `is_end` it continues to wait.
@@ -147,9 +149,10 @@ class Dispatcher:
         return True
 
     def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
-        """Add many units to one queue, all at once if possible, else one by one.
+        """Add many units (entries) to one queue, all at once if possible, else one by one.
 
-        Returns False at a gap; the units before the gap stay added.
+        Returns False at a gap, a unit that does not follow those of the queue; the units before the
+        gap stay added.
         """
         queue = self._get_queue(group.topic, group.queue_id)
         was_deleted = queue.topic in self._queues.deleted.end_by_topic
@@ -176,11 +179,12 @@ class Dispatcher:
         return queue
 
     def _dispatch_unit(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
-        """Add a unit to its queue, skip it, or let it wait as a suspect.
+        """Add a unit (entry) to its queue, skip it, or let it wait as a suspect.
 
-        Decides first about the suspect that the queue has. Returns False only at a gap, if
-        `may_gap` is not set; then the unit was not added. A unit of a deleted topic, or with an
-        impossible queue id or offset, is skipped; only the latter is logged.
+        A suspect is the unit of a record whose offset is implausible. The next record of the queue
+        decides about it. Decides first about the suspect that the queue has. Returns False only at
+        a gap, if `may_gap` is not set; then the unit was not added. A unit of a deleted topic, or
+        with an impossible queue id or offset, is skipped; only the latter is logged.
         """
         if not self._queues.deleted.is_live(queue.topic, unit.physical_offset):
             return True

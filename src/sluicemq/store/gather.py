@@ -121,10 +121,10 @@ def are_whole(
 ) -> bool:
     """Return whether all records of the units are common (V1, IPv4), valid, and in `segment`. HOT.
 
-    The units are those of `queue` at these `offsets`. `lost_code` is the tag code of placeholders,
-    which are not accepted. False means that each record must be checked separately, not that one is
-    damaged: other forms of records, and zeros in properties, give False too. The compiled engine
-    has the same function.
+    The units are the 20-byte entries of `queue` at these `offsets`. `lost_code` is the tag code of
+    placeholders, which are not accepted. False means that each record must be checked separately,
+    not that one is damaged: other forms of records, and zeros in properties, give False too. The
+    compiled engine has the same function.
     """
     base = segment.base
     topic = queue.topic_part
@@ -219,11 +219,11 @@ class RecordVerifier:
     ) -> Units:
         """Return the units with wrong ones rebuilt, and blank ones in place of damaged records.
 
-        `offsets` are the queue offsets of the units. With `is_whole` whole records are checked,
-        else only their heads. A rebuilt unit is also written to the queue, and logged; damage is
-        logged. Placeholders become blank units too. Units of records that retention has removed
-        stay as they are. If nothing is wrong, `units` itself is returned. Raises StoreDamagedError
-        if the whole queue is wrong.
+        `units` are 20-byte entries of `queue`, joined, and `offsets` their queue offsets. With
+        `is_whole` whole records are checked, else only their heads. A rebuilt unit is also written
+        to the queue, and logged; damage is logged. Placeholders become blank units too. Units of
+        records that retention has removed stay as they are. If nothing is wrong, `units` itself is
+        returned. Raises StoreDamagedError if the whole queue is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         # In most cases all records are common and valid, which one call finds out.
@@ -269,10 +269,11 @@ class RecordVerifier:
     ) -> str | None:
         """Return why the record of a unit may not be given to a reader; None if it may.
 
-        The reason is a phrase. It is "" if there never was a record: the unit is blank, or of a
-        placeholder. `expected` is (queue, offset): the record must belong to it. None allows any
-        queue. With `is_whole` the whole record is checked. Otherwise the head suffices, and the
-        whole record is checked only if the head is wrong.
+        A unit is the entry of a queue that locates the record. The reason is a phrase. It is "" if
+        there never was a record: the unit is blank, or of a placeholder. `expected` is (queue,
+        offset): the record must belong to it. None allows any queue. With `is_whole` the whole
+        record is checked. Otherwise the head suffices, and the whole record is checked only if the
+        head is wrong.
         """
         position, size, code = unit
         if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
@@ -439,9 +440,10 @@ class FilterResultCache:
     ) -> Sequence[int]:
         """Return the indices of the units that the filter selects, in ascending order.
 
-        `properties_at(position, size)` returns the properties of a record. Blank units are not
-        selected. Raises PostponedError if the cache lacks a result that is needed. Its work
-        evaluates the filter for these records, and stores the results in this cache.
+        `units` are 20-byte entries of a queue, joined. `properties_at(position, size)` returns the
+        properties of a record. Blank units are not selected. Raises PostponedError if the cache
+        lacks a result that is needed. Its work evaluates the filter for these records, and stores
+        the results in this cache.
         """
         _, cached = self._results.get(id(message_filter), (None, {}))
         candidates = _select_by_codes(message_filter, units)
@@ -569,9 +571,9 @@ class RecordCollector:
     def take_all(self, units: Units, offsets: Sequence[int]) -> int:
         """Take the units in order; return how many were taken or skipped. HOT.
 
-        `offsets` are their queue offsets. Old records are verified first. Blank units, also those
-        in place of damaged records, are skipped. Fewer units than given means that a limit is
-        reached or `is_missing` is set.
+        `units` are 20-byte entries of the queue, joined, and `offsets` their queue offsets. Old
+        records are verified first. Blank units, also those in place of damaged records, are
+        skipped. Fewer units than given means that a limit is reached or `is_missing` is set.
         """
         if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk

@@ -166,9 +166,9 @@ class Queue(QueueState):
     def units(self, start: int, count: int) -> Units:
         """Return units from queue offset `start` on, as they are stored: at most `count`. HOT.
 
-        Returns fewer where a file ends or the tail begins; call again with the next offset. Returns
-        an empty sequence if the queue has no unit at `start`. The messages of the units may not be
-        visible yet.
+        A unit is a 20-byte entry of the queue. Returns fewer where a file ends or the tail begins;
+        call again with the next offset. Returns an empty sequence if the queue has no unit at
+        `start`. The messages of the units may not be visible yet.
         """
         if start >= self.tail_start:
             begin = (start - self.tail_start) * UNIT_BYTES
@@ -181,7 +181,10 @@ class Queue(QueueState):
         return segment.view_or_read(position, stop - position)
 
     def unit(self, offset: int) -> Unit | None:
-        """Return the unit of one queue offset, blank or not; None if the queue has none there."""
+        """Return the unit (entry) of one queue offset; None if the queue has none there.
+
+        The unit may be blank: it then stands for an offset without a message.
+        """
         if offset >= self.next_offset:
             return None
         stored = self.units(offset, 1)
@@ -284,6 +287,7 @@ class Queue(QueueState):
     def flush(self) -> list[str]:
         """Write the committed part of the tail to the files, and remove it from memory.
 
+        The tail contains the units (20-byte entries) that are in no file yet.
         Creates files, and the queue's directory, where they are missing. Syncs nothing: returns the
         paths of the files and directories to sync, none if the tail has no committed unit. If it
         raises OSError nothing is lost: the units stay in memory, and the next flush writes them.
@@ -448,7 +452,7 @@ class Queue(QueueState):
         self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
-        """Add the unit of a record that was found in the log, and make it visible.
+        """Add the unit (entry) of a record that was found in the log, and make it visible.
 
         Returns False, with nothing changed, if the queue has a unit at this offset with this or a
         later position in the log. If that unit has an earlier position, the topic was deleted and
@@ -474,9 +478,10 @@ class Queue(QueueState):
     def extend(self, offset: int, units: bytes) -> int | None:
         """Add consecutive units, the first of which has `offset`, as `put` would one by one.
 
-        `units` are the stored units. Leading units that the queue has already must be equal.
-        Returns the number of units that it did not have. Returns None, with nothing changed, if
-        `offset` is behind the queue's end or a present unit differs: then call `put` for each.
+        `units` are 20-byte entries of the queue, joined. Leading units that the queue has already
+        must be equal. Returns the number of units that it did not have. Returns None, with nothing
+        changed, if `offset` is behind the queue's end or a present unit differs: then call `put`
+        for each.
         """
         present_bytes = min((self.next_offset - offset) * UNIT_BYTES, len(units))
         if present_bytes < 0:

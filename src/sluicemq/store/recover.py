@@ -436,7 +436,7 @@ class Recovery:
         return start
 
     def _drop_units_without_records(self, queue: Queue) -> None:
-        """Remove the last units of a queue if the log does not have their records.
+        """Remove the last units (entries) of a queue if the log does not have their records.
 
         Goes back to the last unit that has its record, is blank, or is before the log's start. A
         removal is logged. If the checkpoint covers a record that is not there, queue or log is

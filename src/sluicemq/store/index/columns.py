@@ -464,8 +464,9 @@ class Slots:
     def link(self, hashes: Numbers, first_number: int) -> SlotLinks:
         """Return the links of new entries with these hashes.
 
-        Their numbers are consecutive, from `first_number` on. The slots change only when the result
-        is passed to `apply`.
+        The entries of a slot form a chain, from the newest one to the oldest. The new entries get
+        consecutive numbers, from `first_number` on. The slots change only when the result is passed
+        to `apply`.
         """
         newest_by_slot = self._newest
         slots = hashes % np.int32(len(newest_by_slot))
@@ -510,6 +511,7 @@ class Slots:
     def rebuild(self, stored_entries: memoryview) -> Iterator[None]:
         """Set the slots from all entries of a file, the first of which has number 1.
 
+        A slot has the number of the newest entry of its hashes.
         The slots must be empty. Afterwards all count as changed. The work is done while iterating.
         """
         hashes = np.frombuffer(stored_entries, ENTRY_TYPE)["hash"]

@@ -267,6 +267,7 @@ class IndexFile:
     def flush(self) -> bool:
         """Write the changed slots, then the header, without syncing the file.
 
+        A slot has the number of the newest entry of its hashes.
         Return whether there was anything to write. Raises OSError; then the next call writes all of
         it again.
         """

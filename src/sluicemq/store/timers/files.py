@@ -467,6 +467,7 @@ class TimerWheel:
     def get(self, time_ms: int) -> Slot | None:
         """Return the slot of a time, None if it is empty. HOT: called for every timed message.
 
+        A slot locates the units (log entries) that are due in one interval of the precision.
         A slot of another turn of the wheel counts as empty.
         """
         time = time_ms // self.precision_ms
