@@ -305,12 +305,13 @@ def sweep_records(
         if next_room is None:
             return
         segment, position, end_max = next_room
-        from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - imports NumPy
-
         # Without `stop`, the records end somewhere before the end of the file.
         view = segment.data_view(end_max if stop is not None else position + BLANK_BYTES)
+        view = view[: end_max - segment.base]
+        from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - imports NumPy
+
         sweep = sweep_piece(
-            view[: end_max - segment.base],
+            view,
             position - segment.base,
             segment.base,
             check_crc=check_crc,

@@ -410,7 +410,21 @@ class Queue(QueueState):
                 before is None or unit.is_blank or unit.physical_offset < before
             )
 
-        # In most cases the end lies in the last block that was ever written.
+        used_end = self._find_end(first_offset, is_kept)
+        if after_crash and used_end < self.segments.end:
+            self._truncate_files(used_end, keeps_file=True)
+        self.update_offset_min(log_start)
+        inspect(self)
+        self._drop_loaded_units(first_offset, keeps_last=removes)
+
+    def _find_end(self, first_offset: int, is_kept: Callable[[Unit], bool]) -> int:
+        """Find the end of the queue in its files, and set `next_offset` to it.
+
+        `is_kept(unit)` is true for the units before the end, and false for all others. The files
+        begin with `first_offset`. Returns the position in the files behind which units may have to
+        be removed. The last units stay in `tail`, if the end lies in the last block of the files.
+        """
+        # In most cases it does.
         block_position, block = self.segments.read_last_block(UNIT_BYTES)
         block_offset = block_position // UNIT_BYTES
         written_count = -(-len(block.rstrip(b"\0")) // UNIT_BYTES)  # rounded up
@@ -420,20 +434,14 @@ class Queue(QueueState):
         else:
             end = _bisect_offsets(first_offset, block_offset, is_kept, self.read_unit)
 
-        # The position in the files behind which units may have to be removed. If all units of the
-        # block are kept, only zeros lie between the last one and the end of the block.
-        is_block_kept = 0 < kept_count == written_count
-        used_end = block_position + len(block) if is_block_kept else end * UNIT_BYTES
-
-        # The block is kept in `tail` while this method runs: a small queue needs no other read.
+        # The block stays in `tail` while `load` runs: a small queue needs no other read.
         self.tail += block[: kept_count * UNIT_BYTES]
         self.tail_start = end - kept_count
         self.next_offset = end
-        if after_crash and used_end < self.segments.end:
-            self._truncate_files(used_end, keeps_file=True)
-        self.update_offset_min(log_start)
-        inspect(self)
-        self._drop_loaded_units(first_offset, keeps_last=removes)
+
+        # If all units of the block are kept, only zeros lie between the last one and its end.
+        is_block_kept = 0 < kept_count == written_count
+        return block_position + len(block) if is_block_kept else end * UNIT_BYTES
 
     def _drop_loaded_units(self, first_offset: int, *, keeps_last: bool) -> None:
         """Let the loaded units be in the files only.

@@ -232,13 +232,13 @@ class LogReader:
             return _make_result_outside(offset, offset_min, offset_max)
         is_bulk = bytes_max is not None
         if bytes_max is None:
-            is_near = self.is_all_near or self._is_near(queue, offset)
-            if is_near:
+            config = self.config
+            if self.is_all_near or self._is_near(queue, offset):
                 count_max = min(count_max, self.memory_count_max[is_sluice_client])
-                bytes_max = self.config.max_transfer_bytes_memory
+                bytes_max = config.max_transfer_bytes_memory
             else:
-                count_max = min(count_max, self.config.max_transfer_count_disk)
-                bytes_max = self.config.max_transfer_bytes_disk
+                count_max = min(count_max, config.max_transfer_count_disk)
+                bytes_max = config.max_transfer_bytes_disk
 
         # Take the records.
         gather = RecordCollector(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
@@ -253,10 +253,9 @@ class LogReader:
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
             return self._make_result_of_missing(queue, offset)
-        if gather.postponed is not None and not gather.count and next_offset == offset:
-            result = ReadResult(status, offset, offset_min, offset_max)
-            result.postponed = gather.postponed
-            return result
+        is_nothing_read = not gather.count and next_offset == offset
+        if gather.postponed is not None and is_nothing_read:
+            return ReadResult(status, offset, offset_min, offset_max, postponed=gather.postponed)
         result = ReadResult(
             status,
             next_offset,
@@ -266,8 +265,8 @@ class LogReader:
             count=gather.count,
             size_bytes=gather.size_bytes,
             units_scanned=next_offset - offset,
+            is_filter_reliable=gather.is_filter_reliable,
         )
-        result.is_filter_reliable = gather.is_filter_reliable
         if gather.span_limit is not None:
             _set_span(result, gather)
         return result

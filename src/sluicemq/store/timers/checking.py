@@ -57,39 +57,19 @@ def find_disagreement(
     """
     if log.end == log.start == 0 and not wheel.exists:
         return None
-    import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
-
     first_second = from_ms // precision_ms
-    end_second = first_second + SLOTS // 2
     log_start = max(log.start, log.end - READ_BYTES_MAX)
-    parts: list[_LiveUnits] = []
-    read_end = log_start
-    for position, units in iter_unit_arrays(log, log_start, log.end):
-        damaged = np.flatnonzero(~_are_valid(units))
-        if len(damaged):
-            unit_position = position + int(damaged[0]) * UNIT_BYTES
-            return f"the unit at {unit_position} of the timer log is damaged"
-        parts.append(_select_live_units(units, position, first_second, precision_ms))
-        read_end = position + len(units) * UNIT_BYTES
-    if read_end < log.end:
-        return f"the timer log has no unit at {read_end}, and should end at {log.end}"
+    try:
+        live = _read_live_units(log, log_start, first_second, precision_ms)
+        end_by_second = _check_chains(live, log_start, first_second, precision_ms)
+        _compare_with_wheel(wheel, end_by_second, log_start, first_second, precision_ms)
+    except _DisagreementError as disagreement:
+        return str(disagreement)
+    return None
 
-    # Sort by slot. The sort is stable, so the units of one slot stay in the order of the log.
-    live = _join_and_sort(parts)
-    seconds = live.seconds
-    if len(seconds) and int(seconds[-1]) >= end_second:
-        due_ms = int(seconds[-1]) * precision_ms
-        return f"a unit of the timer log is due at {due_ms} ms, beyond the wheel"
 
-    broken_second = _find_broken_chain(live, log_start)
-    if broken_second is not None:
-        broken_ms = broken_second * precision_ms
-        return f"the chain of the slot at {broken_ms} ms is broken in the timer log"
-
-    is_last_of_slot = np.diff(seconds, append=-1) != 0
-    chain_ends = live.positions[is_last_of_slot].tolist()
-    end_by_second = dict(zip(seconds[is_last_of_slot].tolist(), chain_ends, strict=True))
-    return _compare_with_wheel(wheel, end_by_second, log_start, first_second, precision_ms)
+class _DisagreementError(Exception):
+    """What is wrong with wheel and log, as a phrase."""
 
 
 class _LiveUnits(NamedTuple):
@@ -102,6 +82,32 @@ class _LiveUnits(NamedTuple):
     seconds: "NDArray[np.int64]"
     positions: "NDArray[np.int64]"
     previous: "NDArray[np.int64]"
+
+
+def _read_live_units(
+    log: TimerLog, log_start: int, first_second: int, precision_ms: int
+) -> _LiveUnits:
+    """Return the units from position `log_start` on that belong to slot `first_second` or later.
+
+    They are sorted by slot, in each slot in the order of the log. Raises _DisagreementError if a
+    unit is damaged, or if the log ends early, and OSError.
+    """
+    import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
+
+    parts: list[_LiveUnits] = []
+    read_end = log_start
+    for position, units in iter_unit_arrays(log, log_start, log.end):
+        damaged = np.flatnonzero(~_are_valid(units))
+        if len(damaged):
+            unit_position = position + int(damaged[0]) * UNIT_BYTES
+            raise _DisagreementError(f"the unit at {unit_position} of the timer log is damaged")
+        parts.append(_select_live_units(units, position, first_second, precision_ms))
+        read_end = position + len(units) * UNIT_BYTES
+    if read_end < log.end:
+        raise _DisagreementError(
+            f"the timer log has no unit at {read_end}, and should end at {log.end}"
+        )
+    return _join_and_sort(parts)
 
 
 def _select_live_units(
@@ -133,21 +139,35 @@ def _join_and_sort(parts: "Sequence[_LiveUnits]") -> _LiveUnits:
     return _LiveUnits(seconds[order], positions[order], previous[order])
 
 
-def _find_broken_chain(live: _LiveUnits, log_start: int) -> int | None:
-    """Return the first slot, divided by the precision, whose units do not form a chain.
+def _check_chains(
+    live: _LiveUnits, log_start: int, first_second: int, precision_ms: int
+) -> dict[int, int]:
+    """Return the position of the last unit of each slot, by slot divided by the precision.
 
-    Each unit must refer to the one before it in its slot. The chain of a slot may begin before
-    `log_start`, the part of the log that was read. Return None if all chains are right.
+    Raises _DisagreementError if the wheel cannot have a slot, or if the units of a slot do not form
+    a chain: each must refer to the one before it. A chain may begin before `log_start`, the part of
+    the log that was read.
     """
     import numpy as np  # noqa: PLC0415 - see above
 
-    is_first_of_slot = np.diff(live.seconds, prepend=-1) != 0
+    seconds = live.seconds
+    if len(seconds) and int(seconds[-1]) >= first_second + SLOTS // 2:
+        due_ms = int(seconds[-1]) * precision_ms
+        raise _DisagreementError(f"a unit of the timer log is due at {due_ms} ms, beyond the wheel")
+
+    is_first_of_slot = np.diff(seconds, prepend=-1) != 0
     expected_previous = np.where(is_first_of_slot, NO_UNIT, np.roll(live.positions, 1))
     begins_before = is_first_of_slot & (live.previous < log_start)
     is_chained = (live.previous == expected_previous) | begins_before
-    if is_chained.all():
-        return None
-    return int(live.seconds[~is_chained][0])
+    if not is_chained.all():
+        broken_ms = int(seconds[~is_chained][0]) * precision_ms
+        raise _DisagreementError(
+            f"the chain of the slot at {broken_ms} ms is broken in the timer log"
+        )
+
+    is_last_of_slot = np.diff(seconds, append=-1) != 0
+    chain_ends = live.positions[is_last_of_slot].tolist()
+    return dict(zip(seconds[is_last_of_slot].tolist(), chain_ends, strict=True))
 
 
 class RecoveredUnits(NamedTuple):
@@ -210,13 +230,13 @@ def _compare_with_wheel(
     log_start: int,
     first_second: int,
     precision_ms: int,
-) -> str | None:
+) -> None:
     """Compare the slots of the wheel with the ends of the chains in the log.
 
     `end_by_second` maps slots, divided by the precision, to the positions of their last units in
     the log. The log was read from `log_start` on, so a chain that ends before is not among them.
-    The wheel is compared from slot `first_second` on, for half a turn. Return the first difference
-    as a phrase, None if there is none. Removes the slots that the wheel has from `end_by_second`.
+    The wheel is compared from slot `first_second` on, for half a turn. Raises _DisagreementError at
+    the first difference. Removes the slots that the wheel has from `end_by_second`.
     """
     start_ms = first_second * precision_ms
     for time_ms in wheel.iter_occupied_ms(start_ms, start_ms + SLOTS // 2 * precision_ms):
@@ -226,12 +246,13 @@ def _compare_with_wheel(
             continue
         ends_before_part = chain_end == NO_UNIT and slot.last_unit < log_start
         if not ends_before_part:
-            return f"the wheel and the timer log differ about the slot at {time_ms} ms"
+            raise _DisagreementError(
+                f"the wheel and the timer log differ about the slot at {time_ms} ms"
+            )
     if end_by_second:  # chains whose slots are empty in the wheel
         first_ms = min(end_by_second) * precision_ms
         missing_slots = f"{len(end_by_second)} slots that the timer log has"
-        return f"the wheel lacks {missing_slots}, the first at {first_ms} ms"
-    return None
+        raise _DisagreementError(f"the wheel lacks {missing_slots}, the first at {first_ms} ms")
 
 
 def find_removed_units(log: TimerLog, log_start: int, from_ms: int) -> list[tuple[int, int]]:
