@@ -268,7 +268,9 @@ class SystemFile:
         try:
             return os.lseek(self._descriptor, offset, os.SEEK_HOLE)
         except OSError as error:
-            return offset if error.errno == errno.ENXIO else self.size()
+            if error.errno == errno.ENXIO:  # `offset` is behind the data
+                return offset
+            return self.size()  # no support for holes
 
     def fileno(self) -> int:
         return self._descriptor

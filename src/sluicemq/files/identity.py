@@ -249,7 +249,9 @@ def read_identity(files: Files, path: str) -> Identity | None:
 
 def text_checksum(text: str | None) -> int:
     """Return the checksum of a document's text; 0 if the document is missing."""
-    return 0 if text is None else zlib.crc32(text.encode("utf-8", "surrogatepass"))
+    if text is None:
+        return 0
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
 def is_last_text(identity: Identity, text: str | None) -> bool:
@@ -271,7 +273,8 @@ def content_checksum(file: File, start: int = 0, end: int | None = None, crc: in
     without holes have the same checksum. The bytes are read with `pread`, because a mapped hole
     could need a page that a full tmpfs does not have. `crc` chains the checksums of several files.
     """
-    end = file.size() if end is None else min(end, file.size())
+    file_end = file.size()
+    end = file_end if end is None else min(end, file_end)
     block_start = start
     while block_start < end:
         # Skip the blocks of a hole. Blocks begin at multiples of their size behind `start`.

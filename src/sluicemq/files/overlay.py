@@ -319,7 +319,9 @@ class OverlayFile:
         node = self._get_content()
         with node.lock:
             content = node.mapped()
-        return memoryview(b"") if content is None else memoryview(content).toreadonly()
+        if content is None:
+            return memoryview(b"")
+        return memoryview(content).toreadonly()
 
     def fileno(self) -> int:
         raise OSError(errno.ENOTSUP, "a file in memory has no descriptor", self.path)
@@ -431,7 +433,9 @@ class OverlayFiles:
                 node = self._find_or_create_content(path, create=False)
             if node.modified_ms is not None:
                 return node.modified_ms
-            return self.clock.now_ms() if node.below is None else self._base.modified_ms(node.below)
+            if node.below is None:
+                return self.clock.now_ms()
+            return self._base.modified_ms(node.below)
 
     # --- called by OverlayFile
 
@@ -495,4 +499,6 @@ def overlay(files: Files) -> OverlayFiles:
 
     If `files` are those of the system, they are never opened for writing.
     """
-    return OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)
+    if files is SYSTEM_FILES:
+        return OverlayFiles()
+    return OverlayFiles(files)

@@ -496,11 +496,10 @@ def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> S
 
 def open_error(root: str, error: OSError) -> StoreError:
     """Return the StoreError for an OSError that occurred while the store in `root` was opened."""
-    return StoreError(
-        f"The store in {root} cannot be opened: {error.strerror or error}"
-        f"{f' ({error.filename})' if error.filename else ''}.",
-        fix=fix_of(error),
-    )
+    reason = str(error.strerror or error)
+    if error.filename:
+        reason += f" ({error.filename})"
+    return StoreError(f"The store in {root} cannot be opened: {reason}.", fix=fix_of(error))
 
 
 def detect_file_sizes(

@@ -306,8 +306,8 @@ def sweep_records(
             return
         segment, position, end_max = next_room
         # Without `stop`, the records end somewhere before the end of the file.
-        view = segment.data_view(end_max if stop is not None else position + BLANK_BYTES)
-        view = view[: end_max - segment.base]
+        needed_end = position + BLANK_BYTES if stop is None else end_max
+        view = segment.data_view(needed_end)[: end_max - segment.base]
         from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - imports NumPy
 
         sweep = sweep_piece(

@@ -137,13 +137,11 @@ class Queue(QueueState):
         self.topic, self.queue_id = key
         self.unsynced = set() if unsynced is None else unsynced
         encoded_topic = self.topic.encode()
-        is_long_topic = (
-            len(encoded_topic) > TOPIC_LENGTH_MAX
-        )  # in V1 records the length is a signed byte
+        # In V1 records the length of the topic is a signed byte.
+        is_long_topic = len(encoded_topic) > TOPIC_LENGTH_MAX
         self.magic = MAGIC_V2 if is_long_topic else MAGIC_V1
-        self.topic_part = (
-            len(encoded_topic).to_bytes(2 if is_long_topic else 1, "big") + encoded_topic
-        )
+        length_bytes = 2 if is_long_topic else 1
+        self.topic_part = len(encoded_topic).to_bytes(length_bytes, "big") + encoded_topic
         self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)
         self.segments = SegmentFiles(
             files, directory, file_bytes, FILE_SIZE_SETTING, are_sparse=True
@@ -441,7 +439,9 @@ class Queue(QueueState):
 
         # If all units of the block are kept, only zeros lie between the last one and its end.
         is_block_kept = 0 < kept_count == written_count
-        return block_position + len(block) if is_block_kept else end * UNIT_BYTES
+        if is_block_kept:
+            return block_position + len(block)
+        return end * UNIT_BYTES
 
     def _drop_loaded_units(self, first_offset: int, *, keeps_last: bool) -> None:
         """Let the loaded units be in the files only.
@@ -782,7 +782,9 @@ class ConsumeQueues:
         """
         last_units = []
         for queue in self:
-            end = queue.next_offset if log_end is None else queue.end_offset_before(log_end)
+            end = queue.next_offset
+            if log_end is not None:
+                end = queue.end_offset_before(log_end)
             unit = queue.unit(end - 1) if end > 0 else None
             if unit is not None and not unit.is_blank:
                 last_units.append(unit)

@@ -403,7 +403,9 @@ def _add_unflushed_units(
     if was_shut_down or is_of_rocketmq:
         return
 
-    start = log.start if checkpoint is None else max(checkpoint.log_offset, log.start)
+    start = log.start
+    if checkpoint is not None:
+        start = max(start, checkpoint.log_offset)
     for encoded_topic, queue_id, offset, units in _iter_units_of_log(log, start):
         topic = encoded_topic.decode(errors="replace")
         first_position = UNIT.unpack_from(units)[0]
@@ -452,9 +454,8 @@ def topics_of_store(
     queue_ids_by_topic: dict[str, list[int]] = {}
     for topic in text_names(files, directory):
         queue_names = files.names(f"{directory}/{topic}")
-        queue_ids_by_topic[topic] = sorted(
-            int(name) for name in queue_names if name.isascii() and name.isdigit()
-        )
+        id_names = [name for name in queue_names if name.isascii() and name.isdigit()]
+        queue_ids_by_topic[topic] = sorted(map(int, id_names))
 
     with suppress(StoreDamagedError, OSError):  # then only the names of empty topics are missing
         declared_topics = load_text(files, f"{root}/config/topics.json", _parse_topic_names)

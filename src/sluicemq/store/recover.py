@@ -196,12 +196,13 @@ class Recovery:
 
         self._after_crash = after_crash
         self._latest = self._find_usable_checkpoint()
+        before = None
         if after_crash:
-            self._crash_start = self._find_crash_start()
+            before = self._crash_start = self._find_crash_start()
         try:
             self._queues.load(
                 after_crash=after_crash,
-                before=self._crash_start if after_crash else None,
+                before=before,
                 log_start=log.start,
                 inspect=self._note_if_wrong,
             )
@@ -233,9 +234,8 @@ class Recovery:
         # Damage must be reported before anything behind the end is removed.
         self._raise_if_damaged(end)
         self._set_end(end)
-        return RecoveryResult(
-            end, self._find_last_store_time_ms(), self._dispatcher.units_added, is_rebuilt
-        )
+        store_time_ms = self._find_last_store_time_ms()
+        return RecoveryResult(end, store_time_ms, self._dispatcher.units_added, is_rebuilt)
 
     # --- steps of `load`
 
@@ -667,11 +667,8 @@ class Recovery:
 
     def _make_early_end_error(self, end: int, checkpoint: Checkpoint) -> StoreDamagedError:
         """Return the error for a log that ends before the checkpoint."""
-        return self._make_damage_error(
-            end,
-            f"The checkpoint says that everything before {checkpoint.log_offset} was safely on"
-            " disk.",
-        )
+        covered = f"everything before {checkpoint.log_offset} was safely on disk."
+        return self._make_damage_error(end, f"The checkpoint says that {covered}")
 
     def _make_damage_error(self, position: int, reason: str) -> StoreDamagedError:
         """Return the error for a log that is damaged at `position`, with what is lost and a fix."""

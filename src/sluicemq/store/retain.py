@@ -269,7 +269,9 @@ class Retention:
 
     def _measure_usage(self, path: str) -> DiskUsage:
         """Return the usage of the file system of `path`, or of the root if `path` is missing."""
-        existing_path = path if self._files.exists(path) else self.config.root
+        existing_path = path
+        if not self._files.exists(path):
+            existing_path = self.config.root
         total_bytes, free_bytes = self._files.usage(existing_path)
         return DiskUsage(path, total_bytes, free_bytes)
 

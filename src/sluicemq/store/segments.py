@@ -132,7 +132,9 @@ class Segment:
         if end - self.base > self._data_end:
             self._find_data_end()
         view = self.view()
-        return view if self._data_end >= self.size else view[: self._data_end]
+        if self._data_end >= self.size:
+            return view
+        return view[: self._data_end]
 
     def safe_view(self, offset: int, size: int) -> tuple[memoryview, int]:
         """Return (view, index): the bytes [offset, offset + size) begin at this index of the view.
@@ -432,12 +434,14 @@ class SegmentFiles:
         path = segment.path
         base = segment.base
         if size != self.file_bytes:
+            fix = "Restore the file from a copy."
+            if size:
+                fix = (
+                    f"Set {self.size_key}={size} if all files there have that size,"
+                    " or restore the file from a copy."
+                )
             raise StoreDamagedError(
-                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
-                fix=f"Set {self.size_key}={size} if all files there have that size,"
-                " or restore the file from a copy."
-                if size
-                else "Restore the file from a copy.",
+                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.", fix=fix
             )
         if base % self.file_bytes:
             raise StoreDamagedError(

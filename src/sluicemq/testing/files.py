@@ -151,7 +151,9 @@ class Node:
 
     def copy_after_kill(self) -> "Node":
         """Return the file as the next process finds it, without pages that a failed sync lost."""
-        current = self._apply_to_synced() if self.has_failed_sync else bytearray(self.current)
+        current = bytearray(self.current)
+        if self.has_failed_sync:
+            current = self._apply_to_synced()
         return Node(
             synced=bytearray(self.synced),
             current=current,

@@ -185,7 +185,9 @@ class Load:
             self.block, self.head = self._fetch()
         except (OSError, UntrueFileError) as error:
             self.error = error
-        return None if self.block is None else self.block.slice_offsets(self.start, self.end)
+        if self.block is None:
+            return None
+        return self.block.slice_offsets(self.start, self.end)
 
 
 logger = logging.getLogger(__name__)

@@ -263,7 +263,9 @@ def _parse_stats(fields: Sequence[Any]) -> ColumnStats:
     Raises ValueError or TypeError if `fields` has another form.
     """
     has_null, values, low, high = fields
-    return ColumnStats(has_null, None if values is None else tuple(values), low, high)
+    if values is not None:
+        values = tuple(values)
+    return ColumnStats(has_null, values, low, high)
 
 
 def check_proofs(

@@ -323,7 +323,9 @@ class IndexFile:
         self._slots = slots
         self.slots_used = slots.count_used()
         self.end_ms = end_ms
-        self.end_offset = self.position_of(end_number - 1) if end_number > 1 else 0
+        self.end_offset = 0
+        if end_number > 1:
+            self.end_offset = self.position_of(end_number - 1)
         self._is_changed = True
 
     def position_of(self, entry_number: int) -> int:

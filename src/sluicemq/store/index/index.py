@@ -345,7 +345,9 @@ class KeyIndex:
     @property
     def backlog_bytes(self) -> int:
         """The number of bytes of the log that are not indexed; 0 if the index is disabled."""
-        return self._log.records_end - self._position if self.is_enabled else 0
+        if not self.is_enabled:
+            return 0
+        return self._log.records_end - self._position
 
     @property
     def is_nearly_current(self) -> bool:

@@ -77,7 +77,9 @@ class KnownKeys:
             end = next_batch.end
         if not batches:
             return None
-        return batches[0] if len(batches) == 1 else _join_batches(batches)
+        if len(batches) == 1:
+            return batches[0]
+        return _join_batches(batches)
 
 
 def _join_batches(batches: Sequence[KnownBatch]) -> KnownBatch:

@@ -184,7 +184,9 @@ class _Building:
             self._recalls.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
         else:
             message = OverdueMessage(record.physical_offset, slot_ms, due_ms, magic, has_unit=False)
-            position_min = self._checkpoint.log_position if is_old else record.physical_offset
+            position_min = record.physical_offset
+            if is_old:
+                position_min = self._checkpoint.log_position
             self._overdue.add(record, message, position_min, is_roll=is_roll)
 
     def _look_up_deliveries(self) -> None:

@@ -153,9 +153,10 @@ class SlotRules:
 
         It is the store time of the record plus the lead that this clock had over the wall clock.
         """
-        named_ms = named_due_ms(record.properties, record.store_time_ms)
-        lead_ms = 0 if named_ms is None else clock_lead_ms(named_ms, slot_ms, self.precision_ms)
-        return record.store_time_ms + lead_ms
+        due_ms = named_due_ms(record.properties, record.store_time_ms)
+        if due_ms is None:
+            return record.store_time_ms
+        return record.store_time_ms + clock_lead_ms(due_ms, slot_ms, self.precision_ms)
 
     def compute_due_ms(self, record: TimedRecord) -> int:
         """Return when a message is due, in milliseconds since 1970.

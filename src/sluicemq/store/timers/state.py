@@ -230,8 +230,9 @@ class TimerFiles:
         consequence = ""
         if not is_exact:
             consequence = "; deliveries are looked up in the queues of the messages"
+        level = logging.INFO if self._is_rebuild_expected() else logging.WARNING
         log.log(
-            logging.INFO if self._is_rebuild_expected() else logging.WARNING,
+            level,
             "timer wheel and timer log of %s are rebuilt from the commit log: %s%s",
             self._root,
             reason,
