@@ -357,9 +357,8 @@ class DeletedTopics:
             replace_text(self._files, self._path, new_text)
         except OSError:
             self.is_doubtful = True
-            if (
-                read_text(self._files, self._path) == new_text
-            ):  # only syncing the file's name failed
+            # If the new text is there, only syncing the file's name failed.
+            if read_text(self._files, self._path) == new_text:
                 replace_text(self._files, self._path, old_text)
             # Not reached if reading or writing fails again: then the entry stays doubtful.
             self.is_doubtful = False

@@ -786,9 +786,8 @@ def _lacks_sector(gap: bytes, start: int, head: RecordHead | None) -> bool:
         zero_count = sector_end - len(gap[:sector_end].rstrip(b"\0"))
         if zero_count >= SECTOR_BYTES:
             return True
-        if (
-            zero_count == sector_end
-        ):  # the size at the beginning of an intact record begins with zeros
+        if zero_count == sector_end:
+            # The size at the beginning of an intact record begins with zeros.
             if sector_end >= _SIZE_BYTES or int.from_bytes(gap[:_SIZE_BYTES]) != len(gap):
                 return True
         elif zero_count >= _ZEROS_MIN and sector_end > record_end:

@@ -189,11 +189,10 @@ class Segment:
         begin = offset - self.base
         if self._view is None and size <= _UNMAPPED_READ_MAX:
             pool = self._files.pool
-            previous_read_at = self._last_read_at
+            last_read_at = self._last_read_at
             self._last_read_at = pool.next_request()
-            if (
-                not previous_read_at or self._last_read_at - previous_read_at > pool.capacity
-            ):  # not read recently
+            is_recent = last_read_at and self._last_read_at - last_read_at <= pool.capacity
+            if not is_recent:
                 with closing(self._files.open(self.path)) as file:
                     return file.pread(size, begin)
         return self.view()[begin : begin + size]
