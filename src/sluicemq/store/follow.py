@@ -281,9 +281,9 @@ class LogFollower:
         is_partial_record = is_record and end + size > stop
         is_blank_record = magic == MAGIC_BLANK and size == bytes_left
         if not is_partial_record and not is_blank_record:
-            where = f"{end} (byte {end - segment.base} of {segment.path})"
+            location = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
-                f"The master sent bytes for position {where} that are not a valid record:"
+                f"The master sent bytes for position {location} that are not a valid record:"
                 f" {self._log.explain_bad_record(end)}.",
                 fix="Check the master's store with `sluice store verify`, then start this broker"
                 " with an empty directory.",

@@ -305,17 +305,21 @@ class RecordVerifier:
         queue belongs to other records: `is_doubtful` of the queues is set, and StoreDamagedError is
         raised.
         """
+        # Search between the records of the neighbours.
+        search_start = self._log.start
         unit_before = self._find_nearest_valid_unit(queue, offset, -1)
+        if unit_before is not None:
+            search_start = unit_before.end
+        search_end = self._log.written_offset
         unit_behind = self._find_nearest_valid_unit(queue, offset, 1)
-        search_start = self._log.start if unit_before is None else unit_before.end
-        search_end = (
-            self._log.written_offset if unit_behind is None else unit_behind.physical_offset
-        )
+        if unit_behind is not None:
+            search_end = unit_behind.physical_offset
         record = None
         if search_end - search_start <= UNIT_SEARCH_BYTES_MAX:
             record = self._find_record(queue, offset, search_start, search_end)
         if record is not None:
             return self._write_rebuilt_unit(record, queue, offset)
+
         all_near_are_wrong = unit_before is None and unit_behind is None
         if all_near_are_wrong and self._log.find_valid_record(unit.physical_offset):
             self._queues.is_doubtful = True

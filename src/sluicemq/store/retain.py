@@ -182,13 +182,21 @@ def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_
     if earliest.hour in allowed_hours:
         return earliest_ms
 
+    return int(_next_hour_start(earliest, allowed_hours).timestamp() * 1000)
+
+
+def _next_hour_start(moment: datetime, allowed_hours: set[int]) -> datetime:
+    """Return the beginning of the next allowed hour of the day after `moment`.
+
+    `allowed_hours` are 0 to 23, in this machine's time zone.
+    """
     # Try the following hours one by one, in UTC, which has no daylight saving time.
-    hour_start = earliest.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
+    hour_start = moment.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
     for _ in range(26):  # a day, and the hours that a change of daylight saving time may add
         hour_start += timedelta(hours=1)
         if hour_start.astimezone().hour in allowed_hours:
             break
-    return int(hour_start.timestamp() * 1000)
+    return hour_start
 
 
 def disk_full_error(usage: DiskUsage, config: StoreConfig) -> StoreFullError:

@@ -86,8 +86,9 @@ def do_entries_end_at(files: Sequence[IndexFile], log: CommitLog, end: int, byte
 
     # Count the entries of the last indexed record, which several files may contain.
     record_start = last_file.position_of(last_file.next_number - 1)
-    entry_count = last_file.next_number - last_file.first_number_at(record_start)
-    for file in takewhile(lambda file: file.end_offset >= record_start, reversed(full_files)):
+    files_of_record = takewhile(lambda file: file.end_offset >= record_start, reversed(full_files))
+    entry_count = 0
+    for file in (last_file, *files_of_record):
         entry_count += file.next_number - file.first_number_at(record_start)
 
     # There must be as many keys from this record on.

@@ -363,13 +363,7 @@ class IndexFile:
         CHAIN_MAX entries are examined. Different keys may have the same hash.
         """
         view = self._segment.view()
-        slot = key_hash % self.geometry.slot_count
-        if self._slots is not None:
-            entry_number = self._slots[slot]
-        else:
-            # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
-            stored = self._segment.read_detached(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
-            (entry_number,) = _INT.unpack(stored)
+        entry_number = self._newest_number_in(key_hash % self.geometry.slot_count)
         number_end = self.next_number
         for _ in range(CHAIN_MAX):
             if not 0 < entry_number < number_end:
@@ -388,6 +382,15 @@ class IndexFile:
                 yield position
             number_end = entry_number
             entry_number = previous_number
+
+    def _newest_number_in(self, slot: int) -> int:
+        """Return the number of the newest entry of a slot, 0 if it has none."""
+        if self._slots is not None:
+            return self._slots[slot]
+        # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
+        stored = self._segment.read_detached(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
+        (number,) = _INT.unpack(stored)
+        return int(number)
 
     def release_slots(self) -> None:
         """Free the slots of a full, flushed file. They are read from the file from now on."""

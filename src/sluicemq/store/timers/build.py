@@ -175,8 +175,9 @@ class _Building:
         is_recall = bool(magic & MAGIC_DELETE)
         due_ms = slot_ms + 1 if is_roll else self._rules.compute_due_ms(record)
         is_old = record.queue_offset < self._replay_offset
-        if is_old and (slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms):
-            return  # it was delivered
+        was_due = slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms
+        if is_old and was_due:
+            return  # the checkpoint counts it as delivered
         if slot_ms >= self._read_ms:
             self._add_unit(record, slot_ms, magic)
             self._waiting += -1 if is_recall else 1  # a recall cancels a message

@@ -563,15 +563,9 @@ class TimerWheel:
             file.truncate(WHEEL_BYTES)
             file.sync()
             self._files.sync_directory(self._path.rpartition("/")[0])
-        indices = sorted(slots)
-        start = 0
-        for stop in range(1, len(indices) + 1):
-            is_end_of_run = stop == len(indices) or indices[stop] != indices[stop - 1] + 1
-            if is_end_of_run:
-                neighbours = indices[start:stop]
-                encoded = b"".join([SLOT.pack(*slots[index]) for index in neighbours])
-                file.pwrite(encoded, neighbours[0] * SLOT_BYTES)
-                start = stop
+        for indices in _split_into_runs(sorted(slots)):
+            encoded = b"".join([SLOT.pack(*slots[index]) for index in indices])
+            file.pwrite(encoded, indices[0] * SLOT_BYTES)
         file.sync()
 
     def finish_write(self, *, is_written: bool) -> None:
@@ -582,6 +576,16 @@ class TimerWheel:
         if not is_written:
             self._changed = self._writing | self._changed
         self._writing = {}
+
+
+def _split_into_runs(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield the runs of consecutive numbers in an ascending list."""
+    start = 0
+    for stop in range(1, len(numbers) + 1):
+        is_end_of_run = stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1
+        if is_end_of_run:
+            yield numbers[start:stop]
+            start = stop
 
 
 CHECKPOINT_BYTES: Final = 4096

@@ -136,17 +136,22 @@ class SlotRules:
         start_ms = min(self.slot_start(self.stored_at_ms(record, slot_ms)), write_ms)
         if slot_ms - start_ms >= self._window_ms:
             magic |= MAGIC_ROLL
-            # The message rolls at the end of the window, or half-way if less than a third of a
-            # window would remain after that.
-            left_ms = slot_ms - start_ms - self._window_ms
-            is_near = left_ms < self._window_slots // 3 * self.precision_ms
-            rolled_slots = self._window_slots
-            if is_near:
-                rolled_slots = self._window_slots // 2
-            slot_ms = start_ms + rolled_slots * self.precision_ms
+            slot_ms = self._roll_slot(start_ms, slot_ms)
         if TIMER_DELETES_KEY in record.properties:
             magic |= MAGIC_DELETE
         return SlotAssignment(slot_ms, magic)
+
+    def _roll_slot(self, start_ms: int, slot_ms: int) -> int:
+        """Return the slot in which a message with slot `slot_ms`, beyond the window, rolls.
+
+        The window begins at `start_ms`. The message rolls at its end, or half-way if less than a
+        third of a window would remain after that.
+        """
+        left_ms = slot_ms - start_ms - self._window_ms
+        rolled_slots = self._window_slots
+        if left_ms < self._window_slots // 3 * self.precision_ms:
+            rolled_slots = self._window_slots // 2
+        return start_ms + rolled_slots * self.precision_ms
 
     def stored_at_ms(self, record: TimedRecord, slot_ms: int) -> int:
         """Return the broker's clock at the time when a record with slot `slot_ms` was stored.
