@@ -147,7 +147,7 @@ def read_only_view(files: CrashableFiles) -> View:
 
 def source_view(files: CrashableFiles) -> dict[Place, bytes]:
     """Return the bodies of all messages that Spark's store source reads."""
-    reader = StoreReader.open("/store", files=files, wanted=lambda topic, queue_id: True)
+    reader = StoreReader.open("/store", files=files, is_wanted=lambda topic, queue_id: True)
     found: dict[Place, bytes] = {}
     try:
         check_recovery(reader, "/store", files=files)

@@ -170,7 +170,7 @@ def queue_kept_beyond_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mark_written_before_the_fsync_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Checkpointer._request
+    original = Checkpointer._request_checkpoint
 
     def request(checkpoints: Checkpointer, values: tuple[int, ...]) -> None:
         original(checkpoints, values)
@@ -181,7 +181,7 @@ def mark_written_before_the_fsync_of_the_log(monkeypatch: pytest.MonkeyPatch) ->
         finally:
             del log.sync
 
-    monkeypatch.setattr(Checkpointer, "_request", request)
+    monkeypatch.setattr(Checkpointer, "_request_checkpoint", request)
 
 
 def mark_written_before_the_fsync_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:

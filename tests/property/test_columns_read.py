@@ -136,7 +136,7 @@ def fails(store: Store, queue_id: int, offset: int, selector: Selector) -> bool:
     """Return whether the evaluation of the expression fails for a message."""
     position, size, _ = UNIT.unpack(store.reader.units("T", queue_id, offset, 1))
     try:
-        selector.evaluate(store.reader._properties(position, size))
+        selector.evaluate(store.reader._read_properties(position, size))
     except FilterEvaluationError:
         return True
     return False

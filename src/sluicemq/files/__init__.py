@@ -158,7 +158,7 @@ class Files(Protocol):
         """Remove a file or an empty directory. Raises FileNotFoundError if it does not exist."""
         ...
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old_path: str, new_path: str) -> None:
         """Rename a file atomically. A file with the new name is replaced."""
         ...
 
@@ -226,23 +226,23 @@ class SystemFile:
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if not self._is_writable:
             self._reopen_for_writing()
-        written = os.pwrite(self._descriptor, data, offset)
-        size = len(data)
-        while (
-            written < size
-        ):  # short writes are rare: after a signal, or if the disk is nearly full
-            more = os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
-            if more == 0:
+        bytes_written = os.pwrite(self._descriptor, data, offset)
+        bytes_total = len(data)
+        # Short writes are rare: after a signal, or if the disk is nearly full.
+        while bytes_written < bytes_total:
+            rest = memoryview(data)[bytes_written:]
+            count = os.pwrite(self._descriptor, rest, offset + bytes_written)
+            if count == 0:
                 raise OSError(errno.EIO, "the file accepts no more bytes", self.path)
-            written += more
+            bytes_written += count
 
     def pread(self, size: int, offset: int) -> bytes:
         data = os.pread(self._descriptor, size, offset)
         while len(data) < size:
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
+            piece = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not piece:
                 break
-            data += more
+            data += piece
         return data
 
     def sync(self) -> None:
@@ -268,7 +268,9 @@ class SystemFile:
         try:
             return os.lseek(self._descriptor, offset, os.SEEK_HOLE)
         except OSError as error:
-            return offset if error.errno == errno.ENXIO else self.size()
+            if error.errno == errno.ENXIO:  # `offset` is behind the data
+                return offset
+            return self.size()  # no support for holes
 
     def fileno(self) -> int:
         return self._descriptor
@@ -277,6 +279,27 @@ class SystemFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _set_access(descriptor: int, access: Access) -> None:
+    """Set owner, group and permissions of an open file, as far as this process may.
+
+    If the process may not give the file to the group, the group gets no permissions: otherwise the
+    members of another group would get them.
+    """
+    mode = access.mode
+    status = os.fstat(descriptor)
+    owner = status.st_uid if access.owner is None else access.owner
+    group = status.st_gid if access.group is None else access.group
+    if (owner, group) != (status.st_uid, status.st_gid):
+        try:
+            os.fchown(descriptor, owner, group)
+        except PermissionError:
+            try:
+                os.fchown(descriptor, -1, group)  # -1 keeps the owner
+            except PermissionError:
+                mode &= ~0o070
+    os.fchmod(descriptor, mode)
 
 
 _locked: set[str] = set()
@@ -292,37 +315,25 @@ class SystemFiles:
         self.pool = DescriptorPool()
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT
+        # With `access`, the file begins private, and gets more permissions below.
+        initial_mode = NEW_FILE_MODE if access is None else OWNER_ONLY.mode
         try:
-            # With `access`, the file begins private, and gets more permissions below.
-            descriptor = os.open(path, flags, NEW_FILE_MODE if access is None else 0o600)
+            descriptor = os.open(path, flags, initial_mode)
         except OSError as error:
             if create or error.errno not in (errno.EACCES, errno.EROFS):
                 raise
             read_only = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             return SystemFile(path, read_only, is_writable=False)
-        if not create or access is None:
-            return SystemFile(path, descriptor)
-        # A permission that this process cannot give to the right owner or group is dropped, so that
-        # no other user gets it.
-        mode = access.mode
-        found = os.fstat(descriptor)
-        owner = found.st_uid if access.owner is None else access.owner
-        group = found.st_gid if access.group is None else access.group
-        if (owner, group) != (found.st_uid, found.st_gid):
-            try:
-                os.fchown(descriptor, owner, group)
-            except PermissionError:
-                try:
-                    os.fchown(descriptor, -1, group)
-                except PermissionError:
-                    mode &= ~0o070
-        os.fchmod(descriptor, mode)
+        if create and access is not None:
+            _set_access(descriptor, access)
         return SystemFile(path, descriptor)
 
     def access(self, path: str) -> Access:
-        found = os.stat(path)  # noqa: PTH116 - paths are strings here
-        return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
+        status = os.stat(path)  # noqa: PTH116 - paths are strings here
+        return Access(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)  # noqa: PTH110 - paths are strings here
@@ -351,8 +362,8 @@ class SystemFiles:
         else:
             os.unlink(path)  # noqa: PTH108 - as above
 
-    def rename(self, old: str, new: str) -> None:
-        os.replace(old, new)  # noqa: PTH105 - paths are strings here
+    def rename(self, old_path: str, new_path: str) -> None:
+        os.replace(old_path, new_path)  # noqa: PTH105 - paths are strings here
 
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
@@ -378,32 +389,35 @@ class SystemFiles:
 
         Byte 0 is locked, as by Java's FileChannel, which excludes RocketMQ's brokers too.
         """
-        real = os.path.realpath(path)
-        if real in _locked:
-            raise _locked_error(path, os.getpid())
+        real_path = os.path.realpath(path)
+        if real_path in _locked:
+            raise _make_locked_error(path, os.getpid())
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         file = SystemFile(path, os.open(path, flags, NEW_FILE_MODE))
         try:
             fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
-            owner = _lock_owner(file.fileno())
+            owner_id = _find_lock_owner(file.fileno())
             file.close()
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                raise _locked_error(path, owner) from None
+                raise _make_locked_error(path, owner_id) from None
             raise
-        _locked.add(real)
+        _locked.add(real_path)
         file.pwrite(LOCK_CONTENT, 0)
 
         def release() -> None:
-            _locked.discard(real)
+            _locked.discard(real_path)
             file.close()
 
         return release
 
     def usage(self, path: str) -> tuple[int, int]:
         state = os.statvfs(path)
-        used = state.f_blocks - state.f_bfree  # like `df`, without what is reserved for root
-        return (used + state.f_bavail) * state.f_frsize, state.f_bavail * state.f_frsize
+        # Like `df`: blocks that are reserved for root count neither as used nor as free.
+        used_blocks = state.f_blocks - state.f_bfree
+        free_blocks = state.f_bavail
+        total_bytes = (used_blocks + free_blocks) * state.f_frsize
+        return total_bytes, free_blocks * state.f_frsize
 
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - paths are strings here
@@ -427,31 +441,32 @@ def is_on_tmpfs(path: str) -> bool:
     return int.from_bytes(answer.raw[: ctypes.sizeof(ctypes.c_long)], sys.byteorder) == _TMPFS
 
 
-def clone(old: str, new: str) -> bool:
-    """Copy the file at `old` to `new` by sharing its blocks (reflink), and return True.
+def clone(source_path: str, target_path: str) -> bool:
+    """Copy a file by sharing its blocks (reflink), and return True.
 
-    The copy is synced, its name is not. Return False, without a file at `new`, if the file system
-    cannot share blocks, or if the two paths are in different file systems. Raises OSError.
+    The copy at `target_path` is synced, its name is not. Return False, without a file at
+    `target_path`, if the file system cannot share blocks, or if the two paths are in different file
+    systems. Raises OSError.
     """
-    source = SYSTEM_FILES.open(old)
-    with closing(source), closing(SYSTEM_FILES.open(new, create=True)) as target:
+    source = SYSTEM_FILES.open(source_path)
+    with closing(source), closing(SYSTEM_FILES.open(target_path, create=True)) as target:
         try:
             fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
         except OSError:
-            SYSTEM_FILES.remove(new)
+            SYSTEM_FILES.remove(target_path)
             return False
         target.sync()
     return True
 
 
-def link(old: str, new: str) -> bool:
-    """Create the hard link `new` to the file `old`, and return True.
+def link(existing_path: str, link_path: str) -> bool:
+    """Create the hard link `link_path` to the file `existing_path`, and return True.
 
     The file must never be written again. Return False if the link cannot be created, for any
-    reason, for example because the file system has no links or `new` exists.
+    reason, for example because the file system has no links or `link_path` exists.
     """
     try:
-        os.link(old, new)
+        os.link(existing_path, link_path)
     except OSError:
         return False
     return True
@@ -465,12 +480,12 @@ def make_private_directory(path: str, *, below: str) -> None:
     user could redirect the files.
     """
     directory = below
-    for name in path.removeprefix(f"{below}/").split("/"):
-        directory = f"{directory}/{name}"
+    for component in path.removeprefix(f"{below}/").split("/"):
+        directory = f"{directory}/{component}"
         with suppress(FileExistsError):
             os.mkdir(directory, 0o700)  # noqa: PTH102 - paths are strings here
-        found = os.lstat(directory)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.lstat(directory)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise ConfigurationError(
                 f"{directory} is a symbolic link or belongs to another user.",
                 fix="Remove it, or ask its owner to. It is then created again for you.",
@@ -478,7 +493,7 @@ def make_private_directory(path: str, *, below: str) -> None:
         os.chmod(directory, 0o700)  # noqa: PTH101 - paths are strings here
 
 
-def create_private_file(path: str, data: bytes) -> None:
+def create_private_file(path: str, content: bytes) -> None:
     """Create a file with this content that only its owner can read.
 
     A file or link with that name is replaced, not followed. The file is not synced. Raises OSError.
@@ -487,14 +502,14 @@ def create_private_file(path: str, data: bytes) -> None:
         SYSTEM_FILES.remove(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing(SystemFile(path, os.open(path, flags, 0o600))) as file:
-        file.pwrite(data, 0)
+        file.pwrite(content, 0)
 
 
-def _locked_error(path: str, owner: int | None) -> StoreLockedError:
-    """Return the error for a file that the process with the id `owner` has locked, if known."""
-    who = f"process {owner}" if owner else "another process"
+def _make_locked_error(path: str, owner_id: int | None) -> StoreLockedError:
+    """Return the error for a file that the process with the id `owner_id` has locked, if known."""
+    owner = f"process {owner_id}" if owner_id else "another process"
     return StoreLockedError(
-        f"{path} is locked by {who}, which is running.",
+        f"{path} is locked by {owner}, which is running.",
         fix="Stop it, or give this broker a storePathRootDir of its own.",
     )
 
@@ -509,7 +524,7 @@ def lock_owner(path: str) -> int | None:
     except OSError:
         return None
     try:
-        return _lock_owner(descriptor)
+        return _find_lock_owner(descriptor)
     finally:
         os.close(descriptor)
 
@@ -522,14 +537,14 @@ def is_locked(path: str) -> bool:
     return os.path.realpath(path) in _locked or lock_owner(path) is not None
 
 
-def _lock_owner(descriptor: int) -> int | None:
+def _find_lock_owner(descriptor: int) -> int | None:
     """Return the id of the process that has the lock, or None. Works on Linux with 64 bits."""
     try:
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        owner: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))[4]
+        lock_query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        owner_id: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, lock_query))[4]
     except (OSError, struct.error):
         return None
-    return owner if owner > 0 else None
+    return owner_id if owner_id > 0 else None
 
 
 def memory_bytes() -> int:
@@ -597,9 +612,9 @@ def replace_text(files: Files, path: str, text: str) -> None:
     change is durable on return. Raises OSError; then the old version is at `path`, unless only the
     last sync failed.
     """
-    data = text.encode()
+    content = text.encode()  # before anything is changed: it may raise
     _copy_to_backup(files, path)
-    _write_temporary(files, path, data, None)
+    _write_temporary(files, path, content, None)
     files.rename(path + ".tmp", path)
     files.sync_directory(_directory(path))
 
@@ -624,33 +639,35 @@ def _copy_to_backup(files: Files, path: str) -> None:
     """Copy the file at `path` atomically to `<path>.bak`, if it exists."""
     if not files.exists(path):
         return
-    backup = path + ".bak"
+    backup_path = path + ".bak"
     access = files.access(path)
     file = files.open(path)
     try:
-        data = file.pread(file.size(), 0)
+        content = file.pread(file.size(), 0)
     finally:
         file.close()
-    _write_temporary(files, backup, data, access)
-    files.rename(backup + ".tmp", backup)
+    _write_temporary(files, backup_path, content, access)
+    files.rename(backup_path + ".tmp", backup_path)
 
 
-def _write_temporary(files: Files, path: str, data: bytes, new_access: Access | None) -> None:
-    """Write `data` to `<path>.tmp`, which a caller then renames to `path`.
+def _write_temporary(files: Files, path: str, content: bytes, new_access: Access | None) -> None:
+    """Write `content` to `<path>.tmp`, which a caller then renames to `path`.
 
-    It gets the permissions of the file at `path`, or `new_access` if there is none (None means the
-    usual ones). An older temporary file is replaced. The content is durable on return, the name is
-    not. Raises OSError.
+    The file gets the permissions of the file at `path`, or `new_access` if there is none (None
+    means the usual ones). An older temporary file is replaced. The content is durable on return,
+    the name is not. Raises OSError.
     """
     files.make_directory(_directory(path))
-    temporary = path + ".tmp"
-    if files.exists(temporary):
-        files.remove(temporary)
-    access = files.access(path) if files.exists(path) else new_access
-    file = files.open(temporary, create=True, access=access)
+    temporary_path = path + ".tmp"
+    if files.exists(temporary_path):
+        files.remove(temporary_path)
+    access = new_access
+    if files.exists(path):
+        access = files.access(path)
+    file = files.open(temporary_path, create=True, access=access)
     try:
-        file.truncate(len(data))
-        file.pwrite(data, 0)
+        file.truncate(len(content))
+        file.pwrite(content, 0)
         file.sync()
     finally:
         file.close()
@@ -670,10 +687,15 @@ def exposure_warning(files: Files, path: str) -> str | None:
     if not path or not files.exists(path):
         return None
     access = files.access(path)
-    group = 0o040 if access.owner != 0 else 0
-    if not access.mode & (0o004 | group):
+    everyone_may_read = bool(access.mode & 0o004)
+    group_may_read = bool(access.mode & 0o040)
+    is_owned_by_root = access.owner == 0
+    if everyone_may_read:
+        readers = "every user of this machine"
+    elif group_may_read and not is_owned_by_root:
+        readers = "its group"
+    else:
         return None
-    readers = "every user of this machine" if access.mode & 0o004 else "its group"
     return f"{path} contains secrets and can be read by {readers}. Run chmod 600 {path}"
 
 
@@ -684,26 +706,26 @@ def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
     a table. A warning is logged if the backup is used. Return None if neither file exists. Raises
     StoreDamagedError if a file exists but none can be read.
     """
-    damage: list[str] = []
-    for version in (path, path + ".bak"):
+    faults: list[str] = []  # why the versions so far cannot be used
+    for version_path in (path, path + ".bak"):
         try:
-            text = read_text(files, version)
+            text = read_text(files, version_path)
             if text is None:
                 continue
             if not text.strip():
-                damage.append(f"{version} is empty")
+                faults.append(f"{version_path} is empty")
                 continue
-            value = parse(text)
+            table = parse(text)
         except (ValueError, KeyError, TypeError, ProtocolError) as error:
-            damage.append(f"{version}: {error}")
+            faults.append(f"{version_path}: {error}")
             continue
-        if version != path:
-            reason = "; ".join(damage) or f"{path} is missing"
-            logger.warning("%s. The backup %s is used instead.", reason, version)
-        return value
-    if damage:
+        if version_path != path:
+            reason = "; ".join(faults) or f"{path} is missing"
+            logger.warning("%s. The backup %s is used instead.", reason, version_path)
+        return table
+    if faults:
         raise StoreDamagedError(
-            f"{path} cannot be read ({'; '.join(damage)}).",
+            f"{path} cannot be read ({'; '.join(faults)}).",
             fix="Restore a good copy, or remove the file and its .bak to start without it.",
         )
     return None

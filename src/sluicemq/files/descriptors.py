@@ -37,10 +37,12 @@ def limit() -> int:
 
 def raise_limit() -> int:
     """Raise the limit to what the system allows this process. Return the new limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised_limit = LIMIT_MAX
+    if hard_limit != resource.RLIM_INFINITY:
+        raised_limit = min(hard_limit, LIMIT_MAX)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < raised_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised_limit, hard_limit))
     return limit()
 
 
@@ -114,7 +116,7 @@ class DescriptorPool:
         self._wanted += 1
         return self._wanted
 
-    def add(self, new: DescriptorHolder) -> None:
+    def add(self, holder: DescriptorHolder) -> None:
         """Add a holder that has opened a descriptor. Others release theirs if the pool is full.
 
         The first use of a holder does not count as a use, so that a reader that walks over
@@ -122,7 +124,7 @@ class DescriptorPool:
         """
         limit = self.capacity
         with self._lock:
-            self._holders.pop(new, None)
+            self._holders.pop(holder, None)
             while len(self._holders) >= max(limit, 1):
                 oldest, _ = self._holders.popitem(last=False)
                 if oldest.is_used:  # a second chance: it stays until the others were looked at
@@ -130,10 +132,10 @@ class DescriptorPool:
                     self._holders[oldest] = None
                 else:
                     oldest.release_descriptor()
-            new.is_used = False
-            self._holders[new] = None
+            holder.is_used = False
+            self._holders[holder] = None
 
-    def remove(self, gone: DescriptorHolder) -> None:
+    def remove(self, holder: DescriptorHolder) -> None:
         """Remove a holder that has closed its descriptor for good."""
         with self._lock:
-            self._holders.pop(gone, None)
+            self._holders.pop(holder, None)

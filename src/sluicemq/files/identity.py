@@ -70,8 +70,8 @@ class RecordSource(NamedTuple):
         size = int.from_bytes(self.read(position, _SIZE_BYTES))
         if not _SIZE_BYTES <= size <= _RECORD_BYTES_MAX:
             return None
-        data = self.read(position, size)
-        return zlib.crc32(data) if len(data) == size else None
+        record = self.read(position, size)
+        return zlib.crc32(record) if len(record) == size else None
 
 
 class FileState(enum.Enum):
@@ -119,7 +119,7 @@ class Identity(NamedTuple):
             "checksum": self.checksum,
             "details": dict(self.details),
         }
-        return json.dumps({"crc": _crc_of(content), "identity": content}, indent=1) + "\n"
+        return json.dumps({"crc": _compute_crc(content), "identity": content}, indent=1) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "Identity":
@@ -129,7 +129,7 @@ class Identity(NamedTuple):
         """
         document = json.loads(text)
         content = document["identity"]
-        if document["crc"] != _crc_of(content):
+        if document["crc"] != _compute_crc(content):
             raise ValueError("the CRC does not match")
         return cls(
             content["incarnation"],
@@ -163,22 +163,25 @@ class IdentityFile:
         self.identity: Identity | None = None
         """The content of the file after the last `check` or change; None if there is none."""
 
-    def check(self, log: RecordSource, checksum: Callable[[], int]) -> FileVerdict:
+    def check(self, log: RecordSource, compute_checksum: Callable[[], int]) -> FileVerdict:
         """Read the identity file and return how far the derived file may be trusted.
 
-        `checksum` computes the checksum of the content as it is now; it is called only for a sealed
-        file of this store. Raises OSError.
+        `compute_checksum` computes the checksum of the content as it is now; it is called only for
+        a sealed file of this store. Raises OSError.
         """
-        self.identity = found = read_identity(self._files, self._path.removesuffix(IDENTITY_SUFFIX))
-        if found is None:
+        path = self._path.removesuffix(IDENTITY_SUFFIX)
+        self.identity = identity = read_identity(self._files, path)
+        if identity is None:
             return FileVerdict.UNKNOWN
-        if found.state is FileState.DISCARDED:
+        if identity.state is FileState.DISCARDED:
             return FileVerdict.DISCARDED
-        if not found.matches(self._incarnation, log):
+        if not identity.matches(self._incarnation, log):
             return FileVerdict.FOREIGN
-        if found.state is FileState.OPEN:
+        if identity.state is FileState.OPEN:
             return FileVerdict.OPEN
-        return FileVerdict.SEALED if checksum() == found.checksum else FileVerdict.CHANGED
+        if compute_checksum() != identity.checksum:
+            return FileVerdict.CHANGED
+        return FileVerdict.SEALED
 
     def mark_open(self) -> None:
         """Mark the derived file as open, durably: its content is about to change.
@@ -186,13 +189,13 @@ class IdentityFile:
         Call this before its first byte changes. Does nothing if the file is open already. Keeps the
         position of the last record if the identity is from this incarnation. Raises OSError.
         """
-        found = self.identity
-        is_open = found is not None and found.state is FileState.OPEN
-        if not is_open or found is None or found.incarnation != self._incarnation:
-            is_known = found is not None and found.incarnation == self._incarnation
-            position = found.position if found is not None and is_known else NO_RECORD
-            crc = found.record_crc if found is not None and is_known else 0
-            self._write(Identity(self._incarnation, FileState.OPEN, position, crc))
+        old = self.identity
+        if old is None or old.incarnation != self._incarnation:
+            self._write_identity(Identity(self._incarnation, FileState.OPEN))
+        elif old.state is not FileState.OPEN:
+            self._write_identity(
+                Identity(self._incarnation, FileState.OPEN, old.position, old.record_crc)
+            )
 
     def mark_sealed(
         self,
@@ -211,7 +214,7 @@ class IdentityFile:
         if crc is None:  # no record is there: nothing could confirm the file later
             position = NO_RECORD
             crc = 0
-        self._write(
+        self._write_identity(
             Identity(self._incarnation, FileState.SEALED, position, crc, checksum, details or {})
         )
 
@@ -222,9 +225,10 @@ class IdentityFile:
         replaces the mark. Raises OSError.
         """
         if self.identity is None or self.identity.state is not FileState.DISCARDED:
-            self._write(Identity(self._incarnation, FileState.DISCARDED))
+            self._write_identity(Identity(self._incarnation, FileState.DISCARDED))
 
-    def _write(self, identity: Identity) -> None:
+    def _write_identity(self, identity: Identity) -> None:
+        """Write the identity file, durably, and set `identity`. Raises OSError."""
         overwrite_text(self._files, self._path, identity.to_text())
         self.identity = identity
 
@@ -236,25 +240,30 @@ def read_identity(files: Files, path: str) -> Identity | None:
     """
     try:
         text = read_text(files, path + IDENTITY_SUFFIX)
-        return None if text is None else Identity.from_text(text)
+        if text is None:
+            return None
+        return Identity.from_text(text)
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def text_checksum(text: str | None) -> int:
     """Return the checksum of a document's text; 0 if the document is missing."""
-    return 0 if text is None else zlib.crc32(text.encode("utf-8", "surrogatepass"))
+    if text is None:
+        return 0
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"))
 
 
-def is_last_text(found: Identity, text: str | None) -> bool:
-    """Return whether `text` is the text that was written last with the identity `found`.
+def is_last_text(identity: Identity, text: str | None) -> bool:
+    """Return whether `text` is the text that was written last with `identity`.
 
     After a kill between the writes of identity and document, the previous text is accepted too.
+    Return False if `text` is None, because the document is missing.
     """
-    return text is not None and text_checksum(text) in (
-        found.checksum,
-        found.details.get(TEXT_BEFORE),
-    )
+    if text is None:
+        return False
+    checksum = text_checksum(text)
+    return checksum == identity.checksum or checksum == identity.details.get(TEXT_BEFORE)
 
 
 def content_checksum(file: File, start: int = 0, end: int | None = None, crc: int = 0) -> int:
@@ -264,16 +273,24 @@ def content_checksum(file: File, start: int = 0, end: int | None = None, crc: in
     without holes have the same checksum. The bytes are read with `pread`, because a mapped hole
     could need a page that a full tmpfs does not have. `crc` chains the checksums of several files.
     """
-    end = file.size() if end is None else min(end, file.size())
-    at = start
-    while at < end and (found := file.data_start(at)) is not None and found < end:
-        at = max(at, found - (found - start) % CHECKSUM_BLOCK_BYTES)
-        data = file.pread(min(CHECKSUM_BLOCK_BYTES, end - at), at)
-        if not data:
+    file_end = file.size()
+    end = file_end if end is None else min(end, file_end)
+    block_start = start
+    while block_start < end:
+        # Skip the blocks of a hole. Blocks begin at multiples of their size behind `start`.
+        data_start = file.data_start(block_start)
+        if data_start is None or data_start >= end:
             break
-        if data != _ZERO_BLOCK[: len(data)]:
-            crc = zlib.crc32(data, zlib.crc32(at.to_bytes(8), crc))
-        at += CHECKSUM_BLOCK_BYTES
+        first_block_of_data = data_start - (data_start - start) % CHECKSUM_BLOCK_BYTES
+        block_start = max(block_start, first_block_of_data)
+
+        block = file.pread(min(CHECKSUM_BLOCK_BYTES, end - block_start), block_start)
+        if not block:
+            break
+        if block != _ZERO_BLOCK[: len(block)]:
+            # The CRC covers the position too, because blocks of zeros are left out.
+            crc = zlib.crc32(block, zlib.crc32(block_start.to_bytes(8), crc))
+        block_start += CHECKSUM_BLOCK_BYTES
     return crc
 
 
@@ -288,5 +305,6 @@ def file_checksum(files: Files, path: str, crc: int = 0) -> int:
         return content_checksum(file, crc=zlib.crc32(file.size().to_bytes(8), crc))
 
 
-def _crc_of(content: Mapping[str, object]) -> int:
+def _compute_crc(content: Mapping[str, object]) -> int:
+    """Return the CRC-32 of the fields of an identity file."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -48,18 +48,28 @@ class Incarnation:
         Raises OSError.
         """
         if not self.text:
-            found = _load_incarnation(self._files, self._path)
-            survived = found.get("isSynced") is True or found.get("boot") == self._boot
-            if is_empty and found.get("isEmpty") is not True:
-                survived = False
-            text = found.get("incarnation")
-            self.text = text if survived and isinstance(text, str) else secrets.token_hex(8)
-            self._written = found
+            previous = _load_incarnation(self._files, self._path)
+            previous_id = previous.get("incarnation")
+            if isinstance(previous_id, str) and self._has_survived(previous, is_empty=is_empty):
+                self.text = previous_id
+            else:
+                self.text = secrets.token_hex(8)
+            self._written = previous
         with self._lock:
             self.is_empty = is_empty
             self._is_synced = is_synced
-            self._write()
+            self._write_if_changed()
         return self.text
+
+    def _has_survived(self, previous: dict[str, str | bool], *, is_empty: bool) -> bool:
+        """Return whether every acknowledged message of the last run is still there.
+
+        `previous` is what the last run has written, and `is_empty` says that there is no log now.
+        """
+        has_lost_log = is_empty and previous.get("isEmpty") is not True
+        if has_lost_log:
+            return False
+        return previous.get("isSynced") is True or previous.get("boot") == self._boot
 
     def note_log(self) -> None:
         """Write that the store has a commit log now, unless that is written already.
@@ -69,15 +79,19 @@ class Incarnation:
         with self._lock:
             if self.is_empty:
                 self.is_empty = False
-                self._write()
+                self._write_if_changed()
 
     def note_shutdown(self) -> None:
         """Write that the store was shut down cleanly, so everything is synced. Raises OSError."""
         with self._lock:
             self._is_synced = True
-            self._write()
+            self._write_if_changed()
 
-    def _write(self) -> None:
+    def _write_if_changed(self) -> None:
+        """Write the incarnation file, durably, unless it has this content already.
+
+        The caller holds `_lock`. Raises OSError.
+        """
         content: dict[str, str | bool] = {
             "incarnation": self.text,
             "boot": self._boot,
@@ -99,8 +113,9 @@ def read_incarnation(files: Files, root: str) -> str:
 
 
 def _load_incarnation(files: Files, path: str) -> dict[str, str | bool]:
+    """Return the content of an incarnation file; {} if it is missing or damaged. Raises OSError."""
     try:
-        found = json.loads(read_text(files, path) or "{}")
+        content = json.loads(read_text(files, path) or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

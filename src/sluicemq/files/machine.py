@@ -106,7 +106,7 @@ class _Usage(ctypes.Structure):
 
 
 @cache
-def _allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
+def _find_allocator() -> tuple[Callable[[], int], Callable[[], None]] | None:
     """Return (count_free_bytes, trim), two functions of the C library.
 
     The first one returns how many bytes the C library keeps free, and the second one returns them
@@ -129,14 +129,14 @@ def trim_memory() -> int:
     itself keeps memory that a large request once needed, if a single small object lies above it.
     Other threads continue meanwhile.
     """
-    found = _allocator()
-    if found is None:
+    allocator = _find_allocator()
+    if allocator is None:
         return 0
-    free_bytes, trim = found
-    size = free_bytes()
-    if size > FREE_BYTES_MAX:
+    count_free_bytes, trim = allocator
+    free_bytes = count_free_bytes()
+    if free_bytes > FREE_BYTES_MAX:
         trim()
-    return size
+    return free_bytes
 
 
 def start_memory_trimming() -> None:
@@ -150,5 +150,5 @@ def start_memory_trimming() -> None:
         while not never.wait(TRIM_S):
             trim_memory()
 
-    if _allocator() is not None:
+    if _find_allocator() is not None:
         threading.Thread(target=run, name="sluice-memory", daemon=True).start()

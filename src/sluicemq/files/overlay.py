@@ -49,15 +49,15 @@ _ANONYMOUS: Final = _PRIVATE | mmap.MAP_ANONYMOUS
 _COPY_BYTES: Final = 1 << 20
 
 
-def _new_map(size: int) -> mmap.mmap:
+def _make_map(size: int) -> mmap.mmap:
     """Return an anonymous map of zeros that takes memory in pages of 4 KiB.
 
     With huge pages, one written byte would take 2 MiB.
     """
-    made = mmap.mmap(-1, size, flags=_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    zeros = mmap.mmap(-1, size, flags=_ANONYMOUS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     with contextlib.suppress(OSError, AttributeError):
-        made.madvise(mmap.MADV_NOHUGEPAGE)
-    return made
+        zeros.madvise(mmap.MADV_NOHUGEPAGE)
+    return zeros
 
 
 class ReadOnlyFiles(SystemFiles):
@@ -68,33 +68,33 @@ class ReadOnlyFiles(SystemFiles):
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         """Open a file for reading. Raises OSError if it does not exist, even with `create`."""
         if create and not self.exists(path):
-            raise _read_only(path)
+            raise _make_read_only_error(path)
         file = SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         if stat.S_ISDIR(os.fstat(file.fileno()).st_mode):  # the kernel refuses only writers
             file.close()
-            raise _error(errno.EISDIR, path)
+            raise _make_error(errno.EISDIR, path)
         return file
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def remove(self, path: str) -> None:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
-    def rename(self, old: str, new: str) -> None:
-        raise _read_only(old)
+    def rename(self, old_path: str, new_path: str) -> None:
+        raise _make_read_only_error(old_path)
 
     def sync_directory(self, path: str) -> None:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def sync_all(self, path: str) -> bool:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
     def lock(self, path: str) -> Callable[[], None]:
-        raise _read_only(path)
+        raise _make_read_only_error(path)
 
 
-def _read_only(path: str) -> OSError:
+def _make_read_only_error(path: str) -> OSError:
     """Return the error of an attempt to change something at `path`."""
     return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
@@ -138,7 +138,7 @@ class _FileContent:
         self.users = 0
         self.modified_ms: int | None = None
         self.written_start = self.written_end = 0
-        self.size = 0 if below is None else self._opened(below).size()
+        self.size = 0 if below is None else self._open_below(below).size()
 
     @property
     def is_needed(self) -> bool:
@@ -149,7 +149,7 @@ class _FileContent:
         is_viewed = self._viewed_map is not None and self._viewed_map() is not None
         return self.below is None or self._map is not None or is_viewed
 
-    def _opened(self, below: str) -> File:
+    def _open_below(self, below: str) -> File:
         """Return the file on the disk, which stays open until `release`."""
         if self._file is None:
             self._file = self._files.open(below)
@@ -171,19 +171,24 @@ class _FileContent:
         if self._map is not None or not self.size:
             return self._map
         if self.below is None:
-            self._map = _new_map(self.size)
+            self._map = _make_map(self.size)
             return self._map
-        made = None if self._viewed_map is None else self._viewed_map()
-        if made is None:
-            file = self._opened(self.below)
-            if hasattr(file, "read_view"):  # a file in memory cannot be mapped
-                made = _new_map(self.size)
-                made[:] = file.pread(self.size, 0)
-            else:
-                prot = mmap.PROT_READ | mmap.PROT_WRITE
-                made = mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
-            self._viewed_map = weakref.ref(made)
-        return made
+
+        # The reference is weak, so that the map is freed with its last view.
+        disk_map = None if self._viewed_map is None else self._viewed_map()
+        if disk_map is None:
+            disk_map = self._map_file(self._open_below(self.below))
+            self._viewed_map = weakref.ref(disk_map)
+        return disk_map
+
+    def _map_file(self, file: File) -> mmap.mmap:
+        """Return a map of the file on the disk. Changes of the map stay in memory."""
+        if hasattr(file, "read_view"):  # a file in memory cannot be mapped: copy it
+            copy = _make_map(self.size)
+            copy[:] = file.pread(self.size, 0)
+            return copy
+        prot = mmap.PROT_READ | mmap.PROT_WRITE
+        return mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
 
     def read(self, size: int, offset: int) -> bytes:
         """Return up to `size` bytes at `offset`: fewer at the end of the file, b"" behind it."""
@@ -195,7 +200,7 @@ class _FileContent:
                 return self._map[offset:stop]
             if self.below is None:
                 return bytes(stop - offset)
-            return self._opened(self.below).pread(stop - offset, offset)
+            return self._open_below(self.below).pread(stop - offset, offset)
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write `data` at `offset` into memory. The file grows if necessary."""
@@ -205,11 +210,12 @@ class _FileContent:
         with self.lock:
             if end > self.size:
                 self._resize(end)
-            content = self._map = self.mapped()
-            assert content is not None
-            content[offset:end] = data
-            start = min(offset, self.written_start) if self.written_end else offset
-            self.written_start = start
+            content_map = self._map = self.mapped()
+            assert content_map is not None
+            content_map[offset:end] = data
+            is_first_write = self.written_end == 0
+            if is_first_write or offset < self.written_start:
+                self.written_start = offset
             self.written_end = max(end, self.written_end)
 
     def resize(self, size: int) -> None:
@@ -223,24 +229,24 @@ class _FileContent:
 
         Views of the old content stay as they are. The caller must hold `lock`.
         """
-        old = self.mapped()
-        kept = min(size, self.size)
+        old_map = self.mapped()
+        kept_bytes = min(size, self.size)
         has_content = self.below is not None or self.written_end > 0
         self._map = None
         self._viewed_map = None
         self.below = None
         self.size = size
-        if not has_content or old is None or not kept:
+        if not has_content or old_map is None or not kept_bytes:
             self.written_start = self.written_end = 0
             return
-        made = self.mapped()
-        assert made is not None
-        for start in range(0, kept, _COPY_BYTES):
-            piece = old[start : min(start + _COPY_BYTES, kept)]
+        new_map = self.mapped()
+        assert new_map is not None
+        for start in range(0, kept_bytes, _COPY_BYTES):
+            piece = old_map[start : min(start + _COPY_BYTES, kept_bytes)]
             if piece.count(0) < len(piece):  # pages that are not touched take no memory
-                made[start : start + len(piece)] = piece
+                new_map[start : start + len(piece)] = piece
         self.written_start = 0
-        self.written_end = kept
+        self.written_end = kept_bytes
 
     def data_start(self, offset: int) -> int | None:
         """Return what `File.data_start` returns: data is what was written, or is on the disk."""
@@ -249,7 +255,7 @@ class _FileContent:
             if offset < self.written_end:
                 starts.append(max(offset, self.written_start))
             if self.below is not None:
-                start = self._opened(self.below).data_start(offset)
+                start = self._open_below(self.below).data_start(offset)
                 if start is not None:
                     starts.append(start)
             return min(starts, default=None)
@@ -259,7 +265,7 @@ class _FileContent:
         with self.lock:
             end = self.written_end if self.written_start <= offset else offset
             if self.below is not None:
-                end = max(end, self._opened(self.below).data_end(offset))
+                end = max(end, self._open_below(self.below).data_end(offset))
             return max(end, offset)
 
 
@@ -277,43 +283,45 @@ class OverlayFile:
         self._node: _FileContent | None = node
         self.path = path
 
-    def _content(self) -> _FileContent:
+    def _get_content(self) -> _FileContent:
         """Return the content. Raises OSError (EBADF) if the file is closed."""
         if self._node is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)
         return self._node
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        node = self._content()
+        node = self._get_content()
         node.write(data, offset)
         node.modified_ms = self._files.clock.now_ms()
 
     def pread(self, size: int, offset: int) -> bytes:
-        return self._content().read(size, offset)
+        return self._get_content().read(size, offset)
 
     def sync(self) -> None:
         """Do nothing: changes in memory are never durable."""
 
     def truncate(self, size: int) -> None:
-        node = self._content()
+        node = self._get_content()
         node.resize(size)
         node.modified_ms = self._files.clock.now_ms()
 
     def size(self) -> int:
-        return self._content().size
+        return self._get_content().size
 
     def data_start(self, offset: int) -> int | None:
-        return self._content().data_start(offset)
+        return self._get_content().data_start(offset)
 
     def data_end(self, offset: int) -> int:
-        return self._content().data_end(offset)
+        return self._get_content().data_end(offset)
 
     def read_view(self) -> memoryview:
         """Return a view of the whole file. It shows later writes, until the size changes."""
-        node = self._content()
+        node = self._get_content()
         with node.lock:
             content = node.mapped()
-        return memoryview(b"") if content is None else memoryview(content).toreadonly()
+        if content is None:
+            return memoryview(b"")
+        return memoryview(content).toreadonly()
 
     def fileno(self) -> int:
         raise OSError(errno.ENOTSUP, "a file in memory has no descriptor", self.path)
@@ -349,17 +357,15 @@ class OverlayFiles:
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
-                node = self._nodes[path] = self._new_node(path, create=create)
+                node = self._nodes[path] = self._find_or_create_content(path, create=create)
             node.users += 1
         return OverlayFile(self, path, node)
 
     def access(self, path: str) -> Access:
         """Return the permissions of the file in `base`. Files in memory are private."""
-        return (
-            OWNER_ONLY
-            if path in self._removed or self._is_created(path)
-            else self._base.access(path)
-        )
+        if path in self._removed or self._is_created(path):
+            return OWNER_ONLY
+        return self._base.access(path)
 
     def exists(self, path: str) -> bool:
         with self._lock:
@@ -368,13 +374,11 @@ class OverlayFiles:
     def names(self, directory: str) -> list[str]:
         directory = directory.rstrip("/")
         with self._lock:
-            found = set(self._created.get(directory, ()))
-            found.update(
-                name
-                for name in self._base.names(directory)
-                if f"{directory}/{name}" not in self._removed
-            )
-        return sorted(found)
+            names = set(self._created.get(directory, ()))
+            for name in self._base.names(directory):
+                if f"{directory}/{name}" not in self._removed:
+                    names.add(name)
+        return sorted(names)
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         with self._lock:
@@ -389,22 +393,22 @@ class OverlayFiles:
     def remove(self, path: str) -> None:
         with self._lock:
             if not self.exists(path):
-                raise _error(errno.ENOENT, path)
+                raise _make_error(errno.ENOENT, path)
             if self.names(path):
-                raise _error(errno.ENOTEMPTY, path)
+                raise _make_error(errno.ENOTEMPTY, path)
             self._directories.discard(path)
             self._nodes.pop(path, None)
             self._drop_name(path)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old_path: str, new_path: str) -> None:
         with self._lock:
-            if old in self._directories or self._base.names(old):
-                raise _error(errno.ENOTSUP, old)
-            with contextlib.closing(self.open(old)):
-                node = self._nodes.pop(old)
-            self._drop_name(old)
-            self._nodes[new] = node
-            self._add_name(new)
+            if old_path in self._directories or self._base.names(old_path):
+                raise _make_error(errno.ENOTSUP, old_path)
+            with contextlib.closing(self.open(old_path)):
+                content = self._nodes.pop(old_path)
+            self._drop_name(old_path)
+            self._nodes[new_path] = content
+            self._add_name(new_path)
 
     def sync_directory(self, path: str) -> None:
         """Do nothing: changes in memory are never durable."""
@@ -426,10 +430,12 @@ class OverlayFiles:
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
-                node = self._new_node(path, create=False)
+                node = self._find_or_create_content(path, create=False)
             if node.modified_ms is not None:
                 return node.modified_ms
-            return self.clock.now_ms() if node.below is None else self._base.modified_ms(node.below)
+            if node.below is None:
+                return self.clock.now_ms()
+            return self._base.modified_ms(node.below)
 
     # --- called by OverlayFile
 
@@ -454,20 +460,20 @@ class OverlayFiles:
         directory, _, name = path.rpartition("/")
         return name in self._created.get(directory, ())
 
-    def _new_node(self, path: str, *, create: bool) -> _FileContent:
+    def _find_or_create_content(self, path: str, *, create: bool) -> _FileContent:
         """Return the content of a file that is not open: of the file in `base`, or an empty one.
 
         With `create`, a missing file is created; its directory must exist. Raises OSError (ENOENT)
         if there is no such file, and EISDIR for a directory.
         """
         if path in self._directories:
-            raise _error(errno.EISDIR, path)
+            raise _make_error(errno.EISDIR, path)
         if path not in self._removed and self._base.exists(path):
             return _FileContent(self._base, path)
         if not create:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         if not self.exists(path.rpartition("/")[0] or "/"):
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         self._add_name(path)
         return _FileContent(self._base, None)
 
@@ -483,9 +489,9 @@ class OverlayFiles:
         self._removed.add(path)
 
 
-def _error(number: int, path: str) -> OSError:
+def _make_error(error_number: int, path: str) -> OSError:
     """Return the OSError with this error number for a path."""
-    return OSError(number, os.strerror(number), path)
+    return OSError(error_number, os.strerror(error_number), path)
 
 
 def overlay(files: Files) -> OverlayFiles:
@@ -493,4 +499,6 @@ def overlay(files: Files) -> OverlayFiles:
 
     If `files` are those of the system, they are never opened for writing.
     """
-    return OverlayFiles() if files is SYSTEM_FILES else OverlayFiles(files)
+    if files is SYSTEM_FILES:
+        return OverlayFiles()
+    return OverlayFiles(files)

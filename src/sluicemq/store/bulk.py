@@ -93,8 +93,8 @@ _CODE_AT: Final = UNIT.at("code")
 class QueueUnits:
     """The units of one queue in a sweep, in the order of the log, with their queue offsets.
 
-    `topic` is encoded. `offsets` and `units` are arrays of equal length; `units` has the dtype
-    `UNIT_COLUMNS`.
+    A unit is the 20-byte entry of a queue that locates a record. `topic` is encoded. `offsets` and
+    `units` are arrays of equal length; `units` has the dtype `UNIT_COLUMNS`.
     """
 
     __slots__ = ("offsets", "queue_id", "topic", "units")
@@ -114,8 +114,8 @@ class QueueUnits:
 
     def rows(self) -> list[tuple[int, tuple[int, int, int]]]:
         """Return (queue offset, (position, size, tag code)) of each unit."""
-        units: list[tuple[int, int, int]] = self.units.tolist()
-        return list(zip(self.offsets.tolist(), units, strict=True))
+        unit_tuples: list[tuple[int, int, int]] = self.units.tolist()
+        return list(zip(self.offsets.tolist(), unit_tuples, strict=True))
 
 
 class Sweep:
@@ -150,46 +150,56 @@ class Sweep:
     @cached_property
     def groups(self) -> list[QueueUnits]:
         """The units of the records that are in queues, by queue, each in the order of the log."""
-        records = self._records
-        count = self.count
-
-        # Sort the rows by queue. A key is the topic's index in the high half and the queue id in
-        # the low half. The sort is stable, so the rows of one queue stay in the order of the log.
-        topics, topic_indices = records.topics
-        queue_ids = records.field("queue_id")
-        keys = (topic_indices[:count] << 32) + (queue_ids[:count] & 0xFFFFFFFF)
-        queued_rows = np.flatnonzero((records.sys_flag[:count] & UNQUEUED) == 0)
-        rows = queued_rows[np.argsort(keys[queued_rows], kind="stable")]
-
-        units = np.empty(len(rows), UNIT_COLUMNS)
-        units["position"] = records.starts[rows] + records.base
-        units["size"] = records.sizes[rows]
-        units["code"] = self._codes[rows]
-        queue_offsets = records.field("queue_offset")[rows]
-
-        # Cut the sorted rows where the key changes.
-        sorted_keys = keys[rows]
-        boundaries = [0, *(np.flatnonzero(np.diff(sorted_keys)) + 1).tolist(), len(rows)]
+        rows, boundaries = self._sort_rows_by_queue()
+        units = self._make_units(rows)
+        topics, topic_indices = self._records.topics
+        queue_ids = self._records.field("queue_id")
+        queue_offsets = self._records.field("queue_offset")[rows]
         groups = []
         for begin, end in pairwise(boundaries):
-            if begin == end:  # there are no queued records at all
-                continue
-            topic = topics[int(sorted_keys[begin]) >> 32]
-            queue_id = int(queue_ids[rows[begin]])
+            first_row = rows[begin]
+            topic = topics[int(topic_indices[first_row])]
+            queue_id = int(queue_ids[first_row])
             groups.append(QueueUnits(topic, queue_id, queue_offsets[begin:end], units[begin:end]))
         return groups
+
+    def _sort_rows_by_queue(self) -> tuple[NDArray[np.intp], list[int]]:
+        """Return (rows, boundaries): the rows of queued records, sorted by queue.
+
+        The rows of one queue stay in the order of the log. They are those between two successive
+        indices in `boundaries`, which is empty if no record is queued.
+        """
+        records = self._records
+        count = self.count
+        # A key has the topic's index in its high half, and the queue id in its low half.
+        _, topic_indices = records.topics
+        keys = (topic_indices[:count] << 32) + (records.field("queue_id")[:count] & 0xFFFFFFFF)
+        queued_rows = np.flatnonzero((records.sys_flag[:count] & UNQUEUED) == 0)
+        rows = queued_rows[np.argsort(keys[queued_rows], kind="stable")]
+        if not len(rows):
+            return rows, []
+        key_changes = np.flatnonzero(np.diff(keys[rows])) + 1
+        return rows, [0, *key_changes.tolist(), len(rows)]
+
+    def _make_units(self, rows: NDArray[np.intp]) -> NDArray[Any]:
+        """Return the units of the records in these rows, as an array of UNIT_COLUMNS."""
+        units = np.empty(len(rows), UNIT_COLUMNS)
+        units["position"] = self._records.starts[rows] + self._records.base
+        units["size"] = self._records.sizes[rows]
+        units["code"] = self._codes[rows]
+        return units
 
 
 def sweep_piece(
     view: memoryview,
-    at: int,
+    start: int,
     base: int,
     *,
     check_crc: bool,
     requires_checksum: bool = False,
     delays_ms: Sequence[int] = DELAYS_MS,
 ) -> Sweep | None:
-    """Return the valid records from index `at` of a view on, up to the first doubtful one.
+    """Return the valid records from byte `start` of a view on, up to the first doubtful one.
 
     The view begins at position `base` of the log. At most `PIECE_BYTES` are checked. Returns None
     if the first record is doubtful: the caller then parses it alone, because it need not be
@@ -197,11 +207,11 @@ def sweep_piece(
     checksum property are not valid. `delays_ms` are the delays of level 1, 2, …
     (messageDelayLevel), for the units of delayed messages.
     """
-    raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
-    starts = find_leading_starts(raw)
-    if not len(starts):
+    raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - start), start)
+    record_starts = find_leading_starts(raw)
+    if not len(record_starts):
         return None
-    records = Records(raw, starts, base + at)
+    records = Records(raw, record_starts, base + start)
 
     # Each check lowers `count`, the number of leading records that have passed all checks.
     count = _count_structurally_valid(records)
@@ -213,16 +223,19 @@ def sweep_piece(
     if not count:
         return None
 
+    # Where the columns give no tag code, the scalar code computes it from the record.
     tags = _hash_tags(records, count)
     codes = tags.codes
     count = _count_leading(~tags.ends_sweep)
     for row in np.flatnonzero(tags.is_odd[:count]).tolist():
-        record = parse_log_record(view, at + int(starts[row]), base, check_crc=False)
+        record = parse_log_record(view, start + int(record_starts[row]), base, check_crc=False)
         if record is None:  # impossible: the record was checked above
             count = row
             break
         codes[row] = record.tag_code(delays_ms)
-    return Sweep(records, count, codes) if count else None
+    if not count:
+        return None
+    return Sweep(records, count, codes)
 
 
 def _count_leading(is_good: Mask) -> int:
@@ -242,9 +255,9 @@ def _count_valid_bodies(records: Records, count: int) -> int:
     """Return how many of the first `count` records precede the first body with a wrong CRC."""
     body_starts = records.body_starts[:count].tolist()
     body_ends = records.body_ends[:count].tolist()
-    data = records.raw.data
+    log_bytes = records.raw.data
     crc32 = zlib.crc32
-    crcs = [crc32(data[start:end]) for start, end in zip(body_starts, body_ends, strict=True)]
+    crcs = [crc32(log_bytes[start:end]) for start, end in zip(body_starts, body_ends, strict=True)]
     is_right = (np.array(crcs, np.int64) & CRC_MASK) == records.field("body_crc")[:count]
     return _count_leading(is_right)
 
@@ -335,10 +348,11 @@ def unverified_heads(
 ) -> list[int]:
     """Return the indices of the units whose records could not be verified here.
 
-    A unit is verified if, at its position, a head has its size, a known magic number, this
-    position, the queue id, and the unit's offset of `offsets`. The rest of the record is not
-    checked. `view` contains the bytes of one file, from position `base` of the log on. Units of
-    records in other files, and of placeholders, are returned too.
+    `units` are 20-byte entries of a queue, joined. A unit is verified if, at its position, a head
+    has its size, a known magic number, this position, the queue id, and the unit's offset of
+    `offsets`. The rest of the record is not checked. `view` contains the bytes of one file, from
+    position `base` of the log on. Units of records in other files, and of placeholders, are
+    returned too.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     positions = rows["position"].astype(np.int64)
@@ -370,7 +384,10 @@ def unverified_rows(
 
 
 def find_tag_codes(units: Units, codes: Collection[int]) -> NDArray[np.intp]:
-    """Return the indices of the units whose tag code is one of `codes`, in ascending order."""
+    """Return the indices of the units whose tag code is one of `codes`, in ascending order.
+
+    `units` are 20-byte entries of a queue, joined. The tag code is the last of their three numbers.
+    """
     count = len(units) // UNIT_BYTES
     if not count or not codes:
         return np.empty(0, np.intp)
@@ -450,10 +467,13 @@ class TagHits:
 def select_tagged(units: Units, codes: Collection[int], offset: int) -> tuple[list[int], bytes]:
     """Return (queue offsets, joined units) of the units with one of the tag codes.
 
-    `offset` is the queue offset of the first one of `units`. The results are in its order.
+    `units` are 20-byte entries of a queue, joined. `offset` is the queue offset of the first one of
+    `units`. The results are in its order.
     """
     indices = find_tag_codes(units, codes)
-    return (indices + offset).tolist(), np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
+    queue_offsets = (indices + offset).tolist()
+    joined_units = np.frombuffer(units, _WHOLE_UNIT)[indices].tobytes()
+    return queue_offsets, joined_units
 
 
 class Runs(NamedTuple):
@@ -471,9 +491,9 @@ class Runs(NamedTuple):
 def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
     """Return the runs that the first units form: at most `count_max` units and `bytes_max` bytes.
 
-    A run consists of consecutive units whose records are adjacent in the log. There are no runs if
-    not even the first unit is within the limits. Returns None if any of the units is blank or has
-    an impossible size, because then they must be examined one by one.
+    A run consists of consecutive units (20-byte entries of a queue) whose records are adjacent in
+    the log. There are no runs if not even the first unit is within the limits. Returns None if any
+    of the units is blank or has an impossible size, because then they must be examined one by one.
     """
     rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)
@@ -488,9 +508,10 @@ def find_runs(units: Units, count_max: int, bytes_max: int) -> Runs | None:
         return Runs([], 0, 0)
 
     # A run begins with each record that does not begin where the one before it ends.
-    starts = rows["position"][:count].astype(np.int64)
-    ends = starts + sizes[:count]
-    run_begins = (np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist()
-    boundaries = [0, *run_begins, count]
-    ranges = [(int(starts[first]), int(ends[stop - 1])) for first, stop in pairwise(boundaries)]
+    positions = rows["position"][:count].astype(np.int64)
+    ends = positions + sizes[:count]
+    run_begins = (np.flatnonzero(positions[1:] != ends[:-1]) + 1).tolist()
+    ranges = []
+    for first, stop in pairwise([0, *run_begins, count]):
+        ranges.append((int(positions[first]), int(ends[stop - 1])))
     return Runs(ranges, count, int(cumulative_sizes[count - 1]))

@@ -137,8 +137,8 @@ class Checkpointer:
                 self._queues.flush(queues[-1])
                 queues.pop()
         except OSError as error:  # nothing is lost: the units stay in memory and are written later
-            text = "writing consume queues failed: %s"
-            self._outages.report_failure(_QUEUE_FLUSH, text, error, kind=kind_of(error))
+            message = "writing consume queues failed: %s"
+            self._outages.report_failure(_QUEUE_FLUSH, message, error, kind=kind_of(error))
             return False
         self._outages.report_success(_QUEUE_FLUSH)
         return True
@@ -149,9 +149,10 @@ class Checkpointer:
         Does nothing if very many queues have units in memory: then each queue is written when its
         tail reaches `TAIL_BYTES_MAX`, or for a checkpoint.
         """
-        if len(self._queues.dirty) <= SINGLE_SYNCS_MAX:
-            bytes_min = self._config.consume_queue_flush_pages_min * PAGE_BYTES
-            self.flush_queues([q for q in self._queues.dirty if len(q.tail) >= bytes_min])
+        if len(self._queues.dirty) > SINGLE_SYNCS_MAX:
+            return
+        bytes_min = self._config.consume_queue_flush_pages_min * PAGE_BYTES
+        self.flush_queues([queue for queue in self._queues.dirty if len(queue.tail) >= bytes_min])
 
     # --- requesting checkpoints
 
@@ -163,20 +164,11 @@ class Checkpointer:
         `is_quiet` says that the log has not grown since the last call. When the last queue is
         written, the checkpoint is requested: it is due, and `write_due` writes it.
         """
-        config = self._config
-        files = len(self._queues.unsynced) + len(self._queues.dirty)
-        interval_ms = config.flush_thorough_interval_ms
-        if not is_quiet and (config.flush_sync or files > SINGLE_SYNCS_MAX):
-            # Checkpoints are made less often under SYNC_FLUSH, where sends wait for each sync, and
-            # with many files, which take long to sync.
-            interval_ms = config.consume_queue_flush_thorough_interval_ms
-        growth = self._log.records_end - self._last_end
-        is_long = growth >= max(CHECKPOINT_LOG_BYTES, files * CHECKPOINT_LOG_BYTES_PER_FILE)
-        is_time = is_long or (now_s - self._last_s) * 1000 >= interval_ms
-        if is_time and self._due is None and self._prepared is None:
+        is_last_written = self._due is None and self._prepared is None
+        if is_last_written and self._is_time_to_begin(now_s, is_quiet=is_quiet):
             self._last_s = now_s
             self._last_end = self._log.records_end
-            self._prepared = self._values(), list(self._queues.dirty)
+            self._prepared = self._compute_values(), list(self._queues.dirty)
 
         self.is_flushing = False
         if self._prepared is not None:
@@ -184,7 +176,26 @@ class Checkpointer:
             self.is_flushing = self.flush_queues(queues, QUEUES_PER_TICK) and bool(queues)
             if not queues:
                 self._prepared = None
-                self._request(values)
+                self._request_checkpoint(values)
+
+    def _is_time_to_begin(self, now_s: float, *, is_quiet: bool) -> bool:
+        """Return whether the log has grown enough, or the interval has passed, since the last one.
+
+        The arguments are those of `tick`.
+        """
+        config = self._config
+        file_count = len(self._queues.unsynced) + len(self._queues.dirty)
+        growth_bytes = self._log.records_end - self._last_end
+        if growth_bytes >= max(CHECKPOINT_LOG_BYTES, file_count * CHECKPOINT_LOG_BYTES_PER_FILE):
+            return True
+
+        # While the log grows, checkpoints are made less often under SYNC_FLUSH, where sends wait
+        # for each sync, and with many files, which take long to sync.
+        interval_ms = config.flush_thorough_interval_ms
+        is_costly = config.flush_sync or file_count > SINGLE_SYNCS_MAX
+        if is_costly and not is_quiet:
+            interval_ms = config.consume_queue_flush_thorough_interval_ms
+        return (now_s - self._last_s) * 1000 >= interval_ms
 
     def request(self) -> None:
         """Request a checkpoint of this moment: it is due, and `write_due` writes it.
@@ -192,13 +203,13 @@ class Checkpointer:
         The queues must have been flushed to their files. Does nothing if nothing has changed since
         the last request.
         """
-        self._request(self._values())
+        self._request_checkpoint(self._compute_values())
 
     def discard_request(self) -> None:
         """Forget the due checkpoint. The caller holds `lock`."""
         self._due = self._requested_values = None
 
-    def _values(self) -> tuple[int, ...]:
+    def _compute_values(self) -> tuple[int, ...]:
         """Return the fields of a checkpoint of this moment, without `sequence`."""
         return (
             self._log.records_end,
@@ -208,7 +219,7 @@ class Checkpointer:
             self._log.start,
         )
 
-    def _request(self, values: tuple[int, ...]) -> None:
+    def _request_checkpoint(self, values: tuple[int, ...]) -> None:
         """Make a checkpoint with these values due, together with the files that it needs synced.
 
         It replaces one that is due already. Does nothing if the last request had the same values,
@@ -231,7 +242,7 @@ class Checkpointer:
         """
         for queue in list(self._queues.dirty):
             self._queues.flush(queue)
-        self.write_due()  # `_request` would replace it, and with it the list of files to sync
+        self.write_due()  # `request` would replace it, and with it the list of files to sync
         self._prepared = None
         self.request()
         self.write_due()
@@ -252,13 +263,8 @@ class Checkpointer:
             try:
                 if self._log.synced_offset < due.checkpoint.log_offset:
                     self._log.sync()
-                roots = (self._config.consume_queue_path, self._config.root)
-                # Each single sync commits the file system's journal, which takes long for
-                # thousands of queues.
-                if len(due.paths) <= SINGLE_SYNCS_MAX or not all(map(self._files.sync_all, roots)):
-                    for path in due.paths:
-                        self._sync_path(path)
-                self._write(due.checkpoint)
+                self._sync_paths(due.paths)
+                self._write_checkpoint(due.checkpoint)
             except OSError as error:
                 if error.errno in TRANSIENT_ERRORS:  # the checkpoint stays due
                     raise StoreTransientError(
@@ -269,7 +275,7 @@ class Checkpointer:
                 self._log.mark_failed(error)
             self._due = None
 
-    def _write(self, checkpoint: Checkpoint) -> None:
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint to its file, and report success or a full disk to `outages`.
 
         On a full disk the previous checkpoint stays valid, and the next request is never skipped.
@@ -283,10 +289,23 @@ class Checkpointer:
             if error.errno not in FULL_ERRORS:
                 raise
             self._requested_values = None
-            text = "writing a new checkpoint failed: %s"
-            self._outages.report_failure(_CHECKPOINT_WRITE, text, error, kind=kind_of(error))
+            message = "writing a new checkpoint failed: %s"
+            self._outages.report_failure(_CHECKPOINT_WRITE, message, error, kind=kind_of(error))
         else:
             self._outages.report_success(_CHECKPOINT_WRITE)
+
+    def _sync_paths(self, paths: list[str]) -> None:
+        """Sync files and directories; if they are many, their whole file systems. Raises OSError.
+
+        Each single sync commits the file system's journal, which takes long for thousands of
+        queues.
+        """
+        if len(paths) > SINGLE_SYNCS_MAX:
+            roots = (self._config.consume_queue_path, self._config.root)
+            if all(map(self._files.sync_all, roots)):
+                return
+        for path in paths:
+            self._sync_path(path)
 
     def _sync_path(self, path: str) -> None:
         """Sync a queue file, an index file or a directory. Does nothing if it has been removed."""

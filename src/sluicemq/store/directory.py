@@ -140,12 +140,12 @@ def read_checkpoint(files: Files, path: str) -> CheckpointContent:
     if not files.exists(path):
         return CheckpointContent(0, None)
     with closing(files.open(path)) as file:
-        data = file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0")
-    log_time, queue_time, index_time, _, _ = _JAVA_FIELDS.unpack_from(data)
-    java_time = max(0, min(log_time, queue_time) - _JAVA_MARGIN_MS)
-    return CheckpointContent(
-        java_time, max(filter(None, parse_slots(data)), default=None), index_time
-    )
+        content = file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0")
+    log_time_ms, queue_time_ms, index_time_ms, _, _ = _JAVA_FIELDS.unpack_from(content)
+    java_time_ms = max(0, min(log_time_ms, queue_time_ms) - _JAVA_MARGIN_MS)
+    # Checkpoints compare by their first field, the sequence number.
+    latest = max(filter(None, parse_slots(content)), default=None)
+    return CheckpointContent(java_time_ms, latest, index_time_ms)
 
 
 def parse_slots(data: bytes) -> list[Checkpoint | None]:
@@ -154,14 +154,20 @@ def parse_slots(data: bytes) -> list[Checkpoint | None]:
     `data` are all bytes of the file. Slots of older versions are read too, with defaults for the
     fields that these lack.
     """
-    checkpoints: list[Checkpoint | None] = []
-    for at in SLOTS:
-        magic, crc = _SLOT_HEAD.unpack_from(data, at)
-        layout = _LAYOUTS.get(magic, _JAVA_FIELDS)
-        content = data[at + _SLOT_HEAD.size : at + _SLOT_HEAD.size + layout.size]
-        is_whole = magic in _LAYOUTS and crc == zlib.crc32(content)
-        checkpoints.append(Checkpoint(*layout.unpack(content)) if is_whole else None)
-    return checkpoints
+    return [_parse_slot(data, slot_start) for slot_start in SLOTS]
+
+
+def _parse_slot(data: bytes, slot_start: int) -> Checkpoint | None:
+    """Return the checkpoint in the slot at byte `slot_start`; None if it is empty or torn."""
+    magic, crc = _SLOT_HEAD.unpack_from(data, slot_start)
+    layout = _LAYOUTS.get(magic)
+    if layout is None:  # the slot is empty
+        return None
+    fields_start = slot_start + _SLOT_HEAD.size
+    fields = data[fields_start : fields_start + layout.size]
+    if zlib.crc32(fields) != crc:  # a crash has interrupted the write
+        return None
+    return Checkpoint(*layout.unpack(fields))
 
 
 def write_checkpoint(
@@ -214,13 +220,13 @@ class CheckpointFile:
         After a write that fails, the next one uses the same slot, so the other slot stays valid.
         """
         with self._lock:
-            start = checkpoint.log_start if self.written is None else self.written.log_start
-            new = checkpoint._replace(
-                sequence=self._sequence + 1, log_start=max(checkpoint.log_start, start)
-            )
-            write_checkpoint(self._files, self._path, new, index_time_ms=self.index_time_ms)
-            self._sequence = new.sequence
-            self.written = new
+            log_start = checkpoint.log_start
+            if self.written is not None:
+                log_start = max(log_start, self.written.log_start)
+            numbered = checkpoint._replace(sequence=self._sequence + 1, log_start=log_start)
+            write_checkpoint(self._files, self._path, numbered, index_time_ms=self.index_time_ms)
+            self._sequence = numbered.sequence
+            self.written = numbered
 
     def remove(self) -> None:
         """Remove the file, durably: nothing is known of log, queues and index. Raises OSError."""
@@ -263,7 +269,8 @@ class CheckpointFile:
             if not self._files.exists(self._path):
                 return
             with closing(self._files.open(self._path)) as file:
-                if any(parse_slots(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
+                content = file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0")
+                if any(parse_slots(content)):
                     file.pwrite(struct.pack(">q", time_ms), _INDEX_TIME_AT)
 
 
@@ -276,7 +283,9 @@ def write_abort(files: Files, path: str, *, is_followed: bool = False) -> None:
     It contains this process's id, then " slave" if `is_followed`: a master writes the log. Raises
     OSError.
     """
-    content = str(process_id()).encode() + _FOLLOWED_SUFFIX * is_followed
+    content = str(process_id()).encode()
+    if is_followed:
+        content += _FOLLOWED_SUFFIX
     with closing(files.open(path, create=True)) as file:
         file.truncate(len(content))
         file.pwrite(content, 0)
@@ -309,6 +318,7 @@ class DeletedTopics:
     """
 
     def __init__(self, files: Files, path: str, ends: dict[str, int] | None = None) -> None:
+        """Begin with the entries of the file at `path`, which are `ends`; None means none."""
         self._files = files
         self._path = path
         self.end_by_topic = ends or {}
@@ -321,16 +331,9 @@ class DeletedTopics:
         It is empty if there is no such file. If the file is damaged, it is empty too, and a warning
         is logged. Raises OSError.
         """
-
-        def parse(text: str) -> dict[str, int]:
-            values = json.loads(text)
-            if not isinstance(values, dict):
-                raise TypeError("no object of topics")
-            return {str(topic): int(end) for topic, end in values.items()}
-
         path = f"{root}/config/deletedTopics.json"
         try:
-            return cls(files, path, load_text(files, path, parse))
+            return cls(files, path, load_text(files, path, _parse_deleted_topics))
         except StoreDamagedError as error:
             logger.warning("%s Deleted topics may come back.", error.fact)
             return cls(files, path)
@@ -342,37 +345,49 @@ class DeletedTopics:
         more. Raises OSError; then there is no new entry in this process. The next start has none
         either, unless `is_doubtful` is set.
         """
-        kept = {
+        # Keep the topics of which the log still has dead records.
+        new_ends = {
             name: position for name, position in self.end_by_topic.items() if position > log_start
         }
-        ends = kept | {topic: end}
-        before = json.dumps(self.end_by_topic, indent=1)
-        text = json.dumps(ends, indent=1)
+        new_ends[topic] = end
+
+        old_text = json.dumps(self.end_by_topic, indent=1)
+        new_text = json.dumps(new_ends, indent=1)
         try:
-            replace_text(self._files, self._path, text)
+            replace_text(self._files, self._path, new_text)
         except OSError:
             self.is_doubtful = True
-            if read_text(self._files, self._path) == text:  # only syncing the file's name failed
-                replace_text(self._files, self._path, before)
+            # If the new text is there, only syncing the file's name failed.
+            if read_text(self._files, self._path) == new_text:
+                replace_text(self._files, self._path, old_text)
             # Not reached if reading or writing fails again: then the entry stays doubtful.
             self.is_doubtful = False
             raise
-        self.end_by_topic = ends
+        self.end_by_topic = new_ends
 
     def cut(self, end: int) -> None:
         """Lower all entries to `end`, the new end of the log, so that new records are live.
 
         The file is written only if an entry changes. Raises OSError.
         """
-        if any(position > end for position in self.end_by_topic.values()):
-            self.end_by_topic = {
-                name: min(position, end) for name, position in self.end_by_topic.items()
-            }
-            replace_text(self._files, self._path, json.dumps(self.end_by_topic, indent=1))
+        if all(topic_end <= end for topic_end in self.end_by_topic.values()):
+            return
+        self.end_by_topic = {
+            topic: min(topic_end, end) for topic, topic_end in self.end_by_topic.items()
+        }
+        replace_text(self._files, self._path, json.dumps(self.end_by_topic, indent=1))
 
     def is_live(self, topic: str, position: int) -> bool:
         """Return whether the record at `position` belongs to the topic as it exists now."""
         return position >= self.end_by_topic.get(topic, 0)
+
+
+def _parse_deleted_topics(text: str) -> dict[str, int]:
+    """Return the entries in the text of `deletedTopics.json`. Raises ValueError or TypeError."""
+    end_by_topic = json.loads(text)
+    if not isinstance(end_by_topic, dict):
+        raise TypeError("no object of topics")
+    return {str(topic): int(end) for topic, end in end_by_topic.items()}
 
 
 # --- checking directories
@@ -385,24 +400,41 @@ def check_directory(files: Files, config: StoreConfig) -> None:
     SluiceMQ does not support (DLedger, RocksDB). Raises OSError for what cannot be read.
     """
     root = config.root
-    index = f"{root}/index"
-    settings = f"{root}/config"
-    for path in (config.commit_log_path, config.consume_queue_path, index, settings):
-        if not files.exists(path) or files.names(path):
-            continue
-        try:
-            files.open(path).close()
-        except IsADirectoryError:
-            continue
-        raise StoreDamagedError(
-            f"{path} must be a directory, but is a file.",
-            fix="Move the file away, and restore the directory from a copy if there was one.",
-        )
+    for path in (
+        config.commit_log_path,
+        config.consume_queue_path,
+        f"{root}/index",
+        f"{root}/config",
+    ):
+        _require_no_file(files, path)
     if files.exists(f"{root}/{RESTORING_FILE}"):
         raise StoreError(
             f"{root} contains an incomplete store: `sluice store restore` was interrupted.",
             fix="Run that command again with the same directories.",
         )
+    _require_supported_format(files, root)
+
+
+def _require_no_file(files: Files, path: str) -> None:
+    """Raise StoreDamagedError if there is a file at `path`, where a directory belongs.
+
+    Returns if there is nothing at `path`. Raises OSError.
+    """
+    if not files.exists(path) or files.names(path):
+        return
+    # An empty directory, or a file: only opening it shows which.
+    try:
+        files.open(path).close()
+    except IsADirectoryError:
+        return
+    raise StoreDamagedError(
+        f"{path} must be a directory, but is a file.",
+        fix="Move the file away, and restore the directory from a copy if there was one.",
+    )
+
+
+def _require_supported_format(files: Files, root: str) -> None:
+    """Raise StoreError if the store in `root` is kept in DLedger or RocksDB. Raises OSError."""
     for name in files.names(root):
         if name.startswith("dledger-") and files.names(f"{root}/{name}"):
             raise StoreError(
@@ -417,10 +449,11 @@ def check_directory(files: Files, config: StoreConfig) -> None:
             " (storeType=defaultRocksDB), which SluiceMQ does not support.",
             fix="Move that directory away. The queues are then rebuilt from the commit log.",
         )
-    for name in files.names(settings):
-        if "CURRENT" in files.names(f"{settings}/{name}"):  # every RocksDB has that file
+    settings_path = f"{root}/config"
+    for name in files.names(settings_path):
+        if "CURRENT" in files.names(f"{settings_path}/{name}"):  # every RocksDB has that file
             raise StoreError(
-                f"{settings}/{name} is a RocksDB table, which SluiceMQ does not support.",
+                f"{settings_path}/{name} is a RocksDB table, which SluiceMQ does not support.",
                 fix="Export it with `mqadmin rocksDBConfigToJson`, then move the directory away.",
             )
 
@@ -437,16 +470,16 @@ def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> S
         return StoreError(
             f"the directory {root!r} does not exist.", fix="Pass the directory of a message store."
         )
-    names = files.names(root)
-    if any(map(is_segment_name, names)):
+    root_names = files.names(root)
+    if any(map(is_segment_name, root_names)):
         return StoreError(
             f"{fact}: it contains the files of one part of a store.",
             fix="Specify the directory above it (the value of storePathRootDir).",
         )
-    for name in names:
+    for name in root_names:
         if files.names(f"{root}/{name}/{LOG_DIRECTORY}"):
             return StoreError(f"{fact}.", fix=f"Specify {root}/{name}, which is one.")
-    if ROCKSDB_QUEUES in names:
+    if ROCKSDB_QUEUES in root_names:
         return StoreError(
             f"{fact}: it keeps its queues in RocksDB (storeType=defaultRocksDB) and contains no"
             " commit log.",
@@ -462,11 +495,10 @@ def not_a_store_error(files: Files, root: str, log_paths: str, option: str) -> S
 
 def open_error(root: str, error: OSError) -> StoreError:
     """Return the StoreError for an OSError that occurred while the store in `root` was opened."""
-    return StoreError(
-        f"The store in {root} cannot be opened: {error.strerror or error}"
-        f"{f' ({error.filename})' if error.filename else ''}.",
-        fix=fix_of(error),
-    )
+    reason = str(error.strerror or error)
+    if error.filename:
+        reason += f" ({error.filename})"
+    return StoreError(f"The store in {root} cannot be opened: {reason}.", fix=fix_of(error))
 
 
 def detect_file_sizes(
@@ -480,37 +512,49 @@ def detect_file_sizes(
     file of another size. Raises StoreError if `config.root` is not a store; `option` is the option
     or setting by which the user specifies where the log is. Raises OSError.
     """
-
-    def segment_paths(directory: str) -> Iterator[str]:
-        return (f"{directory}/{name}" for name in files.names(directory) if is_segment_name(name))
-
-    def size(paths: Iterable[str], configured: int) -> int:
-        sizes: Counter[int] = Counter()
-        for path in paths:
-            with closing(files.open(path)) as file:
-                sizes[file.size()] += 1
-        del sizes[0]  # left by a crash that interrupted the file's creation
-        return configured if not sizes or configured in sizes else sizes.most_common(1)[0][0]
-
-    log = config.commit_log_path
-    queues = config.consume_queue_path
-    if not any(segment_paths(log)):
-        raise not_a_store_error(files, config.root, log, option)
-    queue_files = (
-        path
-        for topic in files.names(queues)
-        for queue_id in files.names(f"{queues}/{topic}")
-        for path in segment_paths(f"{queues}/{topic}/{queue_id}")
-    )
-    timer_log = segment_paths(f"{config.root}/timerlog")
+    log_paths = list(_iter_segment_paths(files, config.commit_log_path))
+    if not log_paths:
+        raise not_a_store_error(files, config.root, config.commit_log_path, option)
+    queue_paths = islice(_iter_queue_paths(files, config.consume_queue_path), QUEUE_FILES_MAX)
+    timer_paths = _iter_segment_paths(files, f"{config.root}/timerlog")
     return replace(
         config,
-        commit_log_file_bytes=size(segment_paths(log), config.commit_log_file_bytes),
-        consume_queue_file_bytes=size(
-            islice(queue_files, QUEUE_FILES_MAX), config.consume_queue_file_bytes
-        ),
-        timer_log_file_bytes=size(timer_log, config.timer_log_file_bytes),
+        commit_log_file_bytes=_detect_size(files, log_paths, config.commit_log_file_bytes),
+        consume_queue_file_bytes=_detect_size(files, queue_paths, config.consume_queue_file_bytes),
+        timer_log_file_bytes=_detect_size(files, timer_paths, config.timer_log_file_bytes),
     )
+
+
+def _iter_segment_paths(files: Files, directory: str) -> Iterator[str]:
+    """Yield the paths of the files of a log or queue in `directory`, in the order of their names.
+
+    Files with other names are left out.
+    """
+    for name in files.names(directory):
+        if is_segment_name(name):
+            yield f"{directory}/{name}"
+
+
+def _iter_queue_paths(files: Files, directory: str) -> Iterator[str]:
+    """Yield the paths of the files of all queues. `directory` contains the topics."""
+    for topic in files.names(directory):
+        for queue_id in files.names(f"{directory}/{topic}"):
+            yield from _iter_segment_paths(files, f"{directory}/{topic}/{queue_id}")
+
+
+def _detect_size(files: Files, paths: Iterable[str], configured_size: int) -> int:
+    """Return the configured size if a file has it or there is no file, else the most frequent.
+
+    Raises OSError.
+    """
+    size_counts: Counter[int] = Counter()
+    for path in paths:
+        with closing(files.open(path)) as file:
+            size_counts[file.size()] += 1
+    del size_counts[0]  # left by a crash that interrupted the file's creation
+    if not size_counts or configured_size in size_counts:
+        return configured_size
+    return size_counts.most_common(1)[0][0]
 
 
 def format_bytes(size: float) -> str:
@@ -520,3 +564,11 @@ def format_bytes(size: float) -> str:
             break
         size /= 1024
     return f"{size:.1f} {unit}"
+
+
+def format_uptime(seconds: int) -> str:
+    """Format a duration as RocketMQ does: 90 -> `[ 0 days, 0 hours, 1 minutes, 30 seconds ]`."""
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

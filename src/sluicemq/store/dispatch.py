@@ -17,8 +17,10 @@ from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
     PLACEHOLDER_CODE,
+    SEARCH_BYTES_MAX,
     CommitLog,
     LogRecord,
+    find_next_record_start,
 )
 from sluicemq.store.queues import OFFSET_MAX, ConsumeQueues, Queue, Unit, is_valid_key
 
@@ -42,10 +44,10 @@ The number doubles each time, up to `SINGLE_RECORDS_FIRST`.
 class Dispatcher:
     """Adds the units of records of the log to their queues.
 
-    `units_added` counts the units that the queues did not have before. The keys of
-    `grown_queues` are the queues that received these units, in the order in which they received the
-    first one; the caller clears it. `last_store_time_ms` is the store
-    time of the last record that was read (0 if there was none).
+    `units_added` counts the units that the queues did not have before. The keys of `grown_queues`
+    are the queues that received these units, in the order in which they received the first one; the
+    caller clears it. `last_store_time_ms` is the store time of the last record that was read (0 if
+    there was none).
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Dispatcher:
     def reset(self) -> None:
         """Forget all queues, suspects and counts. Call this when queues were removed or truncated.
 
+        Suspects are records with implausible offsets that wait for the next record of their queue.
+
         `last_store_time_ms` stays.
         """
         self._by_name.clear()
@@ -104,27 +108,20 @@ class Dispatcher:
             delays_ms=self._delays_ms,
             singles=singles,
         ):
-            if not isinstance(records, LogRecord):
-                is_complete = all(
+            if isinstance(records, LogRecord):
+                has_gap = records.is_queued and not self._dispatch_record(records, may_gap=may_gap)
+            else:
+                has_gap = not all(
                     self._dispatch_group(group, may_gap=may_gap) for group in records.groups
                 )
-            elif records.is_queued:
-                code = records.tag_code(self._delays_ms)
-                unit = Unit(records.position, records.size_bytes, code)
-                queue = self._queue_of(records.topic, records.queue_id)
-                is_complete = self._put(queue, records.queue_offset, unit, may_gap=may_gap)
-                for key, offset in records.extra_queues() if is_complete else ():
-                    self._put(self._queues.get_unchecked(key), offset, unit, may_gap=True)
-            else:
-                is_complete = True
-            if not is_complete:
+            if has_gap:
                 return None
             end = records.end
             self.last_store_time_ms = records.store_time_ms
         return end
 
     def resolve_suspects(self, *, is_end: bool = True) -> None:
-        """Decide about suspects, because no record follows for now.
+        """Decide about suspects (records with implausible offsets): no record follows for now.
 
         A suspect with offset 0 is added: its topic was deleted and created again. With `is_end`,
         any other suspect is logged and dropped. Without `is_end` it continues to wait.
@@ -138,58 +135,74 @@ class Dispatcher:
                 continue
             del self._suspects[queue]
 
-    def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
-        """Add many units to one queue, all at once if possible, else one by one.
+    def _dispatch_record(self, record: LogRecord, *, may_gap: bool) -> bool:
+        """Add the unit of a record to its queue, and to any other queues that contain the record.
 
-        Returns False at a gap; the units before the gap stay added.
+        Returns False at a gap; then the unit was not added.
         """
-        queue = self._queue_of(group.topic, group.queue_id)
+        unit = Unit(record.position, record.size_bytes, record.tag_code(self._delays_ms))
+        queue = self._get_queue(record.topic, record.queue_id)
+        if not self._dispatch_unit(queue, record.queue_offset, unit, may_gap=may_gap):
+            return False
+        for key, offset in record.extra_queues():
+            self._dispatch_unit(self._queues.get_unchecked(key), offset, unit, may_gap=True)
+        return True
+
+    def _dispatch_group(self, group: "QueueUnits", *, may_gap: bool) -> bool:
+        """Add many units (entries) to one queue, all at once if possible, else one by one.
+
+        Returns False at a gap, a unit that does not follow those of the queue; the units before the
+        gap stay added.
+        """
+        queue = self._get_queue(group.topic, group.queue_id)
         was_deleted = queue.topic in self._queues.deleted.end_by_topic
-        is_plain = group.is_consecutive and not was_deleted and is_valid_key(queue.key)
-        added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_plain else None
-        if added is None:  # not plain, or the units do not simply follow those of the queue
+        units_added = None
+        if group.is_consecutive and not was_deleted and is_valid_key(queue.key):
+            units_added = queue.extend(int(group.offsets[0]), group.units.tobytes())
+        if units_added is None:  # the units do not simply follow those of the queue
             return all(
-                self._put(queue, offset, Unit._make(unit), may_gap=may_gap)
-                for offset, unit in group.rows()
+                self._dispatch_unit(queue, offset, Unit._make(fields), may_gap=may_gap)
+                for offset, fields in group.rows()
             )
-        if added:
-            self.units_added += added
+        if units_added:
+            self.units_added += units_added
             self.grown_queues[queue] = None
             self._queues.mark_dirty(queue)
         return True
 
-    def _queue_of(self, topic: bytes, queue_id: int) -> Queue:
+    def _get_queue(self, topic: bytes, queue_id: int) -> Queue:
         """Return the queue for a topic as it is encoded in records, and create it if necessary."""
         queue = self._by_name.get((topic, queue_id))
         if queue is None:
-            name = (topic.decode(errors="replace"), queue_id)
-            queue = self._by_name[topic, queue_id] = self._queues.get_unchecked(name)
+            key = (topic.decode(errors="replace"), queue_id)
+            queue = self._by_name[topic, queue_id] = self._queues.get_unchecked(key)
         return queue
 
-    def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
-        """Add a unit to its queue, skip it, or let it wait as a suspect.
+    def _dispatch_unit(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
+        """Add a unit (entry) to its queue, skip it, or let it wait as a suspect.
 
-        Decides first about the suspect that the queue has. Returns False only at a gap, if
-        `may_gap` is not set; then the unit was not added. A unit of a deleted topic, or with an
-        impossible queue id or offset, is skipped; only the latter is logged.
+        A suspect is the unit of a record whose offset is implausible. The next record of the queue
+        decides about it. Decides first about the suspect that the queue has. Returns False only at
+        a gap, if `may_gap` is not set; then the unit was not added. A unit of a deleted topic, or
+        with an impossible queue id or offset, is skipped; only the latter is logged.
         """
         if not self._queues.deleted.is_live(queue.topic, unit.physical_offset):
             return True
         suspect = self._suspects.pop(queue, None)
-        if suspect is not None and suspect[0] + 1 == offset:
-            self._add_unit(queue, *suspect)
-        elif suspect is not None:
-            _log_impossible_offset(queue, *suspect)
+        if suspect is not None:
+            self._resolve_suspect(queue, *suspect, following_offset=offset)
+
         offset_max = OFFSET_MAX
-        if not (self._log.start or queue.next_offset or unit.tag_code == PLACEHOLDER_CODE):
-            # The log is complete and the queue empty, so the offset cannot exceed the number of
-            # records that fit before this one.
+        is_log_complete = self._log.start == 0
+        if is_log_complete and not queue.next_offset and unit.tag_code != PLACEHOLDER_CODE:
+            # In an empty queue, the offset cannot exceed the number of records that fit before this
+            # one.
             offset_max = unit.physical_offset // RECORD_BYTES_MIN
         if not is_valid_key(queue.key) or not 0 <= offset <= offset_max:
             _log_impossible_offset(queue, offset, unit)
             return True
         if not _is_plausible(queue, offset, unit):
-            self._suspects[queue] = (offset, unit)
+            self._suspects[queue] = (offset, unit)  # the next record of the queue decides
             return True
         if offset > queue.next_offset and not may_gap:
             logger.warning(
@@ -202,6 +215,18 @@ class Dispatcher:
             return False
         self._add_unit(queue, offset, unit)
         return True
+
+    def _resolve_suspect(
+        self, queue: Queue, offset: int, unit: Unit, *, following_offset: int
+    ) -> None:
+        """Add a suspect to its queue, or log it as impossible.
+
+        The next record of the queue decides: it has the offset `following_offset`.
+        """
+        if offset + 1 == following_offset:
+            self._add_unit(queue, offset, unit)
+        else:
+            _log_impossible_offset(queue, offset, unit)
 
     def _add_unit(self, queue: Queue, offset: int, unit: Unit) -> None:
         """Add a unit to its queue, and count it if the queue did not have it."""
@@ -218,16 +243,19 @@ def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
     queue's unit there has an earlier position in the log. It can have a later offset if the log has
     room for the records between.
     """
-    end = queue.next_offset
-    if end == offset:
+    next_offset = queue.next_offset
+    if next_offset == offset:
         return True
-    if offset < end:
-        present = queue.unit(offset)
-        return present is not None and present.physical_offset >= unit.physical_offset
-    last = queue.unit(end - 1)
-    if last is None or not last.is_used or last.is_blank or last.tag_code == PLACEHOLDER_CODE:
+    if offset < next_offset:
+        present_unit = queue.unit(offset)
+        return present_unit is not None and present_unit.physical_offset >= unit.physical_offset
+    last_unit = queue.unit(next_offset - 1)
+    if last_unit is None or not last_unit.is_used or last_unit.is_blank:
+        return True
+    if last_unit.tag_code == PLACEHOLDER_CODE:
         return True  # a placeholder may lie far before the position of the lost message
-    return (offset - end + 1) * RECORD_BYTES_MIN <= unit.physical_offset - last.physical_offset
+    bytes_needed = (offset - next_offset + 1) * RECORD_BYTES_MIN
+    return bytes_needed <= unit.physical_offset - last_unit.physical_offset
 
 
 def _log_impossible_offset(queue: Queue, offset: int, unit: Unit) -> None:
@@ -259,8 +287,9 @@ def sweep_records(
     records come one by one before columns are tried again. `delays_ms` are the delays of level 1,
     2, … (messageDelayLevel), for the units of delayed messages.
     """
-    singles = SINGLE_RECORDS_FIRST if singles is None else singles
-    between = SINGLE_RECORDS_BETWEEN
+    if singles is None:
+        singles = SINGLE_RECORDS_FIRST
+    singles_between = SINGLE_RECORDS_BETWEEN
     position = start
     while True:
         if singles:
@@ -272,15 +301,17 @@ def sweep_records(
             if count < singles:
                 return
 
-        room = log.next_room(position, stop)
-        if room is None:
+        next_room = log.next_room(position, stop)
+        if next_room is None:
             return
-        segment, position, limit = room
+        segment, position, end_max = next_room
+        # Without `stop`, the records end somewhere before the end of the file.
+        needed_end = position + BLANK_BYTES if stop is None else end_max
+        view = segment.data_view(needed_end)[: end_max - segment.base]
         from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - imports NumPy
 
-        view = segment.data_view(limit if stop is not None else position + BLANK_BYTES)
         sweep = sweep_piece(
-            view[: limit - segment.base],
+            view,
             position - segment.base,
             segment.base,
             check_crc=check_crc,
@@ -290,6 +321,46 @@ def sweep_records(
         if sweep is not None:
             yield sweep
             position = sweep.end
-        is_worth_it = sweep is not None and sweep.count >= SINGLE_RECORDS_BETWEEN
-        between = SINGLE_RECORDS_BETWEEN if is_worth_it else min(2 * between, SINGLE_RECORDS_FIRST)
-        singles = 0 if is_worth_it else between
+        if sweep is not None and sweep.count >= SINGLE_RECORDS_BETWEEN:
+            singles_between = SINGLE_RECORDS_BETWEEN
+            singles = 0
+        else:  # columns did not help much here
+            singles_between = min(2 * singles_between, SINGLE_RECORDS_FIRST)
+            singles = singles_between
+
+
+def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
+    """Return the first valid record behind the damaged `position`, for a report.
+
+    Searches `SEARCH_BYTES_MAX` bytes of the same file, then only the first position of each later
+    file. Returns None if it finds no record. Unlike recovery, it does not check checksum
+    properties.
+    """
+    segment = log.segments.at(position)
+    if segment is None:
+        return None
+    record = None
+    stop = min(segment.end, position + SEARCH_BYTES_MAX)
+    start = find_next_record_start(segment, position + 1, stop, segment.end, takes_blank=False)
+    if start is not None:
+        record = log.find_record(start)
+    while record is None and (segment := log.segments.at(segment.end)) is not None:
+        record = log.find_record(segment.base)
+    return record
+
+
+def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
+    """Yield all valid records from `start` on.
+
+    Unlike `CommitLog.scan`, continue behind damaged bytes with the record that `find_next_record`
+    finds. Stops where it finds none.
+    """
+    end = start
+    while True:
+        for record in log.scan(end):
+            yield record
+            end = record.end
+        next_record = find_next_record(log, end)
+        if next_record is None:
+            return
+        end = next_record.position

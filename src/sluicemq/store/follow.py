@@ -19,10 +19,14 @@ after: the log up to the new end, with queues and index as they will be. Then th
 are removed, last one first, then what is derived from them. A caller that keeps terms beside the
 log truncates these afterwards.
 
+A store whose messages must be on replicas before they are visible, be it a slave's or a master's,
+hides what a start finds behind the confirmed end of the log (`HiddenMessages`).
+
 An empty store accepts the first bytes at the beginning of any file, like a RocketMQ slave that
 receives the last file only. `truncate(0)` empties a store.
 """
 
+from bisect import bisect_left
 from typing import Final, Protocol
 
 from sluicemq.errors import StoreDamagedError, StoreError
@@ -31,7 +35,8 @@ from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.store.dispatch import Dispatcher, sweep_records
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import BLANK_BYTES, CommitLog
-from sluicemq.store.queues import Queue
+from sluicemq.store.queues import ConsumeQueues, Queue
+from sluicemq.store.segments import Segment
 from sluicemq.store.writer import Writer
 
 SWEEP_BYTES_MIN: Final = 64 << 10
@@ -62,6 +67,91 @@ class FollowedStore(Protocol):
         """Remove everything from position `end` on."""
 
 
+class HiddenMessages:
+    """The messages that a start has found behind the confirmed end of the log.
+
+    Readers must not see them before replicas have them. They are hidden by the visible offsets of
+    their queues.
+    """
+
+    def __init__(self, queues: ConsumeQueues) -> None:
+        """Hide nothing of `queues` yet."""
+        self._queues = queues
+        self._end_by_queue: dict[Queue, int] = {}
+        """The end offsets of the queues that have hidden messages."""
+
+    def __len__(self) -> int:
+        """Return the number of queues with hidden messages."""
+        return len(self._end_by_queue)
+
+    def hide(self, confirmed: int) -> int:
+        """Hide the messages whose records end behind the position `confirmed` of the log.
+
+        Lowers the visible offsets of their queues. Returns the position behind the last visible
+        record; 0 if no record is visible.
+        """
+        visible_end = 0
+        for queue in self._queues:
+            visible_offset = queue.end_offset_before(confirmed)
+            if visible_offset < queue.next_offset:
+                self._end_by_queue[queue] = queue.next_offset
+                queue.visible_offset = visible_offset
+            if visible_offset > queue.offset_min:
+                visible_end = max(visible_end, _find_record_end(queue, visible_offset - 1))
+        return visible_end
+
+    def reveal(self, confirmed: int) -> tuple[int, list[tuple[Queue, int]]]:
+        """Find the hidden messages whose records end at position `confirmed` or before.
+
+        Returns (end, queues). `queues` contains each queue with such messages, and the offset
+        behind the last one, which the caller makes visible. `end` is the position behind the last
+        of their records; 0 if there are none. Messages of these queues with later records stay
+        hidden.
+        """
+        end = 0
+        revealed: list[tuple[Queue, int]] = []
+        for queue, hidden_end in list(self._end_by_queue.items()):
+            visible_offset = _find_hidden_from(queue, hidden_end, confirmed)
+            if visible_offset == hidden_end:
+                del self._end_by_queue[queue]
+            if visible_offset > queue.visible_offset:
+                revealed.append((queue, visible_offset))
+                end = max(end, _find_record_end(queue, visible_offset - 1))
+        return end, revealed
+
+    def drop_removed(self) -> None:
+        """Forget the hidden messages that were removed from their queues."""
+        for queue, hidden_end in list(self._end_by_queue.items()):
+            self._end_by_queue[queue] = min(hidden_end, queue.next_offset)
+
+    def clear(self) -> None:
+        """Forget all hidden messages. Call this when the queues were emptied."""
+        self._end_by_queue.clear()
+
+
+def _find_hidden_from(queue: Queue, hidden_end: int, confirmed: int) -> int:
+    """Return the first offset whose record ends behind the position `confirmed` of the log.
+
+    Searches the offsets from the visible end of the queue to before `hidden_end`, which is returned
+    if there is none. Blank units count as confirmed.
+    """
+
+    def is_hidden(offset: int) -> bool:
+        unit = queue.unit(offset)
+        return unit is None or (unit.end > confirmed and not unit.is_blank)
+
+    hidden_offsets = range(queue.visible_offset, hidden_end)
+    return queue.visible_offset + bisect_left(hidden_offsets, True, key=is_hidden)
+
+
+def _find_record_end(queue: Queue, offset: int) -> int:
+    """Return the position behind the record of a queue offset; 0 if it has no record."""
+    unit = queue.unit(offset)
+    if unit is None or unit.is_blank:
+        return 0
+    return unit.end
+
+
 class LogFollower:
     """Receives the bytes that a master writes to the log of this store."""
 
@@ -88,7 +178,7 @@ class LogFollower:
         """Whether the log is empty, so that it may begin at any file."""
         return self._log.written_offset == self._log.start
 
-    def append(self, position: int, data: bytes | bytearray | memoryview) -> None:
+    def append(self, position: int, log_bytes: bytes | bytearray | memoryview) -> None:
         """Write bytes of the master's log at `position`. This makes no message visible.
 
         `position` must be `end`, or the beginning of any file if the store is empty: then the log
@@ -97,26 +187,26 @@ class LogFollower:
         the log has not grown.
         """
         log = self._log
-        file_bytes = log.segments.file_bytes
         if position != log.written_offset:
-            if not self.is_empty or position % file_bytes:
-                raise StoreError(
-                    f"The master sends bytes from {position} on, but the log in"
-                    f" {log.segments.directory} ends at {log.written_offset}.",
-                    fix="The two logs differ. Truncate this one to where they diverge, or start"
-                    " with an empty directory.",
-                )
-            self._store.begin_log(position)
-        view = memoryview(data)
-        end = position + len(data)
-        pieces = []
-        while position < end:
-            size = min(end - position, file_bytes - position % file_bytes)
-            pieces.append((position, view[:size]))
-            view = view[size:]
-            position = position + size
-        log.write(pieces, end)
+            self._begin_log(position)
+        pieces = _split_at_files(position, memoryview(log_bytes), log.segments.file_bytes)
+        log.write(pieces, position + len(log_bytes))
         self._writer.continue_at_log_end()
+
+    def _begin_log(self, position: int) -> None:
+        """Let the empty log begin at `position`.
+
+        Raises StoreError if the log is not empty, or if no file begins there.
+        """
+        log = self._log
+        if not self.is_empty or position % log.segments.file_bytes:
+            raise StoreError(
+                f"The master sends bytes from {position} on, but the log in"
+                f" {log.segments.directory} ends at {log.written_offset}.",
+                fix="The two logs differ. Truncate this one to where they diverge, or start"
+                " with an empty directory.",
+            )
+        self._store.begin_log(position)
 
     def dispatch(self, confirmed: int | None = None) -> None:
         """Add complete records to their queues, and make them visible, up to position `confirmed`.
@@ -129,37 +219,52 @@ class LogFollower:
         are visible then. Raises StoreError if a queue cannot be written.
         """
         log = self._log
-        dispatcher = self._dispatcher
-        stop = log.written_offset if confirmed is None else min(confirmed, log.written_offset)
+        stop = log.written_offset
+        if confirmed is not None:
+            stop = min(stop, confirmed)
         self._store.confirm(stop)
         start = log.records_end
         if stop <= start:
             return
+        end = self._dispatch_records(start, stop)
+        if end > start:
+            self._publish(start, end)
+        self._check_partial_record(end, stop)
+
+    def _dispatch_records(self, start: int, stop: int) -> int:
+        """Add the records in [start, stop) of the log to their queues.
+
+        Returns the position behind the last record: the beginning of the next file if no record, or
+        only a blank one, follows in this file. Raises StoreError if a queue cannot be written.
+        """
+        log = self._log
         singles = 0 if stop - start >= SWEEP_BYTES_MIN else None
         try:
-            end = dispatcher.dispatch_records(start, stop, may_gap=True, singles=singles)
-            dispatcher.resolve_suspects(is_end=False)
+            end = self._dispatcher.dispatch_records(start, stop, may_gap=True, singles=singles)
+            self._dispatcher.resolve_suspects(is_end=False)
         except OSError as error:
             raise StoreError(
                 f"The queues in {log.segments.directory} cannot be written: {error}.",
                 fix=fix_of(error),
             ) from error
         assert end is not None  # `may_gap` fills gaps
-        # Continue in the next file if no record, or only a blank one, follows in this file.
         segment = log.segments.at(end)
-        if segment is not None and segment.end <= stop:
-            is_file_full = segment.end - end < BLANK_BYTES
-            end = segment.end if is_file_full else log.skip_blank(end)
-        if end > start:
-            log.followed_end = end
-            self._writer.last_time_ms = dispatcher.last_store_time_ms or self._writer.last_time_ms
-            self._store.make_visible(
-                end, [(queue, queue.next_offset) for queue in dispatcher.grown_queues]
-            )
-            dispatcher.grown_queues.clear()
-            if end - start >= IMMEDIATE_INDEX_BYTES_MIN:
-                self._store.keys.catch_up(2 * (end - start))
-        self._check_partial_record(end, stop)
+        if segment is None or segment.end > stop:
+            return end
+        is_file_full = segment.end - end < BLANK_BYTES
+        return segment.end if is_file_full else log.skip_blank(end)
+
+    def _publish(self, start: int, end: int) -> None:
+        """Make the records in [start, end) of the log visible, which are in their queues now."""
+        dispatcher = self._dispatcher
+        self._log.followed_end = end
+        if dispatcher.last_store_time_ms:
+            self._writer.last_time_ms = dispatcher.last_store_time_ms
+        grown_queues = [(queue, queue.next_offset) for queue in dispatcher.grown_queues]
+        self._store.make_visible(end, grown_queues)
+        dispatcher.grown_queues.clear()
+        if end - start >= IMMEDIATE_INDEX_BYTES_MIN:
+            self._store.keys.catch_up(2 * (end - start))
 
     def _check_partial_record(self, end: int, stop: int) -> None:
         """Raise StoreDamagedError unless the bytes in [end, stop) are the beginning of a record.
@@ -170,14 +275,15 @@ class LogFollower:
         segment = self._log.segments.at(end)
         if segment is None or stop - end < BLANK_BYTES:
             return
-        room = segment.end - end
+        bytes_left = segment.end - end
         size, magic = BLANK.struct.unpack_from(*segment.safe_view(end, BLANK_BYTES))
-        is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
-        is_begun = is_record and end + size > stop
-        if not is_begun and not (magic == MAGIC_BLANK and size == room):
-            where = f"{end} (byte {end - segment.base} of {segment.path})"
+        is_record = magic in MAGICS and RECORD_BYTES_MIN <= size <= bytes_left
+        is_partial_record = is_record and end + size > stop
+        is_blank_record = magic == MAGIC_BLANK and size == bytes_left
+        if not is_partial_record and not is_blank_record:
+            location = f"{end} (byte {end - segment.base} of {segment.path})"
             raise StoreDamagedError(
-                f"The master sent bytes for position {where} that are not a valid record:"
+                f"The master sent bytes for position {location} that are not a valid record:"
                 f" {self._log.explain_bad_record(end)}.",
                 fix="Check the master's store with `sluice store verify`, then start this broker"
                 " with an empty directory.",
@@ -196,6 +302,23 @@ class LogFollower:
             self._writer.continue_at_log_end()
 
 
+def _split_at_files(
+    position: int, log_bytes: memoryview, file_bytes: int
+) -> list[tuple[int, memoryview]]:
+    """Return (position, bytes) pieces of bytes of the log, each within one file.
+
+    The bytes begin at `position`. Each file of the log has `file_bytes` bytes.
+    """
+    pieces = []
+    while log_bytes:
+        bytes_left_in_file = file_bytes - position % file_bytes
+        piece = log_bytes[:bytes_left_in_file]
+        pieces.append((position, piece))
+        log_bytes = log_bytes[len(piece) :]
+        position += len(piece)
+    return pieces
+
+
 def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
     """Return (records_end, store_time_ms) of the last record that ends at position `end` or before.
 
@@ -209,7 +332,9 @@ def find_records_end(log: CommitLog, start: int, end: int) -> tuple[int, int]:
         records_end = records.end
         store_time_ms = records.store_time_ms
     blank_end = log.skip_blank(records_end)
-    return blank_end if blank_end <= end else records_end, store_time_ms
+    if blank_end <= end:
+        records_end = blank_end
+    return records_end, store_time_ms
 
 
 def remove_partial_record(log: CommitLog) -> None:
@@ -221,3 +346,26 @@ def remove_partial_record(log: CommitLog) -> None:
     for records in sweep_records(log, end, log.written_offset):
         end = records.end
     log.truncate(min(log.skip_blank(end), log.written_offset))
+
+
+def locate_bytes(log: CommitLog, position: int, size_max: int) -> tuple[Segment | None, int, int]:
+    """Return the file that contains `position` of the log, and the range of bytes to read from it.
+
+    Returns (segment, begin, stop), both relative to the beginning of the file. The range has at
+    most `size_max` bytes, and ends where the log or the file ends. Segment is None at the end of
+    the log. Raises StoreError if the log does not contain the position.
+    """
+    segment = log.segments.at(position)
+    end = log.written_offset
+    if position == end or (segment is None and position == log.segments.end):
+        return None, 0, 0
+    if segment is None or position > end:
+        raise StoreError(
+            f"The log in {log.segments.directory} contains the positions {log.start} to {end},"
+            f" not {position}.",
+            fix="Delete the store of the replica that asked for this position, so that it"
+            " copies the log from the beginning.",
+        )
+    begin = position - segment.base
+    stop = min(begin + size_max, segment.size, end - segment.base)
+    return segment, begin, stop

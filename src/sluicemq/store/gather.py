@@ -37,7 +37,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -53,7 +53,8 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, LogRecord, iter_whole_records
+from sluicemq.store.dispatch import iter_whole_records
+from sluicemq.store.log import PLACEHOLDER_CODE, CommitLog, LogRecord
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
@@ -120,10 +121,10 @@ def are_whole(
 ) -> bool:
     """Return whether all records of the units are common (V1, IPv4), valid, and in `segment`. HOT.
 
-    The units are those of `queue` at these `offsets`. `lost_code` is the tag code of placeholders,
-    which are not accepted. False means that each record must be checked separately, not that one is
-    damaged: other forms of records, and zeros in properties, give False too. The compiled engine
-    has the same function.
+    The units are the 20-byte entries of `queue` at these `offsets`. `lost_code` is the tag code of
+    placeholders, which are not accepted. False means that each record must be checked separately,
+    not that one is damaged: other forms of records, and zeros in properties, give False too. The
+    compiled engine has the same function.
     """
     base = segment.base
     topic = queue.topic_part
@@ -150,6 +151,7 @@ def are_whole(
         # Behind the body: the topic with its length, the length of the properties, the properties.
         behind_body = bytes(view[body_end : start + size])
         properties_start = len(topic) + 2
+        # Each line is one rule. The body comes late, because its CRC takes longest.
         if (
             (stored_size, magic, stored_queue_id) != (size, MAGIC_V1, queue_id)
             or stored_offset != offset
@@ -217,11 +219,11 @@ class RecordVerifier:
     ) -> Units:
         """Return the units with wrong ones rebuilt, and blank ones in place of damaged records.
 
-        `offsets` are the queue offsets of the units. With `is_whole` whole records are checked,
-        else only their heads. A rebuilt unit is also written to the queue, and logged; damage is
-        logged. Placeholders become blank units too. Units of records that retention has removed
-        stay as they are. If nothing is wrong, `units` itself is returned. Raises StoreDamagedError
-        if the whole queue is wrong.
+        `units` are 20-byte entries of `queue`, joined, and `offsets` their queue offsets. With
+        `is_whole` whole records are checked, else only their heads. A rebuilt unit is also written
+        to the queue, and logged; damage is logged. Placeholders become blank units too. Units of
+        records that retention has removed stay as they are. If nothing is wrong, `units` itself is
+        returned. Raises StoreDamagedError if the whole queue is wrong.
         """
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         # In most cases all records are common and valid, which one call finds out.
@@ -230,14 +232,11 @@ class RecordVerifier:
             if check(units, offsets, segment, queue, PLACEHOLDER_CODE):
                 return units
         # Otherwise each record is checked, or each whose head is not right.
-        suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
-        if not is_whole and segment is not None and len(suspects) >= VECTORISED_UNITS_MIN:
-            from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
-
-            view = segment.data_view(end_of_last(units))
-            suspects = unverified_heads(view, segment.base, units, queue.queue_id, offsets)
-        repaired: bytearray | None = None
-        for index in suspects:
+        suspect_indices: Sequence[int] = range(len(units) // UNIT_BYTES)
+        if not is_whole and segment is not None and len(suspect_indices) >= VECTORISED_UNITS_MIN:
+            suspect_indices = _find_unverified_heads(units, offsets, segment, queue)
+        repaired: bytearray | None = None  # a copy of the units, as soon as one is wrong
+        for index in suspect_indices:
             unit = Unit._make(UNIT.unpack_from(units, index * UNIT_BYTES))
             position, size, code = unit
             if self.is_trusted(position) and code != PLACEHOLDER_CODE and size > 0:
@@ -245,26 +244,36 @@ class RecordVerifier:
             reason = self._find_fault(unit, (queue, offsets[index]), is_whole=is_whole)
             if reason is None:  # the record may be read
                 continue
-            # An empty reason means that there is no record to rebuild the unit from.
-            rebuilt = None
-            if reason:
-                rebuilt = self._rebuild_unit(unit, queue, offsets[index])
-                if rebuilt is None:
-                    self._report_damage(position, reason)
+            replacement = BLANK_UNIT
+            if reason:  # else there is no record to rebuild the unit from
+                replacement = self._rebuild_or_report(unit, queue, offsets[index], reason)
             if repaired is None:
                 repaired = bytearray(units)
-            repaired[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = rebuilt or BLANK_UNIT
+            repaired[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = replacement
         return units if repaired is None else repaired
+
+    def _rebuild_or_report(self, unit: Unit, queue: Queue, offset: int, reason: str) -> bytes:
+        """Return a wrong unit rebuilt from the log, or a blank unit in its place.
+
+        If it cannot be rebuilt, its record is reported as damaged for `reason`. Raises
+        StoreDamagedError if the whole queue is wrong.
+        """
+        rebuilt = self._rebuild_unit(unit, queue, offset)
+        if rebuilt is None:
+            self._report_damage(unit.physical_offset, reason)
+            return BLANK_UNIT
+        return rebuilt
 
     def _find_fault(
         self, unit: Unit, expected: tuple[Queue, int] | None, *, is_whole: bool
     ) -> str | None:
         """Return why the record of a unit may not be given to a reader; None if it may.
 
-        The reason is a phrase. It is "" if there never was a record: the unit is blank, or of a
-        placeholder. `expected` is (queue, offset): the record must belong to it. None allows any
-        queue. With `is_whole` the whole record is checked. Otherwise the head suffices, and the
-        whole record is checked only if the head is wrong.
+        A unit is the entry of a queue that locates the record. The reason is a phrase. It is "" if
+        there never was a record: the unit is blank, or of a placeholder. `expected` is (queue,
+        offset): the record must belong to it. None allows any queue. With `is_whole` the whole
+        record is checked. Otherwise the head suffices, and the whole record is checked only if the
+        head is wrong.
         """
         position, size, code = unit
         if code == PLACEHOLDER_CODE or size == BLANK_SIZE:
@@ -281,8 +290,10 @@ class RecordVerifier:
         record = self._log.find_valid_record(position)
         if record is None or record.size_bytes != size:
             return f"{self._log.explain_bad_record(position)} ({segment.path})"
-        if expected is not None and not record.belongs_to(expected[0].key, expected[1]):
-            return "the record belongs to another queue or offset"
+        if expected is not None:
+            queue, offset = expected
+            if not record.belongs_to(queue.key, offset):
+                return "the record belongs to another queue or offset"
         return None
 
     def _rebuild_unit(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
@@ -294,28 +305,22 @@ class RecordVerifier:
         queue belongs to other records: `is_doubtful` of the queues is set, and StoreDamagedError is
         raised.
         """
-        before = self._nearest_valid_unit(queue, offset, -1)
-        behind = self._nearest_valid_unit(queue, offset, 1)
-        start = self._log.start if before is None else before.end
-        end = self._log.written_offset if behind is None else behind.physical_offset
+        # Search between the records of the neighbours.
+        search_start = self._log.start
+        unit_before = self._find_nearest_valid_unit(queue, offset, -1)
+        if unit_before is not None:
+            search_start = unit_before.end
+        search_end = self._log.written_offset
+        unit_behind = self._find_nearest_valid_unit(queue, offset, 1)
+        if unit_behind is not None:
+            search_end = unit_behind.physical_offset
         record = None
-        if end - start <= UNIT_SEARCH_BYTES_MAX:
-            record = self._find_record(queue, offset, start, end)
+        if search_end - search_start <= UNIT_SEARCH_BYTES_MAX:
+            record = self._find_record(queue, offset, search_start, search_end)
         if record is not None:
-            code = record.tag_code(self._delays_ms)
-            data = UNIT.pack(record.position, record.size_bytes, code)
-            logger.warning(
-                "queue %s/%d: the unit of message %d was damaged, and has been rebuilt from"
-                " the log",
-                queue.topic,
-                queue.queue_id,
-                offset,
-            )
-            # If the unit cannot be written, the next reader rebuilds it again.
-            with contextlib.suppress(OSError):
-                queue.overwrite_unit(offset, data)
-            return data
-        all_near_are_wrong = before is None and behind is None
+            return self._write_rebuilt_unit(record, queue, offset)
+
+        all_near_are_wrong = unit_before is None and unit_behind is None
         if all_near_are_wrong and self._log.find_valid_record(unit.physical_offset):
             self._queues.is_doubtful = True
             raise StoreDamagedError(
@@ -324,6 +329,21 @@ class RecordVerifier:
                 fix="Restart the broker: it rebuilds the queues from the log.",
             )
         return None
+
+    def _write_rebuilt_unit(self, record: LogRecord, queue: Queue, offset: int) -> bytes:
+        """Write the unit of `record` to its offset in the queue, log that, and return the unit."""
+        code = record.tag_code(self._delays_ms)
+        rebuilt = UNIT.pack(record.position, record.size_bytes, code)
+        logger.warning(
+            "queue %s/%d: the unit of message %d was damaged, and has been rebuilt from the log",
+            queue.topic,
+            queue.queue_id,
+            offset,
+        )
+        # If the unit cannot be written, the next reader rebuilds it again.
+        with contextlib.suppress(OSError):
+            queue.overwrite_unit(offset, rebuilt)
+        return rebuilt
 
     def _find_record(self, queue: Queue, offset: int, start: int, end: int) -> LogRecord | None:
         """Return the record of a queue's offset that begins in [start, end) of the log, or None."""
@@ -334,7 +354,7 @@ class RecordVerifier:
                 return record
         return None
 
-    def _nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
+    def _find_nearest_valid_unit(self, queue: Queue, offset: int, step: int) -> Unit | None:
         """Return the nearest unit that leads to its record, behind or before `offset`.
 
         `step` is the direction: 1 is behind, -1 before. Returns None if there is none within
@@ -365,6 +385,16 @@ class RecordVerifier:
                 reason,
             )
         self._damaged_positions.add(position)
+
+
+def _find_unverified_heads(
+    units: Units, offsets: Sequence[int], segment: Segment, queue: Queue
+) -> list[int]:
+    """Return the indices of the units of `queue` whose records are not clearly in `segment`."""
+    from sluicemq.store.bulk import unverified_heads  # noqa: PLC0415 - imports NumPy
+
+    view = segment.data_view(end_of_last(units))
+    return unverified_heads(view, segment.base, units, queue.queue_id, offsets)
 
 
 def _has_right_head(unit: Unit, segment: Segment, expected: tuple[Queue, int] | None) -> bool:
@@ -414,16 +444,13 @@ class FilterResultCache:
     ) -> Sequence[int]:
         """Return the indices of the units that the filter selects, in ascending order.
 
-        `properties_at(position, size)` returns the properties of a record. Blank units are not
-        selected. Raises PostponedError if the cache lacks a result that is needed. Its work
-        evaluates the filter for these records, and stores the results in this cache.
+        `units` are 20-byte entries of a queue, joined. `properties_at(position, size)` returns the
+        properties of a record. Blank units are not selected. Raises PostponedError if the cache
+        lacks a result that is needed. Its work evaluates the filter for these records, and stores
+        the results in this cache.
         """
         _, cached = self._results.get(id(message_filter), (None, {}))
-        candidates = [
-            (index, position, size)
-            for index, (position, size, code) in enumerate(_unpack_units(units))
-            if size != BLANK_SIZE and message_filter.by_consume_queue(code)
-        ]
+        candidates = _select_by_codes(message_filter, units)
         missing = [
             (position, properties_at(position, size))
             for _, position, size in candidates
@@ -432,22 +459,37 @@ class FilterResultCache:
         if not missing:
             return [index for index, position, _ in candidates if cached[position]]
 
-        def run() -> dict[int, bool]:
+        def evaluate() -> dict[int, bool]:
             matches = message_filter.by_commit_log
             return {position: matches(properties) for position, properties in missing}
 
-        def store_result(results: dict[int, bool]) -> None:
-            # Removing the entry and adding it again makes it the newest of the cache.
-            _, cached = self._results.pop(id(message_filter), (None, {}))
-            if len(cached) > CACHED_RECORDS_MAX - len(results):
-                cached = {}
-            cached.update(results)
-            # The entry keeps the filter alive, so that no other filter can get the same id.
-            self._results[id(message_filter)] = (message_filter, cached)
-            if len(self._results) > CACHED_FILTERS_MAX:
-                self._results.popitem(last=False)
+        store_result = partial(self._store_results, message_filter)
+        raise PostponedError(PostponedWork(evaluate, store_result))
 
-        raise PostponedError(PostponedWork(run, store_result))
+    def _store_results(self, message_filter: MessageFilter, results: dict[int, bool]) -> None:
+        """Cache the results of a filter by the positions of the records."""
+        # Removing the entry and adding it again makes it the newest of the cache.
+        _, cached = self._results.pop(id(message_filter), (None, {}))
+        if len(cached) > CACHED_RECORDS_MAX - len(results):
+            cached = {}
+        cached.update(results)
+        # The entry keeps the filter alive, so that no other filter can get the same id.
+        self._results[id(message_filter)] = (message_filter, cached)
+        if len(self._results) > CACHED_FILTERS_MAX:
+            self._results.popitem(last=False)
+
+
+def _select_by_codes(message_filter: MessageFilter, units: Units) -> list[tuple[int, int, int]]:
+    """Return (index, position, size) of the units whose tag code the filter does not exclude.
+
+    Blank units are left out.
+    """
+    may_match = message_filter.by_consume_queue
+    return [
+        (index, position, size)
+        for index, (position, size, code) in enumerate(_unpack_units(units))
+        if size != BLANK_SIZE and may_match(code)
+    ]
 
 
 class SpanLimit(NamedTuple):
@@ -519,8 +561,8 @@ class RecordCollector:
         queue = self.queue
         end = queue.visible_offset
         while offset < end and not self.is_missing and self.count < self.count_max:
-            count = min(end - offset, self.count_max - self.count, _READ_UNITS_MAX)
-            units = queue.units(offset, count)
+            units_max = min(end - offset, self.count_max - self.count, _READ_UNITS_MAX)
+            units = queue.units(offset, units_max)
             if not len(units):
                 self.is_missing = True
                 break
@@ -533,9 +575,9 @@ class RecordCollector:
     def take_all(self, units: Units, offsets: Sequence[int]) -> int:
         """Take the units in order; return how many were taken or skipped. HOT.
 
-        `offsets` are their queue offsets. Old records are verified first. Blank units, also those
-        in place of damaged records, are skipped. Fewer units than given means that a limit is
-        reached or `is_missing` is set.
+        `units` are 20-byte entries of the queue, joined, and `offsets` their queue offsets. Old
+        records are verified first. Blank units, also those in place of damaged records, are
+        skipped. Fewer units than given means that a limit is reached or `is_missing` is set.
         """
         if len(units) and not self.verifier.is_trusted(_first_position(units)[0]):
             is_whole = not self.is_bulk
@@ -666,7 +708,8 @@ class RecordCollector:
         chosen = list(islice(indices, self.messages_left + 1))
         begins = [index * UNIT_BYTES for index in chosen]
         chosen_units = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-        return self.take_selected(chosen_units, [first_offset + index for index in chosen])
+        chosen_offsets = [first_offset + index for index in chosen]
+        return self.take_selected(chosen_units, chosen_offsets)
 
     def take_selected(self, units: Units, offsets: Sequence[int]) -> int:
         """Take units of matches; return the offset of the first one not taken, or -1. HOT.
@@ -677,20 +720,8 @@ class RecordCollector:
         reader gets no message. Sets `last_offset`.
         """
         count = min(len(offsets), self.messages_left)  # how many of the units are taken
-        limit = self.span_limit
-        if limit is not None and count:
-            first = offsets[0]
-            held_from = self.held_from
-            # A match beyond the span is withheld from a patient reader only. Any other reader
-            # either holds nothing any more, or does not limit its span as Java's client does.
-            is_beyond = held_from >= 0 and first - held_from > limit.span_max and not self.count
-            self.is_out_of_reach = is_beyond and limit.is_patient
-            if held_from < 0 or (is_beyond and not limit.is_patient):
-                self.held_from = held_from = first
-            if self.is_out_of_reach:
-                count = 0
-            elif offsets[count - 1] > held_from + limit.span_max:
-                count = bisect_right(offsets, held_from + limit.span_max, 0, count)
+        if self.span_limit is not None and count:
+            count = self._apply_span_limit(self.span_limit, offsets, count)
         if count < len(offsets):
             processed = self.take_all(units[: count * UNIT_BYTES], offsets[:count])
         else:
@@ -698,6 +729,26 @@ class RecordCollector:
         if processed:
             self.last_offset = offsets[processed - 1]
         return offsets[processed] if processed < len(offsets) else -1
+
+    def _apply_span_limit(self, limit: SpanLimit, offsets: Sequence[int], count: int) -> int:
+        """Return how many of the first `count` matches are within the span of the reader. HOT.
+
+        `offsets` are the queue offsets of the matches. Sets `held_from` and `is_out_of_reach`.
+        """
+        first_offset = offsets[0]
+        held_from = self.held_from
+        # A match beyond the span is withheld from a patient reader only. Any other reader either
+        # holds nothing any more, or does not limit its span as Java's client does.
+        is_beyond = held_from >= 0 and first_offset - held_from > limit.span_max and not self.count
+        self.is_out_of_reach = is_beyond and limit.is_patient
+        if self.is_out_of_reach:
+            return 0
+        if held_from < 0 or is_beyond:
+            self.held_from = held_from = first_offset
+        last_allowed = held_from + limit.span_max
+        if offsets[count - 1] <= last_allowed:
+            return count
+        return bisect_right(offsets, last_allowed, 0, count)
 
     def _switch_to_file_of(self, position: int, size: int) -> bool:
         """Continue in the log file that contains the record of `size` bytes at `position`.

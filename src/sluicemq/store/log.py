@@ -56,6 +56,7 @@ from sluicemq.model.system_names import SCHEDULE_TOPIC
 from sluicemq.model.topic import LMQ_PREFIX
 from sluicemq.numbers import natural
 from sluicemq.record.codec import (
+    RecordHead,
     decode_properties,
     has_valid_checksum,
     is_body_intact,
@@ -216,31 +217,38 @@ class CommitLog:
         messages may exist after a restart.
         """
         # A piece is noted as failed before it is written, and the notes are cleared at success.
-        begun = self._failed_writes
+        failed_writes = self._failed_writes
         if self.failure is not None:
             self.check_writable()
         try:
-            if begun:  # an earlier overwriting failed, and is repeated first
+            if failed_writes:  # an earlier overwriting failed, and is repeated first
                 self._zero_failed_writes()
-            for position, data in pieces:
+            for position, piece in pieces:
                 segment = self.segments.at(position) or self.add_file(position)
                 file = segment.file()  # if this fails, no byte of this piece is written yet
-                begun.append((position, len(data)))
-                file.pwrite(data, position - segment.base)
-                segment.note_written(position + len(data))
+                failed_writes.append((position, len(piece)))
+                file.pwrite(piece, position - segment.base)
+                segment.note_written(position + len(piece))
         except OSError as error:
-            try:
-                self._zero_failed_writes()
-            except (OSError, StoreError):
-                raise StoreUncertainError(
-                    f"Writing the commit log in {self.segments.directory} failed, and the partial"
-                    f" write cannot be undone: {error}. The message may reappear when the broker is"
-                    " restarted.",
-                    fix=fix_of(error),
-                ) from error
-            raise self._error_of_write(error) from error
-        begun.clear()
+            self._undo_failed_write(error)
+            raise self._make_write_error(error) from error
+        failed_writes.clear()
         self.written_offset = end
+
+    def _undo_failed_write(self, error: OSError) -> None:
+        """Overwrite with zeros what the write that raised `error` may have written.
+
+        Raises StoreUncertainError if that fails.
+        """
+        try:
+            self._zero_failed_writes()
+        except (OSError, StoreError):
+            raise StoreUncertainError(
+                f"Writing the commit log in {self.segments.directory} failed, and the partial"
+                f" write cannot be undone: {error}. The message may reappear when the broker is"
+                " restarted.",
+                fix=fix_of(error),
+            ) from error
 
     def add_file(self, position: int) -> Segment:
         """Create the file that contains `position`, and return it. Its name and size are durable.
@@ -266,9 +274,12 @@ class CommitLog:
 
         Does nothing if the log has no file. A later `write` then need not create the file.
         """
-        last = self.segments.last
-        if last is not None and self.written_offset > last.end - last.size // 4:
-            self.add_file(last.end)
+        last_segment = self.segments.last
+        if last_segment is None:
+            return
+        last_quarter_start = last_segment.end - last_segment.size // 4
+        if self.written_offset > last_quarter_start:
+            self.add_file(last_segment.end)
 
     def _zero_failed_writes(self) -> None:
         """Overwrite with zeros what failed writes may have written, and sync it.
@@ -289,7 +300,7 @@ class CommitLog:
                 raise
             self._failed_writes.pop()
 
-    def _error_of_write(self, error: OSError) -> StoreError:
+    def _make_write_error(self, error: OSError) -> StoreError:
         """Return the error to raise for an OSError of a write.
 
         That is StoreTransientError without descriptors or memory, StoreFullError on a full disk,
@@ -305,10 +316,10 @@ class CommitLog:
             return StoreError(
                 f"Writing the commit log in {directory} failed: {error}.", fix=fix_of(error)
             )
-        total, free = self.segments.files.usage(directory)
+        total_bytes, free_bytes = self.segments.files.usage(directory)
         return StoreFullError(
-            f"The disk has no room for the commit log in {directory}: {total - free} of {total}"
-            f" bytes are used, {free} are free.",
+            f"The disk has no room for the commit log in {directory}: {total_bytes - free_bytes} of"
+            f" {total_bytes} bytes are used, {free_bytes} are free.",
             fix="Free disk space; sending then works again at once.",
         )
 
@@ -347,7 +358,7 @@ class CommitLog:
             file.sync()
         except OSError as error:
             if not is_open and error.errno in TRANSIENT_ERRORS:
-                raise self._error_of_write(error) from error
+                raise self._make_write_error(error) from error
             self.mark_failed(error)
 
     def close(self) -> None:
@@ -378,16 +389,19 @@ class CommitLog:
         segment = self.segments.at(position)
         if segment is None:
             return memoryview(b""), 0
-        view, at = segment.safe_view(position, RECORD_BYTES_MIN)
-        if len(view) - at < RECORD_BYTES_MIN:
-            return view, at
-        head = view[at : at + RECORD_BYTES_MIN]
+        view, index = segment.safe_view(position, RECORD_BYTES_MIN)
+        if len(view) - index < RECORD_BYTES_MIN:
+            return view, index
+        # If the view ends within the record, make another one with the whole record.
+        head = view[index : index + RECORD_BYTES_MIN]
         size = record_size(head, 0)
         is_plausible = RECORD_BYTES_MIN <= size <= min(segment.end - position, RECORD_BYTES_MAX)
-        if len(view) - at >= size or not is_plausible:
-            return view, at
-        is_of_position = head[_POSITION_AT : _POSITION_AT + 8] == position.to_bytes(8)
-        return segment.safe_view(position, size) if is_of_position else (view, at)
+        if len(view) - index >= size or not is_plausible:
+            return view, index
+        has_its_position = head[_POSITION_AT : _POSITION_AT + 8] == position.to_bytes(8)
+        if not has_its_position:
+            return view, index
+        return segment.safe_view(position, size)
 
     def find_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return the record that begins at `position`; None if there is no valid record.
@@ -395,8 +409,8 @@ class CommitLog:
         For `check_crc` see `parse_log_record`. The checksum property is not checked: see
         `find_valid_record`.
         """
-        view, at = self.view_record(position)
-        return parse_log_record(view, at, position - at, check_crc=check_crc)
+        view, index = self.view_record(position)
+        return parse_log_record(view, index, position - index, check_crc=check_crc)
 
     def find_valid_record(self, position: int, *, check_crc: bool = True) -> "LogRecord | None":
         """Return the record that begins at `position`; None if there is no valid record.
@@ -404,18 +418,19 @@ class CommitLog:
         Unlike `find_record`, also require a valid checksum property if the log
         `requires_checksum`. With `check_crc` False neither CRC nor checksum property is checked.
         """
-        view, at = self.view_record(position)
-        record = parse_log_record(view, at, position - at, check_crc=check_crc)
+        view, index = self.view_record(position)
+        record = parse_log_record(view, index, position - index, check_crc=check_crc)
         if record is None or not (check_crc and self.requires_checksum):
             return record
-        return record if has_valid_checksum(view[at : at + record.size_bytes]) else None
+        record_bytes = view[index : index + record.size_bytes]
+        return record if has_valid_checksum(record_bytes) else None
 
     def is_blank_at(self, segment: Segment, position: int) -> bool:
         """Return whether a blank record at `position` of `segment` covers the rest of the file."""
-        view, at = segment.safe_view(position, BLANK_BYTES)
-        if len(view) - at < BLANK_BYTES:
+        view, index = segment.safe_view(position, BLANK_BYTES)
+        if len(view) - index < BLANK_BYTES:
             return False
-        size, magic = _unpack_size_and_magic(view, at)
+        size, magic = _unpack_size_and_magic(view, index)
         return bool(magic == MAGIC_BLANK and size == segment.end - position)
 
     def skip_blank(self, position: int) -> int:
@@ -430,8 +445,8 @@ class CommitLog:
         segment = self.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
-        view, at = self.view_record(position)
-        return explain_bad_record(view, at, position - at, segment.end - position)
+        view, index = self.view_record(position)
+        return explain_bad_record(view, index, position - index, segment.end - position)
 
     def next_room(self, position: int, stop: int | None = None) -> tuple[Segment, int, int] | None:
         """Find where the next record begins: at `position`, or in the next file.
@@ -442,10 +457,10 @@ class CommitLog:
         Whether a record begins there is not checked.
         """
         while (segment := self.segments.at(position)) is not None:
-            limit = segment.end if stop is None else min(stop, segment.end)
-            if limit - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
-                return segment, position, limit
-            if limit < segment.end:  # `stop` lies in this file
+            end_max = segment.end if stop is None else min(stop, segment.end)
+            if end_max - position >= BLANK_BYTES and not self.is_blank_at(segment, position):
+                return segment, position, end_max
+            if end_max < segment.end:  # `stop` lies in this file
                 return None
             position = segment.end
         return None
@@ -460,10 +475,10 @@ class CommitLog:
         `find_valid_record`.
         """
         position = start
-        while (room := self.next_room(position, stop)) is not None:
-            _, position, limit = room
+        while (next_room := self.next_room(position, stop)) is not None:
+            _, position, end_max = next_room
             record = self.find_valid_record(position, check_crc=check_crc)
-            if record is None or record.end > limit:
+            if record is None or record.end > end_max:
                 return
             yield record
             position = record.end
@@ -508,15 +523,17 @@ class LogRecord(NamedTuple):
         `PLACEHOLDER_CODE`. `delays_ms` are the delays of level 1, 2, … (messageDelayLevel). A
         higher level has the delay of the last one.
         """
-        encoded = self.properties
+        encoded_properties = self.properties
         if self.is_placeholder:
             return PLACEHOLDER_CODE
         if self.topic == _SCHEDULE_TOPIC:
-            properties = decode_properties(encoded)
-            if level := natural(properties.get(DELAY, "")):
-                return self.store_time_ms + delays_ms[min(level, len(delays_ms)) - 1]
+            properties = decode_properties(encoded_properties)
+            level = natural(properties.get(DELAY, ""))
+            if level:
+                level = min(level, len(delays_ms))
+                return self.store_time_ms + delays_ms[level - 1]
             return tag_code(properties.get(TAGS, ""))
-        return tag_code_of_properties(encoded)
+        return tag_code_of_properties(encoded_properties)
 
     def belongs_to(self, key: tuple[str, int], offset: int | None = None) -> bool:
         """Return whether queue `key` contains the record at `offset` (None means any offset)."""
@@ -539,16 +556,18 @@ class LogRecord(NamedTuple):
         properties = decode_properties(self.properties)
         names = properties.get(MULTI_DISPATCH, "").split(",")
         offsets = properties.get(MULTI_OFFSETS, "").split(",")
-        return [
-            ((name, 0 if name.startswith(LMQ_PREFIX) else self.queue_id), int(offset))
-            for name, offset in zip(names, offsets, strict=False)
-            if name and "/" not in name and offset.isdecimal()
-        ]
+        queues = []
+        for name, offset in zip(names, offsets, strict=False):
+            if not name or "/" in name or not offset.isdecimal():
+                continue
+            queue_id = 0 if name.startswith(LMQ_PREFIX) else self.queue_id
+            queues.append(((name, queue_id), int(offset)))
+        return queues
 
 
-def record_size(view: memoryview, at: int) -> int:
-    """Return the size that the record at index `at` of a view claims to have."""
-    size: int = _unpack_size_and_magic(view, at)[0]
+def record_size(view: memoryview, index: int) -> int:
+    """Return the size that the record at index `index` of a view claims to have."""
+    size: int = _unpack_size_and_magic(view, index)[0]
     return size
 
 
@@ -557,20 +576,22 @@ def is_torn(topic: bytes, properties: bytes) -> bool:
 
     A torn write lacks its end, of any length, or a sector. An empty topic counts as torn too.
     """
-    return (
-        b"\0" in topic or not topic or properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties
-    )
+    if not topic or b"\0" in topic:
+        return True
+    return properties.endswith(b"\0") or ZEROS_NEVER_STORED in properties
 
 
-def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -> LogRecord | None:
-    """Return the record at index `at` of a view that begins at position `base` of the log.
+def parse_log_record(
+    view: memoryview, start: int, base: int, *, check_crc: bool
+) -> LogRecord | None:
+    """Return the record at index `start` of a view that begins at position `base` of the log.
 
     Returns None if the record is not valid (see the module), or not completely in the view.
     `check_crc` False skips two checks: the CRC, and whether topic and properties are torn. The
     checksum property is not checked. A common record (V1, IPv4) is read with one `struct` call, any
     other record with the record codec.
     """
-    if len(view) - at < RECORD_BYTES_MIN:
+    if len(view) - start < RECORD_BYTES_MIN:
         return None
     (
         size,
@@ -578,88 +599,84 @@ def parse_log_record(view: memoryview, at: int, base: int, *, check_crc: bool) -
         crc,
         queue_id,
         _,
-        offset,
+        queue_offset,
         position,
-        flag,
+        sys_flag,
         _,
         _,
-        time,
+        store_time_ms,
         _,
         _,
-        prepared,
+        prepared_offset,
         body_bytes,
-    ) = _unpack_head(view, at)
-    if magic not in MAGICS or position != base + at:
+    ) = _unpack_head(view, start)
+    if magic not in MAGICS or position != base + start:
         return None
-    if magic != MAGIC_V1 or flag & HOST_BITS:
-        try:
-            head = parse_head(view, at)
-        except ProtocolError:
-            return None
-        time = head.store_time_ms
-        prepared = head.prepared_offset
-        topic = bytes(view[head.topic])
-        properties = bytes(view[head.properties])
-        is_whole = not check_crc or is_body_intact(view, head)
-    else:
-        # Behind the head: body | topic size 1 | topic | properties size 2 | properties.
-        # The indices are those of the first byte of body, topic (`name`) and properties (`begin`).
-        body = at + RECORD_HEAD.size
-        name = body + body_bytes + 1
-        if body_bytes < 0 or name + 2 > len(view):
-            return None
-        begin = name + view[name - 1] + 2
-        if begin > len(view):
-            return None
-        end = begin + _INT16.unpack_from(view, begin - 2)[0]
-        if end != at + size or end < begin or end > len(view):
-            return None
-        topic = bytes(view[name : begin - 2])
-        properties = bytes(view[begin:end])
-        is_whole = not check_crc or zlib.crc32(view[body : name - 1]) & CRC_MASK == crc
-    if not time or not is_whole or (check_crc and is_torn(topic, properties)):
+    if magic != MAGIC_V1 or sys_flag & HOST_BITS:
+        return _parse_uncommon_record(view, start, check_crc=check_crc)
+
+    # Behind the head: body | topic size 1 | topic | properties size 2 | properties.
+    body_start = start + RECORD_HEAD.size
+    topic_start = body_start + body_bytes + 1
+    if body_bytes < 0 or topic_start + 2 > len(view):
         return None
-    return LogRecord(position, size, queue_id, offset, flag, time, topic, properties, prepared)
+    properties_start = topic_start + view[topic_start - 1] + 2
+    if properties_start > len(view):
+        return None
+    properties_end = properties_start + _INT16.unpack_from(view, properties_start - 2)[0]
+    if (
+        properties_end != start + size
+        or properties_end < properties_start
+        or properties_end > len(view)
+    ):
+        return None
+    topic = bytes(view[topic_start : properties_start - 2])
+    properties = bytes(view[properties_start:properties_end])
+    is_whole = not check_crc or zlib.crc32(view[body_start : topic_start - 1]) & CRC_MASK == crc
+    if not store_time_ms or not is_whole or (check_crc and is_torn(topic, properties)):
+        return None
+    return LogRecord(
+        position,
+        size,
+        queue_id,
+        queue_offset,
+        sys_flag,
+        store_time_ms,
+        topic,
+        properties,
+        prepared_offset,
+    )
+
+
+def _parse_uncommon_record(view: memoryview, start: int, *, check_crc: bool) -> LogRecord | None:
+    """Return what `parse_log_record` returns, for a record of version 2 or with IPv6 hosts.
+
+    The stored position of the record is right.
+    """
+    try:
+        head = parse_head(view, start)
+    except ProtocolError:
+        return None
+    topic = bytes(view[head.topic])
+    properties = bytes(view[head.properties])
+    if not head.store_time_ms:
+        return None
+    if check_crc and (not is_body_intact(view, head) or is_torn(topic, properties)):
+        return None
+    return LogRecord(
+        position=head.physical_offset,
+        size_bytes=head.size_bytes,
+        queue_id=head.queue_id,
+        queue_offset=head.queue_offset,
+        sys_flag=head.sys_flag,
+        store_time_ms=head.store_time_ms,
+        topic=topic,
+        properties=properties,
+        prepared_offset=head.prepared_offset,
+    )
 
 
 # --- searching behind damaged bytes
-
-
-def find_next_record(log: CommitLog, position: int) -> LogRecord | None:
-    """Return the first valid record behind the damaged `position`, for a report.
-
-    Searches `SEARCH_BYTES_MAX` bytes of the same file, then only the first position of each later
-    file. Returns None if it finds no record. Unlike recovery, it does not check checksum
-    properties.
-    """
-    segment = log.segments.at(position)
-    if segment is None:
-        return None
-    record = None
-    stop = min(segment.end, position + SEARCH_BYTES_MAX)
-    start = find_next_record_start(segment, position + 1, stop, segment.end, takes_blank=False)
-    if start is not None:
-        record = log.find_record(start)
-    while record is None and (segment := log.segments.at(segment.end)) is not None:
-        record = log.find_record(segment.base)
-    return record
-
-
-def iter_whole_records(log: CommitLog, start: int) -> Iterator[LogRecord]:
-    """Yield all valid records from `start` on.
-
-    Unlike `CommitLog.scan`, continue behind damaged bytes with the record that `find_next_record`
-    finds. Stops where it finds none.
-    """
-    end = start
-    while True:
-        for record in log.scan(end):
-            yield record
-            end = record.end
-        next_record = find_next_record(log, end)
-        if next_record is None:
-            return
-        end = next_record.position
 
 
 class LogBytes(Protocol):
@@ -691,67 +708,87 @@ def find_next_record_start(
     while data_start is not None and data_start < stop:
         # The size before a magic number begins with zero bytes, which may lie in a hole.
         chunk_start = max(start, data_start - _SIZE_BYTES)
-        data = log.read(chunk_start, min(_SEARCH_CHUNK_BYTES, file_end - chunk_start))
-        matches = [
-            m.start() for magic in _MAGIC_PATTERNS for m in magic.finditer(data, _SIZE_BYTES)
-        ]
-        for magic_at in sorted(matches):
-            position = chunk_start + magic_at - _SIZE_BYTES
-            room = file_end - position
-            head = data[magic_at - _SIZE_BYTES : magic_at + RECORD_BYTES_MIN]
-            size = int.from_bytes(head[:_SIZE_BYTES], signed=True)
+        chunk = log.read(chunk_start, min(_SEARCH_CHUNK_BYTES, file_end - chunk_start))
+        for magic_index in _find_magic_numbers(chunk):
+            head = chunk[magic_index - _SIZE_BYTES : magic_index + RECORD_BYTES_MIN]
+            position = chunk_start + magic_index - _SIZE_BYTES
             if head[_SIZE_BYTES:].startswith(_MAGIC_BLANK):
-                if takes_blank and size == room:
+                covers_rest = int.from_bytes(head[:_SIZE_BYTES], signed=True) == file_end - position
+                if takes_blank and covers_rest:
                     return position
-            elif (  # the position is checked first: hardly any other bytes contain it
-                head[_POSITION_AT:][:8] == position.to_bytes(8)
-                and RECORD_BYTES_MIN <= size <= min(room, RECORD_BYTES_MAX)
-                and parse_log_record(
-                    memoryview(log.read(position, size)), 0, position, check_crc=True
-                )
-            ):
+            elif _is_valid_record(log, position, head, file_end):
                 return position
         # The next chunk begins earlier than this one ends, because a head may lie across both.
-        start = chunk_start + len(data) - RECORD_BYTES_MIN
-        if len(data) < _SEARCH_CHUNK_BYTES or start >= stop:
+        start = chunk_start + len(chunk) - RECORD_BYTES_MIN
+        if len(chunk) < _SEARCH_CHUNK_BYTES or start >= stop:
             return None
         data_start = log.data_start(start)
     return None
 
 
-def explain_bad_record(view: memoryview, at: int, base: int, room: int) -> str:
-    """Return why there is no valid record at index `at` of a view that begins at `base` of the log.
+def _find_magic_numbers(chunk: bytes) -> list[int]:
+    """Return the indices at which the magic number of a record may begin, in ascending order.
 
-    The result is a phrase for logs and reports. `room` is the number of bytes from there to the end
-    of the file. The caller knows that the record is not valid: if no other check fails, the phrase
-    blames zeros or the checksum.
+    Indices without room for the record's size before them are left out.
     """
-    if min(room, len(view) - at) < BLANK_BYTES:
-        return f"only {room} bytes are left in the file"
-    size, magic = BLANK.struct.unpack_from(view, at)
-    head = None
-    fault = ""
-    try:
-        head = parse_head(view, at)
-    except ProtocolError as error:
-        fault = str(error).rstrip(".")
-    if not any(view[at : at + RECORD_BYTES_MIN]):
-        fault = "there are zero bytes instead of a record"
-    elif magic == MAGIC_BLANK:
-        fault = f"the blank record covers {size} bytes, but {room} bytes are left in the file"
-    elif magic not in MAGICS:
-        fault = (
+    indices = []
+    for pattern in _MAGIC_PATTERNS:
+        indices += [match.start() for match in pattern.finditer(chunk, _SIZE_BYTES)]
+    return sorted(indices)
+
+
+def _is_valid_record(log: LogBytes, position: int, head: bytes, file_end: int) -> bool:
+    """Return whether the bytes at `position`, which begin with `head`, are a valid record.
+
+    `head` ends behind the fields that are compared. The file ends at position `file_end`.
+    """
+    # The position is checked first: hardly any other bytes contain it.
+    if head[_POSITION_AT:][:8] != position.to_bytes(8):
+        return False
+    size = int.from_bytes(head[:_SIZE_BYTES], signed=True)
+    if not RECORD_BYTES_MIN <= size <= min(file_end - position, RECORD_BYTES_MAX):
+        return False
+    view = memoryview(log.read(position, size))
+    return parse_log_record(view, 0, position, check_crc=True) is not None
+
+
+def explain_bad_record(view: memoryview, index: int, base: int, bytes_left: int) -> str:
+    """Return why there is no valid record at an index of a view that begins at `base` of the log.
+
+    The result is a phrase for logs and reports. `bytes_left` is the number of bytes from there to
+    the end of the file. The caller knows that the record is not valid: if no other check fails, the
+    phrase blames zeros or the checksum.
+    """
+    if min(bytes_left, len(view) - index) < BLANK_BYTES:
+        return f"only {bytes_left} bytes are left in the file"
+    size, magic = BLANK.struct.unpack_from(view, index)
+    if not any(view[index : index + RECORD_BYTES_MIN]):
+        return "there are zero bytes instead of a record"
+    if magic == MAGIC_BLANK:
+        return f"the blank record covers {size} bytes, but {bytes_left} bytes are left in the file"
+    if magic not in MAGICS:
+        return (
             f"the magic number is {magic & 0xFFFFFFFF:#010x}, that of a record is"
             f" {MAGIC_V1 & 0xFFFFFFFF:#010x} or {MAGIC_V2 & 0xFFFFFFFF:#010x}"
         )
-    elif head is None:
-        pass
-    elif head.physical_offset != base + at:
-        fault = f"the record's stored position is {head.physical_offset}, not {base + at}"
-    elif not is_body_intact(view, head):
-        found = zlib.crc32(view[head.body]) & CRC_MASK
-        expected = head.body_crc & CRC_MASK
-        fault = f"the body's CRC is {found:#010x}, but the record contains {expected:#010x}"
-    elif not head.store_time_ms:
-        fault = "the record's store time is 0"
-    return fault or "the record's topic or properties contain zeros, or its checksum is wrong"
+    try:
+        head = parse_head(view, index)
+    except ProtocolError as error:
+        return str(error).rstrip(".")
+    return _explain_bad_content(view, head, base + index)
+
+
+def _explain_bad_content(view: memoryview, head: RecordHead, position: int) -> str:
+    """Return why a record with a readable head is not valid, as a phrase.
+
+    `head` was read from `view`, and `position` is that of the record in the log.
+    """
+    if head.physical_offset != position:
+        return f"the record's stored position is {head.physical_offset}, not {position}"
+    if not is_body_intact(view, head):
+        computed_crc = zlib.crc32(view[head.body]) & CRC_MASK
+        stored_crc = head.body_crc & CRC_MASK
+        return f"the body's CRC is {computed_crc:#010x}, but the record contains {stored_crc:#010x}"
+    if not head.store_time_ms:
+        return "the record's store time is 0"
+    return "the record's topic or properties contain zeros, or its checksum is wrong"

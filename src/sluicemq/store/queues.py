@@ -30,7 +30,7 @@ from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LEN
 from sluicemq.record import layout
 from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.segments import SegmentFiles
+from sluicemq.store.segments import Segment, SegmentFiles
 
 UNIT: Final = layout.UNIT.struct
 UNIT_BYTES: Final = UNIT.size
@@ -69,11 +69,12 @@ def check_topic(topic: str, *, long_topics: bool = True) -> None:
     `long_topics` allows retry topics to be longer than other topics.
     """
     is_retry = long_topics and topic.startswith(RETRY_PREFIX)
-    limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
-    size = len(topic.encode())
-    if not 0 < size <= limit:
+    bytes_max = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
+    size_bytes = len(topic.encode())
+    if not 0 < size_bytes <= bytes_max:
         raise MessageIllegalError(
-            f"The topic name has {size} bytes, the limit is {limit}.", fix="Use a shorter name."
+            f"The topic name has {size_bytes} bytes, the limit is {bytes_max}.",
+            fix="Use a shorter name.",
         )
     if not is_valid_key((topic, 0)):
         raise MessageIllegalError(
@@ -135,10 +136,12 @@ class Queue(QueueState):
         self.key = key
         self.topic, self.queue_id = key
         self.unsynced = set() if unsynced is None else unsynced
-        name = self.topic.encode()
-        is_long = len(name) > TOPIC_LENGTH_MAX  # in V1 records the length is a signed byte
-        self.magic = MAGIC_V2 if is_long else MAGIC_V1
-        self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
+        encoded_topic = self.topic.encode()
+        # In V1 records the length of the topic is a signed byte.
+        is_long_topic = len(encoded_topic) > TOPIC_LENGTH_MAX
+        self.magic = MAGIC_V2 if is_long_topic else MAGIC_V1
+        length_bytes = 2 if is_long_topic else 1
+        self.topic_part = len(encoded_topic).to_bytes(length_bytes, "big") + encoded_topic
         self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)
         self.segments = SegmentFiles(
             files, directory, file_bytes, FILE_SIZE_SETTING, are_sparse=True
@@ -161,9 +164,9 @@ class Queue(QueueState):
     def units(self, start: int, count: int) -> Units:
         """Return units from queue offset `start` on, as they are stored: at most `count`. HOT.
 
-        Returns fewer where a file ends or the tail begins; call again with the next offset. Returns
-        an empty sequence if the queue has no unit at `start`. The messages of the units may not be
-        visible yet.
+        A unit is a 20-byte entry of the queue. Returns fewer where a file ends or the tail begins;
+        call again with the next offset. Returns an empty sequence if the queue has no unit at
+        `start`. The messages of the units may not be visible yet.
         """
         if start >= self.tail_start:
             begin = (start - self.tail_start) * UNIT_BYTES
@@ -176,9 +179,16 @@ class Queue(QueueState):
         return segment.view_or_read(position, stop - position)
 
     def unit(self, offset: int) -> Unit | None:
-        """Return the unit of one queue offset, blank or not; None if the queue has none there."""
-        data = self.units(offset, 1) if offset < self.next_offset else b""
-        return Unit._make(UNIT.unpack_from(data)) if len(data) else None
+        """Return the unit (entry) of one queue offset; None if the queue has none there.
+
+        The unit may be blank: it then stands for an offset without a message.
+        """
+        if offset >= self.next_offset:
+            return None
+        stored = self.units(offset, 1)
+        if not len(stored):
+            return None
+        return Unit._make(UNIT.unpack_from(stored))
 
     def read_unit(self, offset: int) -> Unit | None:
         """Return the unit of one queue offset like `unit`, but read it with pread.
@@ -211,32 +221,40 @@ class Queue(QueueState):
         Returns `next_offset` if there is no such offset. Blank units are skipped.
         """
         end = self.next_offset
-        first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
+        first_offset = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
 
         def is_before(unit: Unit) -> bool:
             return unit.is_blank or unit.physical_offset < log_offset
 
-        def read_past_gap(offset: int) -> Unit | None:
-            """Return the unit at `offset`, or, if it is blank, the next one that is not."""
-            unit = self.read_unit(offset)
-            for following in range(offset + 1, min(offset + GAP_MAX, end)):
-                if unit is None or not unit.is_blank:
-                    break
-                unit = self.read_unit(following)
-            return unit
-
         # In most cases the first unit is the result. Then a damaged unit cannot mislead the search.
-        result = first
-        unit = self.read_unit(first) if first < end else None
-        if unit is None or is_before(unit):
-            result = _bisect(first, end, is_before, read_past_gap)
-            while result < end:  # the search ends at the beginning of a gap
-                unit = self.read_unit(result)
-                if unit is None or not unit.is_blank:
-                    break
-                result += 1
+        offset = first_offset
+        first_unit = self.read_unit(first_offset) if first_offset < end else None
+        if first_unit is None or is_before(first_unit):
+            offset = _bisect_offsets(first_offset, end, is_before, self._read_past_gap)
+            offset = self._skip_gap(offset)  # the search ends at the beginning of a gap
         self.segments.release()
-        return result
+        return offset
+
+    def _read_past_gap(self, offset: int) -> Unit | None:
+        """Return the unit at `offset`, or, if it is blank, the next one that is not.
+
+        At most GAP_MAX units are read. If all of them are blank, the last one is returned.
+        """
+        unit = self.read_unit(offset)
+        for following_offset in range(offset + 1, min(offset + GAP_MAX, self.next_offset)):
+            if unit is None or not unit.is_blank:
+                break
+            unit = self.read_unit(following_offset)
+        return unit
+
+    def _skip_gap(self, offset: int) -> int:
+        """Return the first offset from `offset` on that has no blank unit."""
+        while offset < self.next_offset:
+            unit = self.read_unit(offset)
+            if unit is None or not unit.is_blank:
+                break
+            offset += 1
+        return offset
 
     def end_offset_before(self, log_end: int) -> int:
         """Return the offset behind the last unit whose record ends at `log_end` or before.
@@ -251,9 +269,12 @@ class Queue(QueueState):
             if unit is None or (unit.is_used and unit.end <= log_end):
                 return offset
             offset -= 1
-        return _bisect(
-            self.offset_min, offset, lambda unit: unit.is_blank or unit.end <= log_end, self.unit
-        )
+
+        # The end of the log is far before the end of the queue.
+        def is_before(unit: Unit) -> bool:
+            return unit.is_blank or unit.end <= log_end
+
+        return _bisect_offsets(self.offset_min, offset, is_before, self.unit)
 
     def update_offset_min(self, log_start: int) -> None:
         """Set `offset_min` to the first offset whose record is at `log_start` or behind."""
@@ -264,6 +285,7 @@ class Queue(QueueState):
     def flush(self) -> list[str]:
         """Write the committed part of the tail to the files, and remove it from memory.
 
+        The tail contains the units (20-byte entries) that are in no file yet.
         Creates files, and the queue's directory, where they are missing. Syncs nothing: returns the
         paths of the files and directories to sync, none if the tail has no committed unit. If it
         raises OSError nothing is lost: the units stay in memory, and the next flush writes them.
@@ -277,13 +299,7 @@ class Queue(QueueState):
         while position < committed_end:
             segment = segments.at(position)
             if segment is None:
-                if not len(segments):
-                    segments.make_directory(touched)
-                segment = segments.add(position - position % segments.file_bytes)
-                touched.append(segments.directory)
-                if tail_position > segment.base:  # the queue begins within its first file
-                    blanks = (tail_position - segment.base) // UNIT_BYTES
-                    segment.write(BLANK_UNIT * blanks, segment.base)
+                segment = self._add_file(position, tail_position, touched)
             piece_end = min(segment.end, committed_end)
             piece = bytes(self.tail[position - tail_position : piece_end - tail_position])
             segment.write(piece, position)
@@ -295,18 +311,35 @@ class Queue(QueueState):
             self.tail_start = self.committed_offset
         return touched
 
-    def overwrite_unit(self, offset: int, data: bytes) -> None:
-        """Overwrite the unit of an offset with `data`, wherever it is: in the tail or the files.
+    def _add_file(self, position: int, tail_position: int, touched: list[str]) -> Segment:
+        """Create the file that contains `position`, and return it.
 
-        `data` is one stored unit. The next checkpoint syncs the file. Raises OSError.
+        If the queue begins within this file, at `tail_position`, blank units precede it there. The
+        directories to sync are added to `touched`. Raises OSError.
+        """
+        segments = self.segments
+        if not len(segments):
+            segments.make_directory(touched)
+        segment = segments.add(position - position % segments.file_bytes)
+        touched.append(segments.directory)
+        if tail_position > segment.base:
+            blank_count = (tail_position - segment.base) // UNIT_BYTES
+            segment.write(BLANK_UNIT * blank_count, segment.base)
+        return segment
+
+    def overwrite_unit(self, offset: int, stored_unit: bytes) -> None:
+        """Overwrite the unit of an offset, wherever it is: in the tail or the files.
+
+        `stored_unit` is a unit as it is stored, 20 bytes. The next checkpoint syncs the file.
+        Raises OSError.
         """
         tail_index = (offset - self.tail_start) * UNIT_BYTES
         if 0 <= tail_index < len(self.tail):
-            self.tail[tail_index : tail_index + UNIT_BYTES] = data
+            self.tail[tail_index : tail_index + UNIT_BYTES] = stored_unit
         file_position = offset * UNIT_BYTES
         segment = self.segments.at(file_position)
         if segment is not None:
-            segment.write(data, file_position)
+            segment.write(stored_unit, file_position)
             segment.release()
             self.unsynced.add(segment.path)
 
@@ -326,9 +359,9 @@ class Queue(QueueState):
         self.offset_min = min(self.offset_min, offset)
 
         # The files may be longer than the units that were written: they are filled with zeros.
-        file_position = offset * UNIT_BYTES
-        if file_position < self.segments.end:
-            self._truncate_files(file_position, keeps_file=True)
+        position = offset * UNIT_BYTES
+        if position < self.segments.end:
+            self._truncate_files(position, keeps_file=True)
 
     def _truncate_files(self, position: int, *, keeps_file: bool = False) -> None:
         """Remove everything from byte `position` on from the files.
@@ -375,42 +408,59 @@ class Queue(QueueState):
                 before is None or unit.is_blank or unit.physical_offset < before
             )
 
-        # In most cases the end lies in the last block that was ever written.
-        block_position, block = self.segments.read_last_block(UNIT_BYTES)
-        block_offset = block_position // UNIT_BYTES
-        written_count = -(-len(block.rstrip(b"\0")) // UNIT_BYTES)
-        kept_count = _count_leading_units(block, written_count, is_kept)
-        if kept_count:
-            end = block_offset + kept_count
-        else:
-            end = _bisect(first_offset, block_offset, is_kept, self.read_unit)
-
-        # The position in the files behind which units may have to be removed. If all units of the
-        # block are kept, only zeros lie between the last one and the end of the block.
-        is_block_kept = 0 < kept_count == written_count
-        used_end = block_position + len(block) if is_block_kept else end * UNIT_BYTES
-
-        # The block is kept in `tail` while this method runs: a small queue needs no other read.
-        self.tail += block[: kept_count * UNIT_BYTES]
-        self.tail_start = end - kept_count
-        self.next_offset = end
+        used_end = self._find_end(first_offset, is_kept)
         if after_crash and used_end < self.segments.end:
             self._truncate_files(used_end, keeps_file=True)
         self.update_offset_min(log_start)
         inspect(self)
+        self._drop_loaded_units(first_offset, keeps_last=removes)
 
-        # Let the units be in the files only. With `removes`, the last one stays in the tail.
+    def _find_end(self, first_offset: int, is_kept: Callable[[Unit], bool]) -> int:
+        """Find the end of the queue in its files, and set `next_offset` to it.
+
+        `is_kept(unit)` is true for the units before the end, and false for all others. The files
+        begin with `first_offset`. Returns the position in the files behind which units may have to
+        be removed. The last units stay in `tail`, if the end lies in the last block of the files.
+        """
+        # In most cases it does.
+        block_position, block = self.segments.read_last_block(UNIT_BYTES)
+        block_offset = block_position // UNIT_BYTES
+        written_count = -(-len(block.rstrip(b"\0")) // UNIT_BYTES)  # rounded up
+        kept_count = _count_leading_units(block, written_count, is_kept)
+        if kept_count:
+            end = block_offset + kept_count
+        else:
+            end = _bisect_offsets(first_offset, block_offset, is_kept, self.read_unit)
+
+        # The block stays in `tail` while `load` runs: a small queue needs no other read.
+        self.tail += block[: kept_count * UNIT_BYTES]
+        self.tail_start = end - kept_count
+        self.next_offset = end
+
+        # If all units of the block are kept, only zeros lie between the last one and its end.
+        is_block_kept = 0 < kept_count == written_count
+        if is_block_kept:
+            return block_position + len(block)
+        return end * UNIT_BYTES
+
+    def _drop_loaded_units(self, first_offset: int, *, keeps_last: bool) -> None:
+        """Let the loaded units be in the files only.
+
+        With `keeps_last`, the last one stays in `tail`. `first_offset` is the first offset in the
+        files.
+        """
+        end = self.next_offset
         last_unit = bytes(self.tail[-UNIT_BYTES:])
         if not last_unit and end > first_offset:
             last_unit = UNIT.pack(*(self.read_unit(end - 1) or Unit(0, 0, 0)))
         self._set_end(end)
-        if removes and last_unit:
+        if keeps_last and last_unit:
             self.tail_start = end - 1
             self.tail += last_unit
         self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
-        """Add the unit of a record that was found in the log, and make it visible.
+        """Add the unit (entry) of a record that was found in the log, and make it visible.
 
         Returns False, with nothing changed, if the queue has a unit at this offset with this or a
         later position in the log. If that unit has an earlier position, the topic was deleted and
@@ -419,12 +469,13 @@ class Queue(QueueState):
         begins at `offset` instead, and its files are removed. Raises OSError.
         """
         if offset < self.next_offset:
-            present = self.unit(offset)
-            if present is not None and present.physical_offset >= unit.physical_offset:
+            present_unit = self.unit(offset)
+            if present_unit is not None and present_unit.physical_offset >= unit.physical_offset:
                 return False
             self.truncate(offset)
         if offset != self.next_offset:
-            if self.next_offset == self.offset_min:  # the queue is empty
+            is_empty = self.next_offset == self.offset_min
+            if is_empty:
                 self._truncate_files(0)
                 self.reset_to(offset)
             self.tail += BLANK_UNIT * (offset - self.next_offset)
@@ -432,28 +483,29 @@ class Queue(QueueState):
         self.next_offset = self.committed_offset = self.visible_offset = offset + 1
         return True
 
-    def extend(self, offset: int, data: bytes) -> int | None:
+    def extend(self, offset: int, units: bytes) -> int | None:
         """Add consecutive units, the first of which has `offset`, as `put` would one by one.
 
-        `data` are the stored units. Leading units that the queue has already must be equal. Returns
-        the number of units that it did not have. Returns None, with nothing changed, if `offset` is
-        behind the queue's end or a present unit differs: then call `put` for each.
+        `units` are 20-byte entries of the queue, joined. Leading units that the queue has already
+        must be equal. Returns the number of units that it did not have. Returns None, with nothing
+        changed, if `offset` is behind the queue's end or a present unit differs: then call `put`
+        for each.
         """
-        present_bytes = min((self.next_offset - offset) * UNIT_BYTES, len(data))
+        present_bytes = min((self.next_offset - offset) * UNIT_BYTES, len(units))
         if present_bytes < 0:
             return None
         compared_bytes = 0
         while compared_bytes < present_bytes:
             units_left = (present_bytes - compared_bytes) // UNIT_BYTES
-            piece = self.units(offset + compared_bytes // UNIT_BYTES, units_left)
-            if not len(piece):
+            present_units = self.units(offset + compared_bytes // UNIT_BYTES, units_left)
+            if not len(present_units):
                 return None
-            if bytes(piece) != data[compared_bytes : compared_bytes + len(piece)]:
+            if bytes(present_units) != units[compared_bytes : compared_bytes + len(present_units)]:
                 return None
-            compared_bytes += len(piece)
+            compared_bytes += len(present_units)
 
-        self.tail += data[present_bytes:]
-        units_added = (len(data) - present_bytes) // UNIT_BYTES
+        self.tail += units[present_bytes:]
+        units_added = (len(units) - present_bytes) // UNIT_BYTES
         self.next_offset += units_added
         self.committed_offset = self.visible_offset = self.next_offset
         return units_added
@@ -500,7 +552,7 @@ def _count_leading_units(block: Units, count: int, is_kept: Callable[[Unit], boo
     return bisect_left(range(count), True, key=is_behind_end)
 
 
-def _bisect(
+def _bisect_offsets(
     low: int, high: int, is_before: Callable[[Unit], bool], read: Callable[[int], Unit | None]
 ) -> int:
     """Return the first offset in [low, high) for whose unit `is_before` is false; else `high`.
@@ -561,26 +613,27 @@ class ConsumeQueues:
         before: int | None = None,
         removes: bool = True,
         log_start: int = 0,
-        wanted: Callable[[str, int], bool] | None = None,
+        is_wanted: Callable[[str, int], bool] | None = None,
         inspect: Callable[[Queue], object] = lambda queue: None,
     ) -> None:
         """Load the queues on disk, which replace those in memory.
 
-        `wanted(topic, queue_id)` returns whether a queue is loaded (None means all). For the other
-        arguments and for errors see `Queue.load`.
+        `is_wanted(topic, queue_id)` returns whether a queue is loaded (None means all). For the
+        other arguments and for errors see `Queue.load`.
         """
         self.by_key.clear()
         self.dirty.clear()
-        for key in self._keys_on_disk():
-            if wanted is None or wanted(*key):
-                queue = self.get_unchecked(key)
-                queue.load(
-                    after_crash=after_crash,
-                    before=before,
-                    removes=removes,
-                    log_start=log_start,
-                    inspect=inspect,
-                )
+        for key in self._iter_keys_on_disk():
+            if is_wanted is not None and not is_wanted(*key):
+                continue
+            queue = self.get_unchecked(key)
+            queue.load(
+                after_crash=after_crash,
+                before=before,
+                removes=removes,
+                log_start=log_start,
+                inspect=inspect,
+            )
 
     def may_have_other_file_size(self) -> bool:
         """Return whether the setting of the file size is probably wrong, and not the files.
@@ -589,17 +642,16 @@ class ConsumeQueues:
         and is a multiple of `UNIT_BYTES`. Raises OSError.
         """
         sizes: set[int] = set()
-        for topic, queue_id in self._keys_on_disk():
+        for topic, queue_id in self._iter_keys_on_disk():
             path = f"{self._directory}/{topic}/{queue_id}"
-            sizes.update(
-                SegmentFiles(self._files, path, self._file_bytes, FILE_SIZE_SETTING).sizes_on_disk()
-            )
+            segments = SegmentFiles(self._files, path, self._file_bytes, FILE_SIZE_SETTING)
+            sizes.update(segments.sizes_on_disk())
         if len(sizes) != 1:
             return False
         (size,) = sizes
         return size != self._file_bytes and size > 0 and size % UNIT_BYTES == 0
 
-    def _keys_on_disk(self) -> Iterator[tuple[str, int]]:
+    def _iter_keys_on_disk(self) -> Iterator[tuple[str, int]]:
         """Yield the keys of all queues that have a directory."""
         for topic in text_names(self._files, self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
@@ -612,14 +664,15 @@ class ConsumeQueues:
         Raises MessageIllegalError if the topic or queue id is invalid.
         """
         queue = self.by_key.get(key)
-        if queue is None:
-            check_topic(key[0], long_topics=self._long_topics)
-            if key[1] < 0:
-                raise MessageIllegalError(
-                    f"The queue id {key[1]} is negative.", fix="Queue ids begin at 0."
-                )
-            queue = self.get_unchecked(key)
-        return queue
+        if queue is not None:
+            return queue
+        topic, queue_id = key
+        check_topic(topic, long_topics=self._long_topics)
+        if queue_id < 0:
+            raise MessageIllegalError(
+                f"The queue id {queue_id} is negative.", fix="Queue ids begin at 0."
+            )
+        return self.get_unchecked(key)
 
     def get_unchecked(self, key: tuple[str, int]) -> Queue:
         """Return a queue, and create it in memory if it does not exist, without checking its name.
@@ -673,10 +726,12 @@ class ConsumeQueues:
 
     def _remove_topic(self, topic: str) -> None:
         """Remove the queues of a topic like `delete_topic`, but allow any name."""
-        for key in [key for key in self.by_key if key[0] == topic]:
-            queue = self.by_key.pop(key)
-            self.dirty.pop(queue, None)
-            queue.segments.remove_all()
+        for key in list(self.by_key):
+            queue_topic, _ = key
+            if queue_topic == topic:
+                queue = self.by_key.pop(key)
+                self.dirty.pop(queue, None)
+                queue.segments.remove_all()
         directory = f"{self._directory}/{topic}"
         if self._files.exists(directory) and not self._files.names(directory):
             self._files.remove(directory)
@@ -699,7 +754,7 @@ class ConsumeQueues:
 
     def remove_all(self) -> None:
         """Remove all queues and their files, loaded or not, so that they can be built again."""
-        for key in self._keys_on_disk():
+        for key in self._iter_keys_on_disk():
             self.get_unchecked(key)
         for topic in {topic for topic, _ in self.by_key}:
             self._remove_topic(topic)
@@ -712,10 +767,10 @@ class ConsumeQueues:
         """
         if self.is_doubtful:
             return -1, -1
-        end_offsets = [
-            queue.committed_offset if log_end is None else queue.end_offset_before(log_end)
-            for queue in self
-        ]
+        if log_end is None:
+            end_offsets = [queue.committed_offset for queue in self]
+        else:
+            end_offsets = [queue.end_offset_before(log_end) for queue in self]
         queues_with_units = len(end_offsets) - end_offsets.count(0)
         return queues_with_units, sum(end_offsets)
 
@@ -727,7 +782,9 @@ class ConsumeQueues:
         """
         last_units = []
         for queue in self:
-            end = queue.next_offset if log_end is None else queue.end_offset_before(log_end)
+            end = queue.next_offset
+            if log_end is not None:
+                end = queue.end_offset_before(log_end)
             unit = queue.unit(end - 1) if end > 0 else None
             if unit is not None and not unit.is_blank:
                 last_units.append(unit)

@@ -131,11 +131,11 @@ class ReadResult:
         A record is a view of all its bytes.
         """
         for piece in self.data:
-            at = 0
-            while at < len(piece):
-                size, offset = _unpack_record(piece, at)
-                yield offset, piece[at : at + size]
-                at += size
+            start = 0
+            while start < len(piece):
+                size, offset = _unpack_record(piece, start)
+                yield offset, piece[start : start + size]
+                start += size
 
 
 class LogReader:
@@ -226,23 +226,21 @@ class LogReader:
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
             return ReadResult(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
-        low = queue.offset_min
-        high = queue.visible_offset
-        if not low <= offset < high:
-            return _result_outside(offset, low, high)
+        offset_min = queue.offset_min
+        offset_max = queue.visible_offset
+        if not offset_min <= offset < offset_max:
+            return _make_result_outside(offset, offset_min, offset_max)
         is_bulk = bytes_max is not None
         if bytes_max is None:
             config = self.config
-            end = self.visible_end
-            memory = self._memory_bytes
-            # In most cases the whole log is in memory. Then the unit is not needed.
-            unit = None if self.is_all_near else queue.unit(offset)
-            if unit is None or end - unit.physical_offset <= memory:
+            if self.is_all_near or self._is_near(queue, offset):
                 count_max = min(count_max, self.memory_count_max[is_sluice_client])
                 bytes_max = config.max_transfer_bytes_memory
             else:
                 count_max = min(count_max, config.max_transfer_count_disk)
                 bytes_max = config.max_transfer_bytes_disk
+
+        # Take the records.
         gather = RecordCollector(self.log, self.soundness, queue, count_max, bytes_max, is_bulk)
         if message_filter is None:
             next_offset = gather.take_from(offset)
@@ -251,35 +249,44 @@ class LogReader:
             gather.may_postpone = may_postpone
             next_offset = self._read_filtered(queue, offset, gather, message_filter, scan_max)
         gather.close()
+
         status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
         if not gather.count and gather.is_missing:
-            # The queue has the unit, but retention has deleted the record.
-            queue.update_offset_min(self.log.start)
-            low = queue.offset_min
-            high = queue.visible_offset
-            if low > offset:
-                return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
-            return ReadResult(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
-        if gather.postponed is not None and not gather.count and next_offset == offset:
-            result = ReadResult(status, offset, low, high)
-            result.postponed = gather.postponed
-            return result
+            return self._make_result_of_missing(queue, offset)
+        is_nothing_read = not gather.count and next_offset == offset
+        if gather.postponed is not None and is_nothing_read:
+            return ReadResult(status, offset, offset_min, offset_max, postponed=gather.postponed)
         result = ReadResult(
             status,
             next_offset,
-            offset_min=low,
-            offset_max=high,
+            offset_min=offset_min,
+            offset_max=offset_max,
             data=gather.data,
             count=gather.count,
             size_bytes=gather.size_bytes,
             units_scanned=next_offset - offset,
+            is_filter_reliable=gather.is_filter_reliable,
         )
-        result.is_filter_reliable = gather.is_filter_reliable
         if gather.span_limit is not None:
-            result.held_from = gather.held_from
-            result.span = gather.last_offset - gather.held_from if gather.count else 0
-            result.is_out_of_reach = gather.is_out_of_reach
+            _set_span(result, gather)
         return result
+
+    def _is_near(self, queue: Queue, offset: int) -> bool:
+        """Return whether the record of a queue offset is probably in memory."""
+        unit = queue.unit(offset)
+        return unit is None or self.visible_end - unit.physical_offset <= self._memory_bytes
+
+    def _make_result_of_missing(self, queue: Queue, offset: int) -> ReadResult:
+        """Return the result of a read at an offset whose record retention has deleted.
+
+        The queue has the unit of `offset`. Its first offset is updated.
+        """
+        queue.update_offset_min(self.log.start)
+        offset_min = queue.offset_min
+        offset_max = queue.visible_offset
+        if offset_min > offset:
+            return ReadResult(ReadStatus.MESSAGE_WAS_REMOVING, offset_min, offset_min, offset_max)
+        return ReadResult(ReadStatus.OFFSET_FOUND_NULL, offset, offset_min, offset_max)
 
     def _read_filtered(
         self,
@@ -294,21 +301,22 @@ class LogReader:
         Also sets `held_from` of `gather`, if the message at the reader's first offset that is not
         consumed is a match. `scan_max` is as in `read`.
         """
-        limit = self.config.filter_scan_units_max if scan_max is None else scan_max
-        end = min(queue.visible_offset, offset + limit)
+        units_max = self.config.filter_scan_units_max if scan_max is None else scan_max
+        end = min(queue.visible_offset, offset + units_max)
         consumed = -1 if gather.span_limit is None else gather.span_limit.consumed
         if not queue.offset_min <= consumed < offset:
             consumed = -1  # the reader holds no message that it has not consumed
         codes = self.tag_codes_only(message_filter)
-        if codes is not None:
-            if consumed >= 0:
-                unit = queue.unit(consumed)
-                if unit is not None and unit.tag_code in codes:
-                    gather.held_from = consumed
-            if scan_max is None:
-                end = min(end, offset + TAG_SCAN_MAX)
-            return self._read_tagged(queue, gather, codes, offset, end)
-        return self._read_by_properties(queue, offset, end, gather, message_filter, consumed)
+        if codes is None:
+            return self._read_by_properties(queue, offset, end, gather, message_filter, consumed)
+
+        if consumed >= 0:
+            unit = queue.unit(consumed)
+            if unit is not None and unit.tag_code in codes:
+                gather.held_from = consumed
+        if scan_max is None:
+            end = min(end, offset + TAG_SCAN_MAX)
+        return self._read_tagged(queue, gather, codes, offset, end)
 
     def _read_by_properties(
         self,
@@ -325,28 +333,34 @@ class LogReader:
         not consumed (-1 if it holds no message). `held_from` of `gather` is set to it if it is a
         match. If columns must be loaded first, or the filter takes long, `gather.postponed` is set.
         """
-        select = self._record_selector(message_filter)
-        weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
+        select = self._make_record_selector(message_filter)
+        weight = 0  # how long an evaluation of the filter takes, if it may be postponed
+        if gather.may_postpone:
+            weight = getattr(message_filter, "weight", 0)
         if weight > INLINE_WEIGHT_MAX and not self._has_extension:
             select = partial(
-                self._filter_results.select, message_filter, properties_at=self._properties
+                self._filter_results.select, message_filter, properties_at=self._read_properties
             )
             consumed = -1
         scan = self.column_scan(queue, message_filter)
-        if scan is None:
-            columns = self.columns
-            is_many = gather.may_postpone and end - offset >= COLUMN_UNITS_MIN
-            if is_many and columns is not None and not columns.is_loaded:
-                gather.postponed = PostponedWork(columns.warm_up, lambda _: None)
-                return offset
-            if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
+        if scan is not None:
+            vectorised = message_filter.vectorised  # type: ignore[attr-defined] # see `column_scan`
+            if consumed >= 0 and scan.is_match(vectorised, queue, consumed, select):
                 gather.held_from = consumed
-            end = min(end, offset + PROPERTY_SCAN_MAX)
-            return self._read_selected(queue, gather, select, offset, end)
-        vectorised = message_filter.vectorised  # type: ignore[attr-defined] # see `column_scan`
-        if consumed >= 0 and scan.is_match(vectorised, queue, consumed, select):
+            return scan.collect_matches(vectorised, queue, gather, offset, end, select, weight)
+
+        # Columns are off or not loaded. Load them first if they are worth it.
+        columns = self.columns
+        is_worth_loading = gather.may_postpone and end - offset >= COLUMN_UNITS_MIN
+        if is_worth_loading and columns is not None and not columns.is_loaded:
+            gather.postponed = PostponedWork(columns.warm_up, lambda _: None)
+            return offset
+
+        # Read the records.
+        if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
             gather.held_from = consumed
-        return scan.collect_matches(vectorised, queue, gather, offset, end, select, weight)
+        end = min(end, offset + PROPERTY_SCAN_MAX)
+        return self._read_selected(queue, gather, select, offset, end)
 
     def _read_selected(
         self, queue: Queue, gather: RecordCollector, select: UnitSelector, offset: int, end: int
@@ -358,22 +372,25 @@ class LogReader:
         compute (`postponed`).
         """
         position = offset
-        chunk = FIRST_CHUNK_UNITS
+        units_max = FIRST_CHUNK_UNITS
         deadline_s = self._clock.monotonic_s() + READ_TIME_MAX_S
-        while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
-            units = queue.units(position, min(chunk, end - position))
+        while position < end:
+            is_first_chunk = position == offset
+            if not is_first_chunk and self._clock.monotonic_s() >= deadline_s:
+                break
+            units = queue.units(position, min(units_max, end - position))
             if not len(units):
                 gather.is_missing = True
                 break
             try:
-                left = gather.take_indices(units, position, select(units))
+                first_not_taken = gather.take_indices(units, position, select(units))
             except PostponedError as postponed:
                 gather.postponed = postponed.work
                 break
-            if left >= 0:  # the offset of the first match that was not taken
-                return left
+            if first_not_taken >= 0:
+                return first_not_taken
             position += len(units) // UNIT_BYTES
-            chunk = min(2 * chunk, _CHUNK_UNITS_MAX)
+            units_max = min(2 * units_max, _CHUNK_UNITS_MAX)
         return position
 
     def _read_tagged(
@@ -387,26 +404,28 @@ class LogReader:
 
         tag_hits = self.tag_hits
         position = offset
-        chunk = bulk.CHUNK_UNITS_MIN
+        chunk_units = bulk.CHUNK_UNITS_MIN
         while position < end:
-            hits = tag_hits.at(queue, codes, position, end, chunk)
+            hits = tag_hits.at(queue, codes, position, end, chunk_units)
             if hits is None:
                 gather.is_missing = True
                 break
+            # Take the matches in [position, stop), as many as have room. One more match says where
+            # the reader continues.
             offsets = hits.offsets
             stop = min(hits.stop, end)
-            low = bisect_left(offsets, position)
-            high = min(low + gather.messages_left + 1, len(offsets))
+            low_index = bisect_left(offsets, position)
+            high_index = min(low_index + gather.messages_left + 1, len(offsets))
             if stop < hits.stop:
-                high = bisect_left(offsets, stop, low, high)
-            units = hits.units[low * UNIT_BYTES : high * UNIT_BYTES]
-            left = gather.take_selected(units, offsets[low:high])
-            if left >= 0:
-                return left
+                high_index = bisect_left(offsets, stop, low_index, high_index)
+            units = hits.units[low_index * UNIT_BYTES : high_index * UNIT_BYTES]
+            first_not_taken = gather.take_selected(units, offsets[low_index:high_index])
+            if first_not_taken >= 0:
+                return first_not_taken
             if gather.is_missing:
                 break
             position = stop
-            chunk = min(4 * chunk, bulk.CHUNK_UNITS_MAX)
+            chunk_units = min(4 * chunk_units, bulk.CHUNK_UNITS_MAX)
         return position
 
     # --- filters
@@ -438,19 +457,22 @@ class LogReader:
         Unlike `column_scan`, this loads and requests nothing. Returns None until columns are
         loaded.
         """
-        has_columns = hasattr(type(message_filter), "vectorised") and not self._has_extension
-        return self.columns.scan if has_columns and self.columns is not None else None
+        if self.columns is None or self._has_extension:
+            return None
+        if not hasattr(type(message_filter), "vectorised"):
+            return None
+        return self.columns.scan
 
     def unit_selector(self, message_filter: MessageFilter) -> UnitSelector:
         """Return a function that chooses units for the filter, by tag codes or by records."""
         codes = self.tag_codes_only(message_filter)
         if codes is None:
-            return self._record_selector(message_filter)
+            return self._make_record_selector(message_filter)
         from sluicemq.store import bulk  # noqa: PLC0415 - imports NumPy
 
         return lambda units: bulk.find_tag_codes(units, codes).tolist()
 
-    def _record_selector(self, message_filter: MessageFilter) -> UnitSelector:
+    def _make_record_selector(self, message_filter: MessageFilter) -> UnitSelector:
         """Return a function that yields the indices of the units that the filter selects.
 
         It examines units one by one. It reads a record only if the filter reads properties, or if
@@ -460,23 +482,26 @@ class LogReader:
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
 
-        def by_record(units: Units) -> Iterable[int]:
+        def select_by_record(units: Units) -> Iterable[int]:
             for index, (position, size, code) in enumerate(_unpack_units(units)):
                 if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
-                    code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901 - the code at the address
+                    tag = self._read_properties(position, size).get(TAGS, "")
+                    code = tag_code(tag)  # noqa: PLW2901 - the code at the address
                 if size == BLANK_SIZE or not by_consume_queue(code):
                     continue
-                if not reads_properties or by_commit_log(self._properties(position, size)):
+                if not reads_properties or by_commit_log(self._read_properties(position, size)):
                     yield index
 
-        return by_record
+        return select_by_record
 
-    def _properties(self, position: int, size: int) -> dict[str, str]:
+    def _read_properties(self, position: int, size: int) -> dict[str, str]:
         """Return the properties of the record at `position`; none if the record is damaged."""
-        record = self._valid_record(position, size)
-        return {} if record is None else decode_properties(record[properties_slice(record)])
+        record = self._get_valid_record(position, size)
+        if record is None:
+            return {}
+        return decode_properties(record[properties_slice(record)])
 
-    def _valid_record(self, position: int, size: int) -> memoryview | None:
+    def _get_valid_record(self, position: int, size: int) -> memoryview | None:
         """Return the record at `position`; None, with a log line, if it is damaged."""
         verifier = self.soundness
         if verifier.is_trusted(position) or verifier.is_valid(position, size, is_whole=True):
@@ -490,7 +515,9 @@ class LogReader:
         does not exist counts as one at position 0.
         """
         units = self.units(topic, queue_id, offset, 1)
-        position: int = UNIT.unpack_from(units)[0] if len(units) else 0
+        position = 0
+        if len(units):
+            position = UNIT.unpack_from(units)[0]
         return self.visible_end - position <= self._memory_bytes
 
     # --- by time
@@ -512,25 +539,35 @@ class LogReader:
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
             return 0
-        begin = queue.offset_min
-        end = queue.visible_offset
-        if begin >= end:
-            return end if boundary == "lower" else max(end - 1, 0)
-        limit = time_ms if boundary == "lower" else time_ms + 1
-        low = begin
-        high = end
+        offset_min = queue.offset_min
+        offset_end = queue.visible_offset
+        if boundary == "lower":
+            return self._find_first_stored_from(queue, time_ms)
+        if offset_min >= offset_end:
+            return max(offset_end - 1, 0)
+        # The last message that was stored at `time_ms` or earlier is before the first later one.
+        first_later = self._find_first_stored_from(queue, time_ms + 1)
+        return first_later - 1 if first_later > offset_min else 0
+
+    def _find_first_stored_from(self, queue: Queue, time_ms: int) -> int:
+        """Return the offset of the first message that was stored at `time_ms` or later.
+
+        Return the queue's visible end if there is none. Damaged messages are passed over.
+        """
+        low = queue.offset_min
+        high = queue.visible_offset
+        if low >= high:
+            return high
         while low < high:
             middle = (low + high) // 2
-            readable = self._first_readable(queue, middle, high)
-            if readable is not None and self._store_time_at(queue, readable) < limit:
+            readable = self._find_first_readable(queue, middle, high)
+            if readable is not None and self._read_store_time_at(queue, readable) < time_ms:
                 low = readable + 1
             else:
                 high = middle
-        if boundary == "lower":
-            return low
-        return low - 1 if low > begin else 0
+        return low
 
-    def _first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
+    def _find_first_readable(self, queue: Queue, offset: int, end: int) -> int | None:
         """Return the offset of the first undamaged message in [offset, end).
 
         A message that retention has deleted counts as undamaged: it is known to be old. Returns
@@ -539,25 +576,29 @@ class LogReader:
         for candidate in range(offset, min(end, offset + DAMAGED_RUN_MAX)):
             unit = queue.unit(candidate)
             is_deleted = unit is None or (unit.is_used and unit.physical_offset < self.log.start)
-            if is_deleted or self._store_time_at(queue, candidate) >= 0:
+            if is_deleted or self._read_store_time_at(queue, candidate) >= 0:
                 return candidate
         return None
 
-    def _store_time_at(self, queue: Queue, offset: int) -> int:
+    def _read_store_time_at(self, queue: Queue, offset: int) -> int:
         """Return the store time in ms of a message; -1 if it is deleted or damaged."""
         unit = queue.unit(offset)
-        record = None if unit is None else self._valid_record(*unit[:2])
+        if unit is None:
+            return -1
+        record = self._get_valid_record(unit.physical_offset, unit.size_bytes)
         if record is None:
             return -1
-        time: int = _TIMES[_FLAGS.unpack_from(record)[0] & HOST_BITS].unpack_from(record)[0]
-        return time
+        # Where the time is depends on whether the hosts before it are IPv4 or IPv6 addresses.
+        (sys_flag,) = _FLAGS.unpack_from(record)
+        (store_time_ms,) = _TIMES[sys_flag & HOST_BITS].unpack_from(record)
+        return int(store_time_ms)
 
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return the store time in ms of a message; -1 if it is not visible, or damaged."""
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not queue.offset_min <= offset < queue.visible_offset:
             return -1
-        return self._store_time_at(queue, offset)
+        return self._read_store_time_at(queue, offset)
 
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """Return the store time in ms of the first message of a queue; -1 if there is none.
@@ -566,12 +607,14 @@ class LogReader:
         """
         if topic is None or queue_id is None:
             start = self.log.start
-            first = (
-                self.log.find_record(start, check_crc=False) if self.visible_end > start else None
-            )
-            return -1 if first is None else first.store_time_ms
+            if self.visible_end <= start:
+                return -1
+            first_record = self.log.find_record(start, check_crc=False)
+            return -1 if first_record is None else first_record.store_time_ms
         queue = self._by_key.get((topic, queue_id))
-        return -1 if queue is None else self.store_time_ms(topic, queue_id, queue.offset_min)
+        if queue is None:
+            return -1
+        return self.store_time_ms(topic, queue_id, queue.offset_min)
 
     def latest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """Return the store time in ms of the last visible message of a queue; -1 if there is none.
@@ -618,7 +661,9 @@ class LogReader:
         if not self.log.start <= physical_offset < self.visible_end:
             return None
         segment = self.log.segments.at(physical_offset)
-        return None if segment is None else segment.view()[physical_offset - segment.base :]
+        if segment is None:
+            return None
+        return segment.view()[physical_offset - segment.base :]
 
     # --- by position in the log
 
@@ -631,21 +676,31 @@ class LogReader:
         if not self.log.start <= physical_offset < self.visible_end:
             return None
         record = self.log.find_record(physical_offset)
-        view = self.log.record_view(physical_offset, record.size_bytes) if record else None
+        if record is None:
+            return None
+        view = self.log.record_view(physical_offset, record.size_bytes)
         return None if view is None else bytes(view)
 
 
-def _result_outside(offset: int, low: int, high: int) -> ReadResult:
+def _set_span(result: ReadResult, gather: RecordCollector) -> None:
+    """Set the fields of a result that describe which messages the reader holds then."""
+    result.held_from = gather.held_from
+    if gather.count:
+        result.span = gather.last_offset - gather.held_from
+    result.is_out_of_reach = gather.is_out_of_reach
+
+
+def _make_result_outside(offset: int, offset_min: int, offset_max: int) -> ReadResult:
     """Return the result of a read at an `offset` outside the queue (spec/store.md §10).
 
-    The queue has the offsets [low, high). The reader continues at `low` if it is before them, at
-    `high` if it is far behind them, and stays where it is at the end. For a queue that never had a
-    message it continues at 0.
+    The queue has the offsets [low, high). The reader continues at `offset_min` if it is before
+    them, at `offset_max` if it is far behind them, and stays where it is at the end. For a queue
+    that never had a message it continues at 0.
     """
-    if high == 0:
-        return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
-    if offset < low:
-        return ReadResult(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
-    if offset == high:
-        return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-    return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    if offset_max == 0:
+        return ReadResult(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, offset_min, offset_max)
+    if offset < offset_min:
+        return ReadResult(ReadStatus.OFFSET_TOO_SMALL, offset_min, offset_min, offset_max)
+    if offset == offset_max:
+        return ReadResult(ReadStatus.OFFSET_OVERFLOW_ONE, offset, offset_min, offset_max)
+    return ReadResult(ReadStatus.OFFSET_OVERFLOW_BADLY, offset_max, offset_min, offset_max)

@@ -3,9 +3,9 @@
 Works on any RocketMQ store, SluiceMQ's or Java's, running or not. It takes no lock, recovers
 nothing, and changes no byte. The sizes of files are taken from the files. A record that a crash has
 left half-written ends the log. Of a running broker's queues only the units in their files are
-visible. `StoreReader.open` with `wanted` also finds messages that only the log contains, loads only
-the wanted queues, and ends each one behind its last complete message: a copy may have its queues
-from a later moment than its log.
+visible. `StoreReader.open` with `is_wanted` also finds messages that only the log contains, loads
+only the wanted queues, and ends each one behind its last complete message: a copy may have its
+queues from a later moment than its log.
 
 A running broker creates and removes files at any time. Opening is repeated if that interferes. Maps
 of files that have been removed stay readable.
@@ -32,14 +32,14 @@ from sluicemq.store.directory import (
     open_error,
     read_checkpoint,
 )
-from sluicemq.store.dispatch import sweep_records
-from sluicemq.store.log import CommitLog, LogRecord, find_next_record
-from sluicemq.store.queues import UNIT, ConsumeQueues
+from sluicemq.store.dispatch import find_next_record, sweep_records
+from sluicemq.store.log import CommitLog, LogRecord
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.recover import prepare_recovery
+from sluicemq.store.recover import StoreParts, prepare_recovery
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns.scan import RangeScan
+    from sluicemq.store.columns.ranges import RangeScan
 
 logger = logging.getLogger(__name__)
 OPEN_ATTEMPTS_MAX: Final = 5
@@ -52,31 +52,25 @@ class StoreReader:
     """A reader of a store directory. Create one with `StoreReader.open`."""
 
     def __init__(
-        self, config: StoreConfig, files: Files, wanted: QueuePredicate | None = None
+        self, config: StoreConfig, files: Files, is_wanted: QueuePredicate | None = None
     ) -> None:
         """Load the log and the wanted queues. Use `StoreReader.open`.
 
-        `config` must contain the real file sizes. `wanted(topic, queue_id)` says which queues are
-        needed. None means all, and then units that only the log contains are not added.
+        `config` must contain the real file sizes. `is_wanted(topic, queue_id)` says which queues
+        are needed. None means all, and then units that only the log contains are not added.
         """
         self._log = log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
         self._queues = queues = ConsumeQueues(
             files, config.consume_queue_path, config.consume_queue_file_bytes
         )
         log.segments.load(removes=False)
-        queues.load(after_crash=False, removes=False, wanted=wanted, log_start=log.start)
-        end = log.segments.end
-        if wanted is not None:
+        queues.load(after_crash=False, removes=False, is_wanted=is_wanted, log_start=log.start)
+        if is_wanted is not None:
+            end = log.segments.end
             queues.deleted = DeletedTopics.load(files, config.root)
-            _add_unflushed_units(config.root, log, queues, wanted)
-        else:  # the log ends behind the last record in a queue and the valid ones that follow it
-            end = log.start
-            for queue in queues:
-                unit = queue.unit(queue.next_offset - 1) if queue.next_offset else None
-                if unit is not None and not unit.is_blank:
-                    end = max(end, unit.end)
-            for record in log.scan(end):
-                end = record.end
+            _add_unflushed_units(config.root, log, queues, is_wanted)
+        else:
+            end = _find_log_end(log, queues)
         columns = PropertyColumns(config, files, SYSTEM_CLOCK, log, queues)
         self._reader = LogReader(log, queues, config, SYSTEM_CLOCK, columns)
         self._reader.visible_end = self._reader.soundness.trusted_from = end
@@ -89,13 +83,13 @@ class StoreReader:
         commit_log_path: str = "",
         consume_queue_path: str = "",
         files: Files = SYSTEM_FILES,
-        wanted: QueuePredicate | None = None,
+        is_wanted: QueuePredicate | None = None,
         option: str = "--commit-log",
     ) -> "StoreReader":
         """Open a reader of the store in `root`.
 
-        `wanted(topic, queue id)` says which queues are needed (None means all). `option` is how the
-        user specifies where the log is, for errors. Paths that are "" are those below `root`.
+        `is_wanted(topic, queue id)` says which queues are needed (None means all). `option` is how
+        the user specifies where the log is, for errors. Paths that are "" are those below `root`.
         Opening is repeated if a running broker interferes. Raises StoreError if there is no commit
         log or the store has an unsupported format or cannot be read, and StoreDamagedError like
         `Store.open`.
@@ -107,9 +101,9 @@ class StoreReader:
         while True:
             attempts -= 1
             try:
-                fitting = detect_file_sizes(config, files, option)
+                sized_config = detect_file_sizes(config, files, option)
                 check_directory(files, config)
-                return cls(fitting, files, wanted)
+                return cls(sized_config, files, is_wanted)
             except (OSError, StoreDamagedError) as error:
                 if attempts and isinstance(error, FileNotFoundError | StoreDamagedError):
                     continue  # a running broker created or removed files in the meantime
@@ -124,7 +118,7 @@ class StoreReader:
 
     @property
     def log_end(self) -> int:
-        """The position behind the last valid record; with `wanted`, the end of the last file."""
+        """The position behind the last valid record; with `is_wanted`, the end of the last file."""
         return self._reader.visible_end
 
     def queues(self) -> list[tuple[str, int]]:
@@ -137,7 +131,9 @@ class StoreReader:
         Returns (0, 0) if the queue does not exist.
         """
         queue = self._queues.by_key.get((topic, queue_id))
-        return (0, 0) if queue is None else (queue.offset_min, queue.visible_offset)
+        if queue is None:
+            return 0, 0
+        return queue.offset_min, queue.visible_offset
 
     def verified_end(self, topic: str, queue_id: int) -> int:
         """Return the offset behind the queue's last valid message, whose CRC is checked.
@@ -156,16 +152,22 @@ class StoreReader:
                 return False
             return unit.is_blank or self.record_at(unit.physical_offset) is not None
 
-        bad = queue.visible_offset
+        # Look back for a valid message.
+        end_max = queue.visible_offset
         step = 1
-        while bad - step >= queue.offset_min and not is_whole(bad - step):
-            bad = bad - step
+        while end_max - step >= queue.offset_min and not is_whole(end_max - step):
+            end_max -= step
             step = 2 * step
-        good = max(bad - step, queue.offset_min - 1)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if is_whole(middle) else (good, middle)
-        return bad
+
+        # Bisect between it and the first one that is known to be lost.
+        last_whole = max(end_max - step, queue.offset_min - 1)
+        while end_max - last_whole > 1:
+            middle = (last_whole + end_max) // 2
+            if is_whole(middle):
+                last_whole = middle
+            else:
+                end_max = middle
+        return end_max
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int) -> int:
         """Return the offset of the first message of a queue that was stored at `time_ms` or later.
@@ -185,10 +187,12 @@ class StoreReader:
         """Return (offset, units): the units of a queue that only the log contains, joined.
 
         `offset` is that of the first one. The units are b"" for most queues, for readers without
-        `wanted`, and if the queue does not exist.
+        `is_wanted`, and if the queue does not exist.
         """
         queue = self._queues.by_key.get((topic, queue_id))
-        return (0, b"") if queue is None else (queue.tail_start, bytes(queue.tail))
+        if queue is None:
+            return 0, b""
+        return queue.tail_start, bytes(queue.tail)
 
     def add_units(self, topic: str, queue_id: int, offset: int, units: bytes) -> None:
         """Add units to a queue in memory that another reader returned from `unflushed_units`.
@@ -229,7 +233,7 @@ class StoreReader:
         an error. With `check_bodies` the CRCs of bodies are checked. A queue that does not exist is
         empty.
         """
-        from sluicemq.store.columns.scan import RangeScan  # noqa: PLC0415 - imports NumPy, pyarrow
+        from sluicemq.store.columns.ranges import RangeScan  # noqa: PLC0415 - it imports pyarrow
 
         queue = self._queues.get_unchecked((topic, queue_id))
         reader = self._reader
@@ -257,7 +261,9 @@ class StoreReader:
 
         A record must begin at `start`. None means the beginning of the log.
         """
-        return self._log.scan(self._log.start if start is None else start)
+        if start is None:
+            start = self._log.start
+        return self._log.scan(start)
 
     def close(self) -> None:
         """Close all files. Views of the log that were returned stay valid."""
@@ -272,12 +278,12 @@ def check_recovery(
     commit_log_path: str = "",
     consume_queue_path: str = "",
     files: Files = SYSTEM_FILES,
-    wanted: QueuePredicate = lambda topic, queue_id: True,
+    is_wanted: QueuePredicate = lambda topic, queue_id: True,
 ) -> None:
     """Raise StoreDamagedError if a broker that starts on the store would show more than `reader`.
 
-    It does so if the queues that are `wanted` would have more messages after recovery, or if no
-    broker would start on the store. The store is recovered in memory (`recover`), which costs as
+    It does so if the queues that `is_wanted` selects would have more messages after recovery, or if
+    no broker would start on the store. The store is recovered in memory (`recover`), which costs as
     much as a start. Nothing on disk changes.
 
     If the store was not shut down cleanly and its log ends before the checkpoint, this is only
@@ -287,14 +293,14 @@ def check_recovery(
     config = StoreConfig(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
-    over = overlay(files)
-    config = detect_file_sizes(config, over)
+    overlay_files = overlay(files)
+    config = detect_file_sizes(config, overlay_files)
     fix = (
         f"Start a broker on the store once, or run `sluice store repair {root} --write`. Both"
         " rebuild the queues from the log."
     )
 
-    def refuse() -> None:
+    def refuse_rebuild() -> None:
         """Raise the error for queues that recovery would rebuild."""
         raise StoreDamagedError(
             f"Consume queues in {config.consume_queue_path} are missing or shorter than the"
@@ -302,35 +308,66 @@ def check_recovery(
             fix=fix,
         )
 
-    log, queues, checkpoint, after_crash, _, recovery = prepare_recovery(config, over)
+    parts = prepare_recovery(config, overlay_files)
     try:
-        try:
-            recovery.load(after_crash=after_crash)
-            recovery.run(refuse)
-        except StoreDamagedError as error:
-            if not after_crash or not _is_log_short(log, checkpoint.latest):
-                raise
-            logger.warning(
-                "%s This is normal for a copy of a running broker's store: the messages up to that"
-                " position are read.",
-                error.fact + ".",
-            )
-            return
-        for queue in queues:
-            if not wanted(*queue.key):
-                continue
-            low = reader.queue_offsets(*queue.key)[0]
-            end = reader.verified_end(*queue.key)
-            if queue.next_offset > end or (low > queue.offset_min and end > queue.offset_min):
-                raise StoreDamagedError(
-                    f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} contain the"
-                    f" messages {low} to {end - 1}, but the log contains {queue.offset_min} to"
-                    f" {queue.next_offset - 1}.",
-                    fix=fix,
-                )
+        if _recover_in_memory(parts, refuse_rebuild):
+            for queue in parts.queues:
+                if is_wanted(*queue.key):
+                    _require_no_more_messages(queue, reader, root, fix)
     finally:
-        queues.close()
-        log.close()
+        parts.queues.close()
+        parts.log.close()
+
+
+def _recover_in_memory(parts: StoreParts, on_rebuild: Callable[[], None]) -> bool:
+    """Recover a store, and return True. `on_rebuild` is that of `Recovery.run`.
+
+    Return False, and log that, if the log ends before the checkpoint, as in a copy of a running
+    broker's store. Raises StoreDamagedError if a broker would not start either.
+    """
+    try:
+        parts.recovery.load(after_crash=parts.after_crash)
+        parts.recovery.run(on_rebuild)
+    except StoreDamagedError as error:
+        if not parts.after_crash or not _is_log_short(parts.log, parts.checkpoint.latest):
+            raise
+        logger.warning(
+            "%s This is normal for a copy of a running broker's store: the messages up to that"
+            " position are read.",
+            error.fact + ".",
+        )
+        return False
+    return True
+
+
+def _require_no_more_messages(queue: Queue, reader: StoreReader, root: str, fix: str) -> None:
+    """Raise StoreDamagedError if a recovered queue has messages that `reader` does not show.
+
+    `fix` is the advice in the error.
+    """
+    offset_min, _ = reader.queue_offsets(*queue.key)
+    end = reader.verified_end(*queue.key)
+    lacks_first = offset_min > queue.offset_min and end > queue.offset_min
+    lacks_last = end < queue.next_offset
+    if lacks_first or lacks_last:
+        raise StoreDamagedError(
+            f"The files of queue {queue.queue_id} of {queue.topic!r} in {root} contain the"
+            f" messages {offset_min} to {end - 1}, but the log contains"
+            f" {queue.offset_min} to {queue.next_offset - 1}.",
+            fix=fix,
+        )
+
+
+def _find_log_end(log: CommitLog, queues: ConsumeQueues) -> int:
+    """Return the position behind the last record in a queue and the valid ones that follow it."""
+    end = log.start
+    for queue in queues:
+        last_unit = queue.unit(queue.next_offset - 1) if queue.next_offset else None
+        if last_unit is not None and not last_unit.is_blank:
+            end = max(end, last_unit.end)
+    for record in log.scan(end):
+        end = record.end
+    return end
 
 
 def _is_log_short(log: CommitLog, checkpoint: Checkpoint | None) -> bool:
@@ -338,17 +375,17 @@ def _is_log_short(log: CommitLog, checkpoint: Checkpoint | None) -> bool:
 
     Only its last file is examined. Returns False without a checkpoint or a log.
     """
-    last = log.segments.last
-    if checkpoint is None or last is None:
+    last_segment = log.segments.last
+    if checkpoint is None or last_segment is None:
         return False
-    end = last.base
-    for record in log.scan(last.base):
+    end = last_segment.base
+    for record in log.scan(last_segment.base):
         end = record.end
     return end < checkpoint.log_offset and find_next_record(log, end) is None
 
 
 def _add_unflushed_units(
-    root: str, log: CommitLog, queues: ConsumeQueues, wanted: QueuePredicate
+    root: str, log: CommitLog, queues: ConsumeQueues, is_wanted: QueuePredicate
 ) -> None:
     """Add to the wanted queues, in memory, the units that only the log contains.
 
@@ -361,30 +398,45 @@ def _add_unflushed_units(
     files = log.segments.files
     path = f"{root}/checkpoint"
     checkpoint = read_checkpoint(files, path).latest
-    if not files.exists(f"{root}/abort") or (checkpoint is None and files.exists(path)):
+    was_shut_down = not files.exists(f"{root}/abort")
+    is_of_rocketmq = checkpoint is None and files.exists(path)
+    if was_shut_down or is_of_rocketmq:
         return
 
-    def add(topic: bytes, queue_id: int, offset: int, units: bytes) -> None:
-        """Add consecutive units to a queue if it is wanted and its topic was not deleted since."""
-        key = (topic.decode(errors="replace"), queue_id)
-        if not wanted(*key) or not queues.deleted.is_live(key[0], UNIT.unpack_from(units)[0]):
-            return
-        queue = queues.by_key.get(key)
-        if queue is None:
-            queue = queues.get_unchecked(key)
-            queue.reset_to(offset)
-        queue.extend(offset, units)
+    start = log.start
+    if checkpoint is not None:
+        start = max(start, checkpoint.log_offset)
+    for encoded_topic, queue_id, offset, units in _iter_units_of_log(log, start):
+        topic = encoded_topic.decode(errors="replace")
+        first_position = UNIT.unpack_from(units)[0]
+        # Records from before the topic was deleted belong to no queue.
+        if is_wanted(topic, queue_id) and queues.deleted.is_live(topic, first_position):
+            _extend_queue(queues, (topic, queue_id), offset, units)
 
-    start = log.start if checkpoint is None else max(checkpoint.log_offset, log.start)
+
+def _iter_units_of_log(log: CommitLog, start: int) -> Iterator[tuple[bytes, int, int, bytes]]:
+    """Yield (encoded topic, queue id, offset, units) for the records from position `start` on.
+
+    The units have consecutive offsets, from `offset` on. Units that have not are left out.
+    """
     for records in sweep_records(log, start):
         if not isinstance(records, LogRecord):
             for group in records.groups:
                 if group.is_consecutive:
                     units = group.units.tobytes()
-                    add(group.topic, group.queue_id, int(group.offsets[0]), units)
+                    yield group.topic, group.queue_id, int(group.offsets[0]), units
         elif records.is_queued:
             unit = UNIT.pack(records.position, records.size_bytes, records.tag_code())
-            add(records.topic, records.queue_id, records.queue_offset, unit)
+            yield records.topic, records.queue_id, records.queue_offset, unit
+
+
+def _extend_queue(queues: ConsumeQueues, key: tuple[str, int], offset: int, units: bytes) -> None:
+    """Add units to a queue, the first of them at `offset`, where a new queue begins."""
+    queue = queues.by_key.get(key)
+    if queue is None:
+        queue = queues.get_unchecked(key)
+        queue.reset_to(offset)
+    queue.extend(offset, units)
 
 
 # --- reading the directory alone, without opening queues
@@ -399,18 +451,22 @@ def topics_of_store(
     cannot be read, such topics are missing. `consume_queue_path` "" means consumequeue in `root`.
     """
     directory = consume_queue_path or f"{root}/consumequeue"
-    found: dict[str, list[int]] = {}
+    queue_ids_by_topic: dict[str, list[int]] = {}
     for topic in text_names(files, directory):
-        names = files.names(f"{directory}/{topic}")
-        found[topic] = sorted(int(name) for name in names if name.isascii() and name.isdigit())
-
-    def declared(text: str) -> list[str]:
-        return list(json.loads(text)["topicConfigTable"])
+        queue_names = files.names(f"{directory}/{topic}")
+        id_names = [name for name in queue_names if name.isascii() and name.isdigit()]
+        queue_ids_by_topic[topic] = sorted(map(int, id_names))
 
     with suppress(StoreDamagedError, OSError):  # then only the names of empty topics are missing
-        for topic in load_text(files, f"{root}/config/topics.json", declared) or ():
-            found.setdefault(topic, [])
-    return dict(sorted(found.items()))
+        declared_topics = load_text(files, f"{root}/config/topics.json", _parse_topic_names)
+        for topic in declared_topics or ():
+            queue_ids_by_topic.setdefault(topic, [])
+    return dict(sorted(queue_ids_by_topic.items()))
+
+
+def _parse_topic_names(text: str) -> list[str]:
+    """Return the names of the topics that are declared in the text of topics.json."""
+    return list(json.loads(text)["topicConfigTable"])
 
 
 def has_batch_queues(root: str, topic: str, *, files: Files = SYSTEM_FILES) -> bool:

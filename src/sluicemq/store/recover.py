@@ -48,15 +48,18 @@ from sluicemq.store.directory import (
     read_checkpoint,
     was_slave,
 )
-from sluicemq.store.dispatch import Dispatcher, sweep_records
+from sluicemq.store.dispatch import (
+    Dispatcher,
+    find_next_record,
+    iter_whole_records,
+    sweep_records,
+)
 from sluicemq.store.log import (
     BLANK_BYTES,
     DELAYS_MS,
     SEARCH_BYTES_MAX,
     CommitLog,
     LogRecord,
-    find_next_record,
-    iter_whole_records,
     parse_log_record,
 )
 from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue, Unit
@@ -192,13 +195,14 @@ class Recovery:
             self._require_own_bytes(segment)
 
         self._after_crash = after_crash
-        self._latest = self._usable_checkpoint()
+        self._latest = self._find_usable_checkpoint()
+        before = None
         if after_crash:
-            self._crash_start = self._find_crash_start()
+            before = self._crash_start = self._find_crash_start()
         try:
             self._queues.load(
                 after_crash=after_crash,
-                before=self._crash_start if after_crash else None,
+                before=before,
                 log_start=log.start,
                 inspect=self._note_if_wrong,
             )
@@ -230,9 +234,8 @@ class Recovery:
         # Damage must be reported before anything behind the end is removed.
         self._raise_if_damaged(end)
         self._set_end(end)
-        return RecoveryResult(
-            end, self._last_store_time_ms(), self._dispatcher.units_added, is_rebuilt
-        )
+        store_time_ms = self._find_last_store_time_ms()
+        return RecoveryResult(end, store_time_ms, self._dispatcher.units_added, is_rebuilt)
 
     # --- steps of `load`
 
@@ -243,13 +246,13 @@ class Recovery:
         begins, and that file has no valid record there.
         """
         log = self._log
-        data = segment.read(segment.base + _POSITION_AT, _POSITION.size)
+        encoded_position = segment.read(segment.base + _POSITION_AT, _POSITION.size)
         segment.release()
-        (position,) = _POSITION.unpack(data)
+        (position,) = _POSITION.unpack(encoded_position)
         if position == segment.base:
             return
-        other = log.segments.at(position)
-        if other is None or other.base != position:
+        other_segment = log.segments.at(position)
+        if other_segment is None or other_segment.base != position:
             return
         if log.find_record(position, check_crc=True) is not None:
             return  # the other file has its record: these bytes are old ones behind the log's end
@@ -272,46 +275,60 @@ class Recovery:
         if self._latest is not None:
             return self._latest.log_offset
         for segment in reversed(list(self._log.segments)):
-            first = self._log.find_record(segment.base, check_crc=self._check_crc)
-            if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
+            first_record = self._log.find_record(segment.base, check_crc=self._check_crc)
+            if (
+                first_record is not None
+                and first_record.store_time_ms <= self._checkpoint.java_time_ms
+            ):
                 return segment.base
         return self._log.start
 
-    def _usable_checkpoint(self) -> Checkpoint | None:
+    def _find_usable_checkpoint(self) -> Checkpoint | None:
         """Return SluiceMQ's checkpoint; None if there is none, or the log begins behind it.
 
         Raises StoreDamagedError if files of the log that the checkpoint covers are missing. If
         first files are missing but RocketMQ has used the store since, only a warning is logged.
         """
         checkpoint = self._checkpoint.latest
+        if checkpoint is None:
+            return None
         segments = self._log.segments
-        if checkpoint is not None and checkpoint.log_offset and not len(segments):
+        if checkpoint.log_offset and not len(segments):
             raise StoreDamagedError(
                 f"There is no file in {segments.directory}, but the checkpoint says that"
                 f" {checkpoint.log_offset} bytes of the log were safely on disk.",
                 fix="Restore the files (is the disk mounted?). To start with an empty store and"
                 f" lose all messages, remove checkpoint and consumequeue from {self._root}.",
             )
-        if checkpoint is not None and 0 <= checkpoint.log_start < segments.start:
-            fact = (
-                f"{segments.directory} begins at {segments.start:020d}, but the log began at"
-                f" {checkpoint.log_start} at the last checkpoint, and retention has not deleted"
-                " the files before."
-            )
-            if self._checkpoint.is_checkpoint_current:
-                raise StoreDamagedError(
-                    fact,
-                    fix="Restore the files from a copy. If you removed them on purpose,"
-                    f" `sluice store repair {self._root} --write` lets the log begin there.",
-                )
-            logger.warning(
-                "%s RocketMQ has used the store since; its retention may have deleted them.", fact
-            )
-        if checkpoint is None or checkpoint.log_offset < segments.start:
+        if 0 <= checkpoint.log_start < segments.start:
+            self._report_missing_first_files(checkpoint)
+        if checkpoint.log_offset < segments.start:
             return None
         if checkpoint.log_offset > segments.end:
-            raise self._log_ends_early_error(segments.end, checkpoint)
+            raise self._make_early_end_error(segments.end, checkpoint)
         return checkpoint
+
+    def _report_missing_first_files(self, checkpoint: Checkpoint) -> None:
+        """Raise StoreDamagedError for a log whose first files are missing since the checkpoint.
+
+        If RocketMQ has used the store since, its retention may have deleted them: then only log a
+        warning.
+        """
+        segments = self._log.segments
+        fact = (
+            f"{segments.directory} begins at {segments.start:020d}, but the log began at"
+            f" {checkpoint.log_start} at the last checkpoint, and retention has not deleted"
+            " the files before."
+        )
+        if self._checkpoint.is_checkpoint_current:
+            raise StoreDamagedError(
+                fact,
+                fix="Restore the files from a copy. If you removed them on purpose,"
+                f" `sluice store repair {self._root} --write` lets the log begin there.",
+            )
+        logger.warning(
+            "%s RocketMQ has used the store since; its retention may have deleted them.", fact
+        )
 
     # --- steps of `run`
 
@@ -323,7 +340,7 @@ class Recovery:
         """
         if self._is_incomplete:
             return None
-        start = self._walk_start()
+        start = self._find_walk_start()
         if start is None:
             return None
         return self._dispatch_from(start, may_gap=start == self._log.start)
@@ -359,7 +376,7 @@ class Recovery:
                 return
         self._raise_if_damaged(log.skip_blank(valid_end))
 
-    def _last_store_time_ms(self) -> int:
+    def _find_last_store_time_ms(self) -> int:
         """Return the store time of the log's last record; 0 if there is none.
 
         If the walk has found no record, the last unit of all queues leads to the last record.
@@ -370,14 +387,14 @@ class Recovery:
         record = None if unit is None else self._find_record_of(unit)
         return 0 if record is None else record.store_time_ms
 
-    def _walk_start(self) -> int | None:
+    def _find_walk_start(self) -> int | None:
         """Return the position from which to walk the log; None if all queues must be rebuilt."""
         if self._after_crash:
             checkpoint = self._latest
             if checkpoint is not None and not self._do_queues_match(checkpoint):
                 return None
             return self._crash_start
-        return self._walk_start_after_shutdown()
+        return self._find_walk_start_after_shutdown()
 
     def _do_queues_match(self, checkpoint: Checkpoint) -> bool:
         """Return whether the queues, cut back to a checkpoint, are those that it describes.
@@ -388,13 +405,13 @@ class Recovery:
         """
         if self._queues.digest() != (checkpoint.queues, checkpoint.units):
             return False
-        last = self._queues.find_last_unit()
-        if last is None or last.physical_offset < self._log.start:
+        last_unit = self._queues.find_last_unit()
+        if last_unit is None or last_unit.physical_offset < self._log.start:
             return True
-        return self._find_record_of(last, check_crc=self._check_crc) is not None
+        return self._find_record_of(last_unit, check_crc=self._check_crc) is not None
 
-    def _walk_start_after_shutdown(self) -> int | None:
-        """Return what `_walk_start` returns if the store was closed in an orderly way.
+    def _find_walk_start_after_shutdown(self) -> int | None:
+        """Return what `_find_walk_start` returns if the store was closed in an orderly way.
 
         That is the position behind the record of the last unit, or the checkpoint if it is behind
         that. Before, units are removed whose records the log does not have.
@@ -413,13 +430,13 @@ class Recovery:
             if not has_more and not is_digest_right:
                 return None
             start = max(start, checkpoint.log_offset)
-        last = self._queues.find_last_unit()
-        if last is not None:
-            start = max(start, last.end)
+        last_unit = self._queues.find_last_unit()
+        if last_unit is not None:
+            start = max(start, last_unit.end)
         return start
 
     def _drop_units_without_records(self, queue: Queue) -> None:
-        """Remove the last units of a queue if the log does not have their records.
+        """Remove the last units (entries) of a queue if the log does not have their records.
 
         Goes back to the last unit that has its record, is blank, or is before the log's start. A
         removal is logged. If the checkpoint covers a record that is not there, queue or log is
@@ -489,9 +506,7 @@ class Recovery:
         else:
             if unit.is_blank or unit.physical_offset < self._log.start:
                 return True
-            # A unit without a record is not wrong: the log may end before it after a crash.
-            has_record = self._find_record_of(unit) is not None
-            if has_record and not self._leads_to_record(unit, queue, first_offset):
+            if self._leads_to_other_record(unit, queue, first_offset):
                 return False
             search_end = unit.physical_offset
 
@@ -527,10 +542,20 @@ class Recovery:
             return False
         return record.is_placeholder or record.belongs_to(queue.key, offset)
 
+    def _leads_to_other_record(self, unit: Unit, queue: Queue, offset: int) -> bool:
+        """Return whether a unit leads to the record of another queue or offset.
+
+        A unit without a record does not: the log may end before it after a crash.
+        """
+        has_record = self._find_record_of(unit) is not None
+        return has_record and not self._leads_to_record(unit, queue, offset)
+
     def _find_record_of(self, unit: Unit, *, check_crc: bool = False) -> LogRecord | None:
         """Return the valid record with the position and size of a unit; None without one."""
         record = self._log.find_record(unit.physical_offset, check_crc=check_crc)
-        return record if record is not None and record.size_bytes == unit.size_bytes else None
+        if record is None or record.size_bytes != unit.size_bytes:
+            return None
+        return record
 
     def _dispatch_from(self, start: int, *, may_gap: bool) -> int | None:
         """Add every record from `start` on to its queue; return the end of the valid log.
@@ -552,18 +577,8 @@ class Recovery:
         What is changed in the log is synced. After a crash, the files from the start of the walk on
         are synced too.
         """
-        log = self._log
         segments = self._log.segments
-        segment = segments.at(end)
-        if not self._after_crash and self._latest is not None and end == self._latest.log_offset:
-            # After a clean shutdown zeros follow, unless other software wrote there. Some bytes are
-            # checked: a torn write over old bytes could mix both into one valid record.
-            is_changed = segment is not None and segment.zero_range(
-                end, min(end + CLEAN_TAIL_BYTES, segment.end)
-            )
-        else:
-            is_changed = segments.truncate(end)
-        if is_changed:
+        if self._clear_log_behind(end):
             self._sync_log(end - 1)
             segments.files.sync_directory(segments.directory)
         if self._after_crash:
@@ -572,7 +587,23 @@ class Recovery:
             self._sync_log(self._crash_start)
         self._queues.truncate_to_log(end)
         self._queues.deleted.cut(end)
-        log.set_end(end)
+        self._log.set_end(end)
+
+    def _clear_log_behind(self, end: int) -> bool:
+        """Remove the bytes behind position `end` from the log; return whether bytes were changed.
+
+        After a clean shutdown zeros follow, unless other software wrote there. Then only the next
+        CLEAN_TAIL_BYTES are zeroed: a torn write over old bytes could mix both into one valid
+        record.
+        """
+        segments = self._log.segments
+        is_at_checkpoint = self._latest is not None and end == self._latest.log_offset
+        if self._after_crash or not is_at_checkpoint:
+            return segments.truncate(end)
+        segment = segments.at(end)
+        if segment is None:
+            return False
+        return segment.zero_range(end, min(end + CLEAN_TAIL_BYTES, segment.end))
 
     def _sync_log(self, start: int) -> None:
         """Sync the files of the log that contain bytes behind `start`."""
@@ -593,29 +624,40 @@ class Recovery:
         log = self._log
         checkpoint = self._latest
         if checkpoint is not None and end < checkpoint.log_offset:
-            raise self._log_ends_early_error(end, checkpoint)
-        following = find_next_record(log, end) if self._after_crash else None
+            raise self._make_early_end_error(end, checkpoint)
+        if not self._after_crash:
+            return
+        following = find_next_record(log, end)
         if following is None:
             # Nothing valid follows. Bytes that are not zero are a record that was not written
             # completely.
-            if self._after_crash and any(_bytes_between(log, end, end + RECORD_BYTES_MIN)):
+            if any(_read_between(log, end, end + RECORD_BYTES_MIN)):
                 logger.warning("the log ends at %d: a torn record behind it is removed", end)
-            return
-        if self._was_followed:
+        elif self._was_followed:
             # A slave writes pieces that begin and end anywhere. The master sends them again.
             logger.warning("the log ends at %d: the bytes from a master behind it are removed", end)
-            return
-        durable_ms = self._checkpoint.java_time_ms if checkpoint is None else 0
+        else:
+            self._explain_following(end, following)
+
+    def _explain_following(self, end: int, following: LogRecord) -> None:
+        """Raise StoreDamagedError if a power loss cannot explain a record behind the log's end.
+
+        `end` is the position behind the last valid record, and `following` the next valid record,
+        behind bytes that are none. Otherwise returns, and logs that what follows is removed.
+        """
+        log = self._log
+        # With SluiceMQ's checkpoint, its position says more than RocketMQ's time.
+        durable_ms = self._checkpoint.java_time_ms if self._latest is None else 0
         if following.store_time_ms <= durable_ms:
             reason = f"everything stored until {durable_ms} ms was safely on disk."
-            raise self._damage_error(end, f"The checkpoint says that {reason}")
+            raise self._make_damage_error(end, f"The checkpoint says that {reason}")
         if following.store_time_ms < self._dispatcher.last_store_time_ms:
             return  # an old record: RocketMQ does not zero the bytes that it removes
-        gap = _bytes_between(log, end, following.position)
+        gap = _read_between(log, end, following.position)
         ends_file = (end + len(gap)) % log.segments.file_bytes == 0
         if not may_be_lost_write(gap, end, ends_file=ends_file):
             reason = "A power loss cannot be the cause: lost writes read as zeros."
-            raise self._damage_error(end, reason)
+            raise self._make_damage_error(end, reason)
         logger.error(
             "the log ends at %d: a power loss has destroyed what was written there; %d messages"
             " behind it, which were not synced either, are removed",
@@ -623,21 +665,18 @@ class Recovery:
             sum(1 for _ in iter_whole_records(log, following.position)),
         )
 
-    def _log_ends_early_error(self, end: int, checkpoint: Checkpoint) -> StoreDamagedError:
+    def _make_early_end_error(self, end: int, checkpoint: Checkpoint) -> StoreDamagedError:
         """Return the error for a log that ends before the checkpoint."""
-        return self._damage_error(
-            end,
-            f"The checkpoint says that everything before {checkpoint.log_offset} was safely on"
-            " disk.",
-        )
+        covered = f"everything before {checkpoint.log_offset} was safely on disk."
+        return self._make_damage_error(end, f"The checkpoint says that {covered}")
 
-    def _damage_error(self, position: int, reason: str) -> StoreDamagedError:
+    def _make_damage_error(self, position: int, reason: str) -> StoreDamagedError:
         """Return the error for a log that is damaged at `position`, with what is lost and a fix."""
         segment = self._log.segments.at(position)
-        lost = "No valid record was found behind it."
         if segment is None:
             directory = self._log.segments.directory
             damage = f"The commit log in {directory} is damaged at {position}: it ends there"
+            following = None
         else:
             index = position - segment.base
             fault = self._log.explain_bad_record(position)
@@ -645,12 +684,14 @@ class Recovery:
                 f"The commit log is damaged at {position} (byte {index} of {segment.path}): {fault}"
             )
             following = find_next_record(self._log, position)
-            if following is not None:
-                lost = (
-                    f"Valid records continue at {following.position}: the"
-                    f" {following.position - position} bytes from {position} on contain no valid"
-                    " record."
-                )
+        if following is None:
+            lost = "No valid record was found behind it."
+        else:
+            lost = (
+                f"Valid records continue at {following.position}: the"
+                f" {following.position - position} bytes from {position} on contain no valid"
+                " record."
+            )
         return StoreDamagedError(
             f"{damage}. {reason} {lost}",
             fix=f"Nothing was changed. Run `sluice store repair {self._root}` to see what can be"
@@ -661,7 +702,7 @@ class Recovery:
 # --- recognizing lost writes
 
 
-def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
+def _read_between(log: CommitLog, start: int, end: int) -> bytes:
     """Return the bytes of the log from `start` to `end`, at most to the end of their file.
 
     Returns at most `SEARCH_BYTES_MAX` bytes, and b"" if no file contains `start`.
@@ -672,82 +713,83 @@ def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
     return segment.read(start, min(end, segment.end, start + SEARCH_BYTES_MAX) - start)
 
 
-def may_be_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
+def may_be_lost_write(gap: bytes, start: int, *, ends_file: bool) -> bool:
     """Return whether a power loss can explain bytes without a valid record before valid records.
 
-    `data` are these bytes, and `start` their position in the log. `ends_file` says that the next
-    valid record is in the next file. A power loss can explain them if there are none, or if the end
-    of a write or a whole sector of them is zero.
+    `gap` contains these bytes, and `start` their position in the log. `ends_file` says that the
+    next valid record is in the next file. A power loss can explain them if there are none, or if
+    the end of a write or a whole sector of them is zero.
     """
     if ends_file:  # the bytes end with a blank record, unless that is lost as well
-        if _is_damaged_blank(data):
+        if _is_damaged_blank(gap):
             return False
-        data = _without_blank_at_end(data)
-    if not data:
+        gap = _strip_blank_at_end(gap)
+    if not gap:
         return True
 
     # The head of the record, if the bytes are exactly one record according to their sizes.
     head = None
     with suppress(ProtocolError):
-        head = parse_head(data)
-    if head is not None and head.size_bytes != len(data):
+        head = parse_head(gap)
+    if head is not None and head.size_bytes != len(gap):
         head = None
 
-    last_byte = data[-1]
+    last_byte = gap[-1]
     if head is not None and head.properties.start == head.properties.stop:
         # An intact record without properties ends with two zero bytes: their length.
-        last_byte = data[head.topic.stop - 1]
+        last_byte = gap[head.topic.stop - 1]
     if last_byte == 0:  # the end of the write is lost
         return True
-    return _lacks_sector(data, start, head)
+    return _lacks_sector(gap, start, head)
 
 
-def _is_damaged_blank(data: bytes) -> bool:
+def _is_damaged_blank(gap: bytes) -> bool:
     """Return whether bytes up to the end of a file are a blank record with one wrong half.
 
     A blank record fills the end of a file: its size, its magic number, then zeros. A lost write
     would have zeros in the wrong half, so another value there is damage.
     """
-    size = data[:_SIZE_BYTES]
-    magic = data[_SIZE_BYTES:BLANK_BYTES]
-    if any(data[BLANK_BYTES:]):
+    size = gap[:_SIZE_BYTES]
+    magic = gap[_SIZE_BYTES:BLANK_BYTES]
+    if any(gap[BLANK_BYTES:]):
         return False
     if magic == _MAGIC_BLANK:
         return any(size)
-    return int.from_bytes(size) == len(data) and magic[-1] != 0
+    return int.from_bytes(size) == len(gap) and magic[-1] != 0
 
 
-def _without_blank_at_end(data: bytes) -> bytes:
+def _strip_blank_at_end(gap: bytes) -> bytes:
     """Return bytes up to the end of a file without the blank record that ends the file, if any."""
-    magic_start = data.find(_MAGIC_BLANK, _SIZE_BYTES)
+    magic_start = gap.find(_MAGIC_BLANK, _SIZE_BYTES)
     while magic_start >= 0:
         blank_start = magic_start - _SIZE_BYTES
-        if int.from_bytes(data[blank_start:magic_start]) == len(data) - blank_start:
-            return data[:blank_start]
-        magic_start = data.find(_MAGIC_BLANK, magic_start + 1)
-    return data
+        if int.from_bytes(gap[blank_start:magic_start]) == len(gap) - blank_start:
+            return gap[:blank_start]
+        magic_start = gap.find(_MAGIC_BLANK, magic_start + 1)
+    return gap
 
 
-def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
+def _lacks_sector(gap: bytes, start: int, head: RecordHead | None) -> bool:
     """Return whether zeros reach from the start of a sector, or of a write, to the sector's end.
 
-    `data` are bytes at position `start` of the log. `head` is the head of the record that is
+    `gap` are bytes at position `start` of the log. `head` is the head of the record that is
     exactly these bytes, or None. A write begins with a record. So zeros within a record whose
     beginning is intact do not begin a write.
     """
     # Up to where the bytes are certainly one record, whose beginning is intact.
     record_end = 0
     if head is not None and head.physical_offset == start:
-        record_end = len(data)
-    elif data[_SIZE_BYTES:].startswith(_MAGIC_START):
+        record_end = len(gap)
+    elif gap[_SIZE_BYTES:].startswith(_MAGIC_START):
         record_end = RECORD_BYTES_MIN
-    for end in range(SECTOR_BYTES - start % SECTOR_BYTES, len(data), SECTOR_BYTES):
-        zeros = end - len(data[:end].rstrip(b"\0"))
-        if zeros >= SECTOR_BYTES:
+    for sector_end in range(SECTOR_BYTES - start % SECTOR_BYTES, len(gap), SECTOR_BYTES):
+        zero_count = sector_end - len(gap[:sector_end].rstrip(b"\0"))
+        if zero_count >= SECTOR_BYTES:
             return True
-        if zeros == end:  # the size at the beginning of an intact record begins with zeros
-            if end >= _SIZE_BYTES or int.from_bytes(data[:_SIZE_BYTES]) != len(data):
+        if zero_count == sector_end:
+            # The size at the beginning of an intact record begins with zeros.
+            if sector_end >= _SIZE_BYTES or int.from_bytes(gap[:_SIZE_BYTES]) != len(gap):
                 return True
-        elif zeros >= _ZEROS_MIN and end > record_end:
+        elif zero_count >= _ZEROS_MIN and sector_end > record_end:
             return True
     return False

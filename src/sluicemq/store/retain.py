@@ -84,7 +84,9 @@ class DiskUsage(NamedTuple):
     @property
     def percent(self) -> float:
         """The used share of the file system, 0 to 100; 0 if its size is unknown."""
-        return 100 * self.used_bytes / self.total_bytes if self.total_bytes else 0.0
+        if not self.total_bytes:
+            return 0.0
+        return 100 * self.used_bytes / self.total_bytes
 
 
 class DeletionDecision(NamedTuple):
@@ -139,15 +141,16 @@ def decide_deletion(
     are refused.
     """
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
-        why = f"{fullest_percent:.1f} % of the disk are used"
+        reason = f"{fullest_percent:.1f} % of the disk are used"
     elif is_manual:
-        why = "an administrator asked for it"
+        reason = "an administrator asked for it"
     elif local_hour(now_ms) in map(int, config.delete_hours):
-        why = f"deleteWhen = {';'.join(config.delete_hours)}"
+        reason = f"deleteWhen = {';'.join(config.delete_hours)}"
     else:
         return DeletionDecision(False, False, "")
-    limit = min(config.disk_forced_ratio, config.disk_warning_ratio)
-    return DeletionDecision(True, config.clean_forcibly and fullest_percent > limit, why)
+    forced_percent = min(config.disk_forced_ratio, config.disk_warning_ratio)
+    may_delete_any = config.clean_forcibly and fullest_percent > forced_percent
+    return DeletionDecision(True, may_delete_any, reason)
 
 
 def expiry_ms(file: LogFile, config: StoreConfig) -> int:
@@ -160,8 +163,8 @@ def warning_ms(file: LogFile, config: StoreConfig) -> int:
 
     Then `retention_warning_percent` of fileReservedTime have passed.
     """
-    reserved = config.file_reserved_hours * HOUR_MS
-    return file.modified_ms + reserved * config.retention_warning_percent // 100
+    reserved_ms = config.file_reserved_hours * HOUR_MS
+    return file.modified_ms + reserved_ms * config.retention_warning_percent // 100
 
 
 def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_ms: int) -> int:
@@ -171,27 +174,37 @@ def deletion_ms(file: LogFile, config: StoreConfig, fullest_percent: float, now_
     deleteWhen, it is the beginning of the next such hour. If `fullest_percent`, the usage of the
     fullest disk, is above diskMaxUsedSpaceRatio, every hour is allowed.
     """
-    earliest = max(expiry_ms(file, config), now_ms)
+    earliest_ms = max(expiry_ms(file, config), now_ms)
     if fullest_percent > min(config.disk_used_ratio_max, config.disk_warning_ratio):
-        return earliest
-    hours = {int(hour) for hour in config.delete_hours}
-    moment = datetime.fromtimestamp(earliest / 1000, UTC).astimezone()
-    if moment.hour in hours:
-        return earliest
-    hour = moment.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
+        return earliest_ms
+    allowed_hours = set(map(int, config.delete_hours))
+    earliest = datetime.fromtimestamp(earliest_ms / 1000, UTC).astimezone()
+    if earliest.hour in allowed_hours:
+        return earliest_ms
+
+    return int(_next_hour_start(earliest, allowed_hours).timestamp() * 1000)
+
+
+def _next_hour_start(moment: datetime, allowed_hours: set[int]) -> datetime:
+    """Return the beginning of the next allowed hour of the day after `moment`.
+
+    `allowed_hours` are 0 to 23, in this machine's time zone.
+    """
+    # Try the following hours one by one, in UTC, which has no daylight saving time.
+    hour_start = moment.replace(minute=0, second=0, microsecond=0).astimezone(UTC)
     for _ in range(26):  # a day, and the hours that a change of daylight saving time may add
-        hour += timedelta(hours=1)
-        if hour.astimezone().hour in hours:
+        hour_start += timedelta(hours=1)
+        if hour_start.astimezone().hour in allowed_hours:
             break
-    return int(hour.timestamp() * 1000)
+    return hour_start
 
 
 def disk_full_error(usage: DiskUsage, config: StoreConfig) -> StoreFullError:
     """Return the error with which sends are refused: path, used bytes, limit, free bytes."""
-    limit = usage.total_bytes * config.disk_warning_ratio // 100
+    bytes_max = usage.total_bytes * config.disk_warning_ratio // 100
     return StoreFullError(
         f"The disk of {usage.path} is too full: {usage.used_bytes} of {usage.total_bytes} bytes"
-        f" ({usage.percent:.1f} %) are used, the limit is {limit}"
+        f" ({usage.percent:.1f} %) are used, the limit is {bytes_max}"
         f" (diskSpaceWarningLevelRatio = {config.disk_warning_ratio} %), {usage.free_bytes} are"
         " free.",
         fix="Free disk space, or lower fileReservedTime. Sending then works again without a"
@@ -253,14 +266,22 @@ class Retention:
 
         Raises OSError.
         """
-        config = self.config
-        usages: list[DiskUsage] = []
-        for path in (config.commit_log_path, config.consume_queue_path):
-            existing = path if self._files.exists(path) else config.root
-            usage = DiskUsage(path, *self._files.usage(existing))
-            if usage[1:] not in [other[1:] for other in usages]:
-                usages.append(usage)
-        return usages
+        log_usage = self._measure_usage(self.config.commit_log_path)
+        queue_usage = self._measure_usage(self.config.consume_queue_path)
+        # File systems with equal sizes and free bytes are taken for the same one.
+        is_same = (log_usage.total_bytes, log_usage.free_bytes) == (
+            queue_usage.total_bytes,
+            queue_usage.free_bytes,
+        )
+        return [log_usage] if is_same else [log_usage, queue_usage]
+
+    def _measure_usage(self, path: str) -> DiskUsage:
+        """Return the usage of the file system of `path`, or of the root if `path` is missing."""
+        existing_path = path
+        if not self._files.exists(path):
+            existing_path = self.config.root
+        total_bytes, free_bytes = self._files.usage(existing_path)
+        return DiskUsage(path, total_bytes, free_bytes)
 
     def check_disk(self) -> float:
         """Refuse or accept sends, depending on how full the fullest disk is.
@@ -298,7 +319,9 @@ class Retention:
         checkpoint which this process has written.
         """
         checkpoint = self._checkpoint_file.written
-        return 0 if checkpoint is None else min(self._visible_end(), checkpoint.log_offset)
+        if checkpoint is None:
+            return 0
+        return min(self._visible_end(), checkpoint.log_offset)
 
     def deletable_files(self) -> Iterator[LogFile]:
         """Yield the files of the log that may be deleted when they expire, oldest first.
@@ -331,12 +354,16 @@ class Retention:
         Returns the queue's end if there is no such message, and 0 if the queue does not exist.
         """
         queue = self._queues.by_key.get((topic, queue_id))
-        return 0 if queue is None else queue.first_offset_from(position)
+        if queue is None:
+            return 0
+        return queue.first_offset_from(position)
 
     def position_of(self, topic: str, queue_id: int, offset: int) -> int:
         """Return the position in the log of a message's record; -1 if there is none."""
         queue = self._queues.by_key.get((topic, queue_id))
-        return -1 if queue is None else queue.position_of(offset)
+        if queue is None:
+            return -1
+        return queue.position_of(offset)
 
     # --- the run
 
@@ -358,30 +385,44 @@ class Retention:
             yield self._remove_files
         is_manual = self.manual_runs > 0
         self.manual_runs = max(0, self.manual_runs - 1)
-        for number in range(self.config.delete_files_max):
+        for deleted_count in range(self.config.delete_files_max):
             if self._paths_to_remove:
                 return
             decision = decide_deletion(
                 self.config, self.check_disk(), self._clock.now_ms(), is_manual=is_manual
             )
-            file = next(self.deletable_files(), None) if decision.may_delete_expired else None
-            is_deletable = file is not None and (
-                decision.may_delete_any or expiry_ms(file, self.config) <= self._clock.now_ms()
-            )
-            if file is None or not is_deletable:
+            file = self._choose_file(decision)
+            if file is None:
                 # The disk is too full, but even the first file of this run must stay.
-                is_stuck = decision.may_delete_any and not number
-                if is_stuck and not self._is_stuck_logged:  # once, until a file may be deleted
-                    logger.warning(
-                        "%s, but no file of the log may be deleted: the newest file and files that"
-                        " the last checkpoint does not cover must stay",
-                        decision.reason,
-                    )
-                self._is_stuck_logged = is_stuck
+                is_stuck = decision.may_delete_any and deleted_count == 0
+                self._note_stuck(decision.reason, is_stuck=is_stuck)
                 break
             yield from self._delete_file(file, decision.reason)
             yield self.config.delete_file_interval_ms / 1000
         yield from self._clean_queues(until_s)
+
+    def _choose_file(self, decision: DeletionDecision) -> LogFile | None:
+        """Return the oldest file of the log if it may be deleted now, else None. Raises OSError."""
+        if not decision.may_delete_expired:
+            return None
+        file = next(self.deletable_files(), None)
+        if file is None or decision.may_delete_any:
+            return file
+        is_expired = expiry_ms(file, self.config) <= self._clock.now_ms()
+        return file if is_expired else None
+
+    def _note_stuck(self, reason: str, *, is_stuck: bool) -> None:
+        """Log that the disk is too full and no file may be deleted, if `is_stuck`.
+
+        This is logged once, until a file may be deleted. `reason` says how full the disk is.
+        """
+        if is_stuck and not self._is_stuck_logged:
+            logger.warning(
+                "%s, but no file of the log may be deleted: the newest file and files that"
+                " the last checkpoint does not cover must stay",
+                reason,
+            )
+        self._is_stuck_logged = is_stuck
 
     def clean_queues(self, until_s: float = float("inf")) -> Iterator[Step]:
         """Delete old files of queues only, even if the log's start has not moved.
@@ -393,34 +434,41 @@ class Retention:
             yield self._remove_files
         yield from self._clean_queues(until_s)
 
-    def _delete_file(self, file: LogFile, why: str) -> Iterator[Step]:
+    def _delete_file(self, file: LogFile, reason: str) -> Iterator[Step]:
         """Delete the first file of the log, in steps, as the module describes.
 
         Moves the first offsets of the queues, notifies the observer, updates log and counters, then
         removes the file. Does not remove it if the log meanwhile begins at another file.
         """
-        for queue in self._queues_in_slices():
+        for queue in self._iter_queues_in_slices():
             if queue is None:
                 yield 0.0
-                continue
-            old_min = queue.offset_min
-            if old_min == queue.next_offset:  # the queue is empty
-                continue
-            queue.update_offset_min(file.end)
-            if queue.offset_min > old_min and self.observer is not None:
-                self.observer.on_messages_deleted(
-                    queue.topic, queue.queue_id, old_min, queue.offset_min
-                )
+            else:
+                self._move_queue_start(queue, file.end)
         if self._log.start != file.base:
             return  # another run has deleted the file
         if self.observer is not None:
-            self.observer.on_file_deleted(file, why)
+            self.observer.on_file_deleted(file, reason)
         path = self._log.segments.detach_first()
         self.files_deleted += 1
         self.bytes_deleted += file.end - file.base
-        logger.info("deleting log file %s (%s); the log now begins at %d", path, why, file.end)
+        logger.info("deleting log file %s (%s); the log now begins at %d", path, reason, file.end)
         self._paths_to_remove.append(path)
         yield self._remove_files
+
+    def _move_queue_start(self, queue: Queue, log_start: int) -> None:
+        """Move the first offset of a queue to its first record at position `log_start` or behind.
+
+        Notifies the observer of the messages that the queue loses by that.
+        """
+        old_min = queue.offset_min
+        if old_min == queue.next_offset:  # the queue is empty
+            return
+        queue.update_offset_min(log_start)
+        if queue.offset_min > old_min and self.observer is not None:
+            self.observer.on_messages_deleted(
+                queue.topic, queue.queue_id, old_min, queue.offset_min
+            )
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
         """Delete files of queues, then call the functions in `on_start_moved`, in steps.
@@ -433,7 +481,7 @@ class Retention:
         start = self._log.start
         if self._paths_to_remove or self._queues_cleaned_for == start:
             return
-        for queue in self._queues_in_slices():
+        for queue in self._iter_queues_in_slices():
             if queue is None:
                 yield 0.0
                 continue
@@ -449,7 +497,7 @@ class Retention:
             notify(start)
         self._queues_cleaned_for = start
 
-    def _queues_in_slices(self) -> Iterator[Queue | None]:
+    def _iter_queues_in_slices(self) -> Iterator[Queue | None]:
         """Yield all queues, and None whenever the event loop has waited long enough.
 
         The consumer then yields a pause. That is after `SLICE_QUEUES_MAX` queues or `SLICE_TIME_S`.

@@ -132,7 +132,9 @@ class Segment:
         if end - self.base > self._data_end:
             self._find_data_end()
         view = self.view()
-        return view if self._data_end >= self.size else view[: self._data_end]
+        if self._data_end >= self.size:
+            return view
+        return view[: self._data_end]
 
     def safe_view(self, offset: int, size: int) -> tuple[memoryview, int]:
         """Return (view, index): the bytes [offset, offset + size) begin at this index of the view.
@@ -143,9 +145,9 @@ class Segment:
         file's end.
         """
         view = self.data_view(min(offset + size, self.end))
-        at = offset - self.base
-        if at + size <= len(view) or len(view) == self.size:
-            return view, at
+        index = offset - self.base
+        if index + size <= len(view) or len(view) == self.size:
+            return view, index
         return memoryview(self.read_detached(offset, size)), 0
 
     def read_detached(self, offset: int, size: int) -> bytes:
@@ -161,8 +163,9 @@ class Segment:
 
         Then `data_view` need not ask the file system for the end of the data.
         """
-        if end - self.base > self._data_end:
-            self._data_end = -(-(end - self.base) // _BLOCK_BYTES) * _BLOCK_BYTES
+        file_end = end - self.base
+        if file_end > self._data_end:
+            self._data_end = -(-file_end // _BLOCK_BYTES) * _BLOCK_BYTES  # rounded up to pages
 
     def _find_data_end(self) -> None:
         """Ask the file system where the last data of the file ends, and note that end."""
@@ -186,9 +189,10 @@ class Segment:
         begin = offset - self.base
         if self._view is None and size <= _UNMAPPED_READ_MAX:
             pool = self._files.pool
-            before = self._last_read_at
+            last_read_at = self._last_read_at
             self._last_read_at = pool.next_request()
-            if not before or self._last_read_at - before > pool.capacity:  # not read recently
+            is_recent = last_read_at and self._last_read_at - last_read_at <= pool.capacity
+            if not is_recent:
                 with closing(self._files.open(self.path)) as file:
                     return file.pread(size, begin)
         return self.view()[begin : begin + size]
@@ -214,8 +218,10 @@ class Segment:
 
         Returns None if there is none in the file.
         """
-        found = self.file().data_start(offset - self.base)
-        return None if found is None else self.base + found
+        file_offset = self.file().data_start(offset - self.base)
+        if file_offset is None:
+            return None
+        return self.base + file_offset
 
     def zero_range(self, offset: int, end: int | None = None) -> bool:
         """Make the range [offset, end) read as zeros; return whether bytes were changed.
@@ -224,19 +230,23 @@ class Segment:
         file if bytes were changed. Holes stay holes, so this works on a full disk too. Raises
         OSError.
         """
+        if end is None:
+            end = self.end
         file = self.file()
-        stop = (self.end if end is None else end) - self.base
-        at = offset - self.base
-        changed = False
-        while at < stop:
-            start = file.data_start(at)
-            if start is None or start >= stop:
+        end_index = end - self.base
+        index = offset - self.base
+        is_changed = False
+        while index < end_index:
+            # Find the next piece of data, behind any hole.
+            data_start = file.data_start(index)
+            if data_start is None or data_start >= end_index:
                 break
-            at = min(start + _IO_BYTES, stop, file.data_end(start))
-            for block_start, size in used_blocks(file.pread(at - start, start), start):
-                file.pwrite(bytes(size), block_start)
-                changed = True
-        return changed
+            index = min(data_start + _IO_BYTES, end_index, file.data_end(data_start))
+            piece = file.pread(index - data_start, data_start)
+            for block_start, block_size in used_blocks(piece, data_start):
+                file.pwrite(bytes(block_size), block_start)
+                is_changed = True
+        return is_changed
 
     def release(self) -> None:
         """Close the descriptor. The map, if there is one, stays valid."""
@@ -263,11 +273,11 @@ def fill_holes(segment: Segment) -> None:
     file = segment.file()
     if not isinstance(file, SystemFile) or not is_on_tmpfs(segment.path):
         return
-    end = file.data_end(0)
-    while (start := file.data_start(end)) is not None and start < segment.size:
-        for at in range(end, start, _IO_BYTES):
-            file.pwrite(bytes(min(_IO_BYTES, start - at)), at)
-        end = file.data_end(start)
+    hole_start = file.data_end(0)
+    while (hole_end := file.data_start(hole_start)) is not None and hole_end < segment.size:
+        for zero_start in range(hole_start, hole_end, _IO_BYTES):
+            file.pwrite(bytes(min(_IO_BYTES, hole_end - zero_start)), zero_start)
+        hole_start = file.data_end(hole_end)
 
 
 def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
@@ -279,12 +289,13 @@ def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
     """
     if data == bytes(len(data)):
         return
-    at = 0
-    while at < len(data):
-        size = min(_BLOCK_BYTES - (start + at) % _BLOCK_BYTES, len(data) - at)
-        if data[at : at + size] != bytes(size):
-            yield start + at, size
-        at += size
+    index = 0
+    while index < len(data):
+        bytes_left_in_block = _BLOCK_BYTES - (start + index) % _BLOCK_BYTES
+        block_size = min(bytes_left_in_block, len(data) - index)
+        if data[index : index + block_size] != bytes(block_size):
+            yield start + index, block_size
+        index += block_size
 
 
 class SegmentFiles:
@@ -359,33 +370,49 @@ class SegmentFiles:
         Raises StoreDamagedError if a file has another size than configured, or if its base is not a
         multiple of that size, or if one is missing in between. Raises OSError.
         """
-        names = [n for n in self.files.names(self.directory) if is_segment_name(n)]
-        found = [self._new_segment(f"{self.directory}/{name}", int(name)) for name in names]
+        segments = self._list_segments()
         sizes = []
-        for segment in found:
+        for segment in segments:
             sizes.append(segment.file().size())
-            if not keeps_open or segment is not found[-1]:
+            is_last = segment is segments[-1]
+            if not (keeps_open and is_last):
                 segment.release()
-        keep = len(found)  # the number of files that form the sequence
+
+        count = len(segments)  # the number of files that form the sequence
         if is_derived:
-            keep = self._count_before_gap(found, sizes)
+            count = self._count_before_gap(segments, sizes)
         elif sizes and sizes[-1] == 0:
-            keep -= 1
+            count -= 1
             logger.warning(
-                "ignoring %s: it is empty, because a crash interrupted its creation", found[-1].path
+                "ignoring %s: it is empty, because a crash interrupted its creation",
+                segments[-1].path,
             )
-        for segment in reversed(found[keep:]):
+        for segment in reversed(segments[count:]):
             segment.release()
             if removes:
                 self.files.remove(segment.path)
-        self._segments = []
+
         try:
-            for segment, size in zip(found[:keep], sizes, strict=False):
-                self._check_next(segment, size)
-                self._segments.append(segment)
+            self._set_segments(segments[:count], sizes[:count])
         except StoreDamagedError:
-            found[keep - 1].release()
+            segments[count - 1].release()  # it may have been kept open
             raise
+
+    def _set_segments(self, segments: list[Segment], sizes: list[int]) -> None:
+        """Let the sequence consist of these files, whose sizes on disk are `sizes`.
+
+        Raises StoreDamagedError at the first file that cannot follow the files before it, which
+        then form the sequence.
+        """
+        self._segments = []
+        for segment, size in zip(segments, sizes, strict=True):
+            self._require_next(segment, size)
+            self._segments.append(segment)
+
+    def _list_segments(self) -> list[Segment]:
+        """Return a segment for each file in the directory that is named like one, in order."""
+        names = filter(is_segment_name, self.files.names(self.directory))
+        return [self._make_segment(f"{self.directory}/{name}", int(name)) for name in names]
 
     def _count_before_gap(self, segments: list[Segment], sizes: list[int]) -> int:
         """Return the number of files before the first empty or missing file; all if there is none.
@@ -398,7 +425,7 @@ class SegmentFiles:
                 return index
         return len(segments)
 
-    def _check_next(self, segment: Segment, size: int) -> None:
+    def _require_next(self, segment: Segment, size: int) -> None:
         """Raise StoreDamagedError if a file with this size cannot follow the files before it.
 
         That is the case if size or name do not fit the configured size, or if a file is missing.
@@ -406,12 +433,14 @@ class SegmentFiles:
         path = segment.path
         base = segment.base
         if size != self.file_bytes:
+            fix = "Restore the file from a copy."
+            if size:
+                fix = (
+                    f"Set {self.size_key}={size} if all files there have that size,"
+                    " or restore the file from a copy."
+                )
             raise StoreDamagedError(
-                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
-                fix=f"Set {self.size_key}={size} if all files there have that size,"
-                " or restore the file from a copy."
-                if size
-                else "Restore the file from a copy.",
+                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.", fix=fix
             )
         if base % self.file_bytes:
             raise StoreDamagedError(
@@ -431,9 +460,9 @@ class SegmentFiles:
     def sizes_on_disk(self) -> list[int]:
         """Return the sizes of the files on disk, loaded or not, in bytes. Raises OSError."""
         names = self.files.names(self.directory)
-        return [self._size_of(name) for name in names if is_segment_name(name)]
+        return [self._read_size(name) for name in names if is_segment_name(name)]
 
-    def _size_of(self, name: str) -> int:
+    def _read_size(self, name: str) -> int:
         """Return the size of the file with this name."""
         with closing(self.files.open(f"{self.directory}/{name}")) as file:
             return file.size()
@@ -453,12 +482,14 @@ class SegmentFiles:
         with zeros, because the file system counts data in blocks. They are empty if the file has
         no data. Returns (0, b"") if there is no file. Leaves the file open. Raises OSError.
         """
-        last = self.last
-        if last is None:
+        last_segment = self.last
+        if last_segment is None:
             return 0, b""
-        end = last.file().data_end(0) // unit_bytes * unit_bytes
-        begin = max(0, end - _BLOCK_BYTES // unit_bytes * unit_bytes)
-        return last.base + begin, last.read(last.base + begin, end - begin)
+        block_bytes = _BLOCK_BYTES // unit_bytes * unit_bytes  # in whole units
+        end = last_segment.file().data_end(0) // unit_bytes * unit_bytes
+        begin = max(0, end - block_bytes)
+        offset = last_segment.base + begin
+        return offset, last_segment.read(offset, end - begin)
 
     def add(self, base: int) -> Segment:
         """Create the next file, full of zeros, and return it.
@@ -472,11 +503,11 @@ class SegmentFiles:
         path = f"{self.directory}/{base:0{NAME_DIGITS}d}"
         with closing(self.files.open(path, create=True)) as file:
             file.truncate(self.file_bytes)
-        segment = self._new_segment(path, base)
+        segment = self._make_segment(path, base)
         self._segments.append(segment)
         return segment
 
-    def _new_segment(self, path: str, base: int) -> Segment:
+    def _make_segment(self, path: str, base: int) -> Segment:
         """Return a segment for a file of this directory."""
         return Segment(self.files, path, base, self.file_bytes, is_sparse=self._are_sparse)
 
@@ -486,10 +517,10 @@ class SegmentFiles:
         They are those of the topic, of all queues, and of the store. The caller must sync them,
         because any of them may be new or have a new entry.
         """
-        above = self.directory
+        parent = self.directory
         for _ in range(3):
-            above = above.rpartition("/")[0]
-            touched.append(above)
+            parent = parent.rpartition("/")[0]
+            touched.append(parent)
         self.files.make_directory(self.directory, durable=False)
 
     def detach_first(self) -> str:
@@ -498,10 +529,10 @@ class SegmentFiles:
         Readers that hold a slice of it continue to read. Another thread may call `at` at the same
         time.
         """
-        first, *rest = self._segments
-        self._segments = rest
-        first.close()
-        return first.path
+        first_segment, *other_segments = self._segments
+        self._segments = other_segments
+        first_segment.close()
+        return first_segment.path
 
     def drop_last(self) -> None:
         """Remove the file that was just added, because it could not be synced.
@@ -521,7 +552,7 @@ class SegmentFiles:
         directory. With `keeps_file`, a file that begins at `offset` is zeroed, not removed: it will
         be written again, which costs less than creating it again. Raises OSError.
         """
-        changed = False
+        is_changed = False
         # `keeps_file` counts as 1: then a file whose base equals `offset` stays.
         while self._segments and self._segments[-1].base >= offset + keeps_file:
             segment = self._segments.pop()
@@ -529,10 +560,10 @@ class SegmentFiles:
             self.files.remove(segment.path)
             if self._cuts_in_order:
                 self.files.sync_directory(self.directory)
-            changed = True
+            is_changed = True
         if self._segments and offset < self.end:
-            changed |= self._segments[-1].zero_range(offset)
-        return changed
+            is_changed |= self._segments[-1].zero_range(offset)
+        return is_changed
 
     def remove_all(self) -> None:
         """Remove the directory and all files in it, also files of other names. Raises OSError."""

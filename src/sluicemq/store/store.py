@@ -21,7 +21,6 @@ files too, which does no harm: recovery cuts the queues back to the checkpoint.
 
 import contextlib
 import logging
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -40,18 +39,24 @@ from sluicemq.store.directory import (
     CheckpointFile,
     check_directory,
     format_bytes,
+    format_uptime,
     open_error,
     remove_abort,
     write_abort,
 )
 from sluicemq.store.dispatch import Dispatcher
-from sluicemq.store.follow import LogFollower, find_records_end, remove_partial_record
+from sluicemq.store.follow import (
+    HiddenMessages,
+    LogFollower,
+    find_records_end,
+    locate_bytes,
+    remove_partial_record,
+)
 from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.queues import UNIT, Queue, Unit, Units, expired_units
 from sluicemq.store.read import LogReader
 from sluicemq.store.recover import prepare_recovery
 from sluicemq.store.retain import Retention
-from sluicemq.store.segments import Segment
 from sluicemq.store.writer import Writer, warn_clock_went_back
 
 logger = logging.getLogger(__name__)
@@ -103,14 +108,19 @@ class Store:
         self._is_closed = False
         self._outages = Outages(clock, logger)
         self._abort_path = f"{config.root}/abort"
+
+        # Recover log and queues. `abort` must exist before recovery changes anything.
         parts = prepare_recovery(config, files)
-        self._log, self._queues, checkpoint, after_crash, was_followed, recovery = parts
-        log = self._log
-        queues = self._queues
-        recovery.load(after_crash=after_crash)
+        self._log = log = parts.log
+        self._queues = queues = parts.queues
+        after_crash = parts.after_crash
+        was_followed = parts.was_followed
+        parts.recovery.load(after_crash=after_crash)
         write_abort(files, self._abort_path, is_followed=was_followed)
-        checkpoint_file = CheckpointFile(files, f"{config.root}/checkpoint", checkpoint)
-        self.recovered = recovery.run(checkpoint_file.distrust_queues)
+        checkpoint_file = CheckpointFile(files, f"{config.root}/checkpoint", parts.checkpoint)
+        self.recovered = parts.recovery.run(checkpoint_file.distrust_queues)
+
+        # Create what works on them.
         self.incarnation = incarnation or Incarnation(files, config.root)
         self.keys = KeyIndex(config, files, clock, log, checkpoint_file, after_crash=after_crash)
         self.writer = Writer(
@@ -133,8 +143,7 @@ class Store:
         self.retention.on_start_moved += [self.keys.drop_files_before, self.columns.start_moved]
         self._publishes_later = config.flush_sync or is_gated
         self._unpublished: deque[_CommittedGroup] = deque()
-        self._hidden_ends: dict[Queue, int] = {}
-        """The end offsets of the queues that have messages behind the confirmed end of the log."""
+        self._hidden_messages = HiddenMessages(queues)
         self._last_tick_end = self.recovered.end
         self._start_ms = clock.now_ms()
         self._last_sync_s = self._last_queue_flush_s = clock.monotonic_s()
@@ -150,6 +159,8 @@ class Store:
             file=checkpoint_file,
             incarnation=self.incarnation,
         )
+
+        # Only now can a checkpoint be written for what recovery has changed.
         self._finish_recovery(after_crash=after_crash, was_followed=was_followed)
         self.incarnation.open(is_empty=log.written_offset <= log.start, is_synced=config.flush_sync)
         if confirmed is not None:
@@ -276,17 +287,17 @@ class Store:
         store is gated, with the position up to which replicas have the log. Messages that were
         hidden at the start become visible as well, up to the same position.
         """
-        if self._hidden_ends:
+        if self._hidden_messages:
             self._publish_hidden(end_offset)
         waiting = self._unpublished
-        offsets: dict[Queue, int] = {}
+        offset_by_queue: dict[Queue, int] = {}
         end = 0
         while waiting and waiting[0].log_end <= end_offset:
             group = waiting.popleft()
-            offsets.update(group.queues)
+            offset_by_queue.update(group.queues)
             end = group.log_end
         if end:
-            self.make_visible(end, list(offsets.items()))
+            self.make_visible(end, list(offset_by_queue.items()))
 
     confirm = publish
     """`publish` under the name that replication uses: replicas, not the disk, have confirmed."""
@@ -298,47 +309,21 @@ class Store:
         the log ends at `confirmed` or before. Call this before any reader uses the store. `confirm`
         makes the messages visible.
         """
-        if confirmed >= self._log.written_offset:
-            return
-        end = self._log.start
-        for queue in self._queues:
-            visible_offset = queue.end_offset_before(confirmed)
-            if visible_offset < queue.next_offset:
-                self._hidden_ends[queue] = queue.next_offset
-                queue.visible_offset = visible_offset
-            has_visible = visible_offset > queue.offset_min
-            unit = queue.unit(visible_offset - 1) if has_visible else None
-            if unit is not None and not unit.is_blank:
-                end = max(end, unit.end)
-        self.reader.visible_end = end
+        if confirmed < self._log.written_offset:
+            visible_end = self._hidden_messages.hide(confirmed)
+            self.reader.visible_end = max(visible_end, self._log.start)
 
     def _publish_hidden(self, confirmed: int) -> None:
         """Make the hidden messages visible whose records end at position `confirmed` or before.
 
-        Queues without hidden messages left are removed from `_hidden_ends`. `on_visible` is called
-        if messages became visible.
+        `on_visible` is called if messages became visible.
         """
-        end = self.reader.visible_end
-        published: list[tuple[Queue, int]] = []
-        for queue, hidden_end in list(self._hidden_ends.items()):
-            old_visible = queue.visible_offset
-
-            def is_hidden(offset: int, queue: Queue = queue) -> bool:
-                unit = queue.unit(offset)
-                return unit is None or (unit.end > confirmed and not unit.is_blank)
-
-            hidden_offsets = range(old_visible, hidden_end)
-            new_visible = old_visible + bisect_left(hidden_offsets, True, key=is_hidden)
-            if new_visible == hidden_end:
-                del self._hidden_ends[queue]
-            if new_visible > old_visible:
-                published.append((queue, new_visible))
-                last_unit = queue.unit(new_visible - 1)
-                if last_unit is not None and not last_unit.is_blank:
-                    end = max(end, last_unit.end)
-        if not self._hidden_ends:
-            end = max(end, min(confirmed, self.recovered.end, self._log.records_end))
-        self.make_visible(end, published)
+        revealed_end, revealed = self._hidden_messages.reveal(confirmed)
+        visible_end = max(self.reader.visible_end, revealed_end)
+        if not self._hidden_messages:  # records that are in no queue are visible now, too
+            recovered_end = min(confirmed, self.recovered.end, self._log.records_end)
+            visible_end = max(visible_end, recovered_end)
+        self.make_visible(visible_end, revealed)
 
     def make_visible(self, end: int, queues: list[tuple[Queue, int]]) -> None:
         """Make everything before position `end` of the log visible, and call `on_visible`.
@@ -361,8 +346,10 @@ class Store:
         end of the log. Raises StoreError if the log does not contain the position (deleted, or not
         written yet).
         """
-        segment, begin, stop = self._locate_bytes(position, size_max)
-        return memoryview(b"") if segment is None else segment.view()[begin:stop]
+        segment, begin, stop = locate_bytes(self._log, position, size_max)
+        if segment is None:
+            return memoryview(b"")
+        return segment.view()[begin:stop]
 
     def read_log(self, position: int, size_max: int) -> bytes:
         """Read the bytes that `view_log` returns, with pread. Any thread may call this.
@@ -370,7 +357,7 @@ class Store:
         Use this in a thread for bytes that may have to come from the disk: reading them through a
         view would block the event loop. Raises StoreError like `view_log`, and OSError.
         """
-        segment, begin, stop = self._locate_bytes(position, size_max)
+        segment, begin, stop = locate_bytes(self._log, position, size_max)
         if segment is None:
             return b""
         # Another thread may close the segment's own descriptor at any time.
@@ -390,27 +377,6 @@ class Store:
             return b""
 
         return RecordSource(self._log.start, read)
-
-    def _locate_bytes(self, position: int, size_max: int) -> tuple[Segment | None, int, int]:
-        """Return the file that contains `position`, and the range of bytes to read from it.
-
-        Returns (segment, begin, stop), both relative to the beginning of the file. Segment is None
-        at the end of the log. Raises StoreError if the log does not contain the position.
-        """
-        log = self._log
-        segment = log.segments.at(position)
-        end = log.written_offset
-        if position == end or (segment is None and position == log.segments.end):
-            return None, 0, 0
-        if segment is None or position > end:
-            raise StoreError(
-                f"The log in {log.segments.directory} contains the positions {log.start} to {end},"
-                f" not {position}.",
-                fix="Delete the store of the replica that asked for this position, so that it"
-                " copies the log from the beginning.",
-            )
-        begin = position - segment.base
-        return segment, begin, min(begin + size_max, segment.size, end - segment.base)
 
     def start_following(self) -> LogFollower:
         """Let a master write the log from now on, and return the receiver of the master's bytes.
@@ -473,7 +439,7 @@ class Store:
             for topic in {topic for topic, _ in self._queues.by_key}:
                 self.columns.delete_topic(topic)
             self.reader.clear_caches()
-            self._hidden_ends.clear()
+            self._hidden_messages.clear()
             self._queues.remove_all()
             self.keys.restart_at(position)
             self.make_visible(position, [])
@@ -498,42 +464,64 @@ class Store:
             return
         try:
             self._checkpoints.write_now()
-            last_unit = self._queues.find_last_unit(end)
-            search_start = log.start if last_unit is None else last_unit.physical_offset
-            records_end, time_ms = find_records_end(log, max(search_start, log.start), end)
-            # This checkpoint is valid before and after the truncation: see `follow`.
-            with self._checkpoints.lock:
-                log_values = records_end, *self._queues.digest(end), time_ms
-                index_values = self.keys.mark_after_truncation(records_end)
-                self._checkpoints.file.write(Checkpoint(0, *log_values, *index_values, log.start))
-                log.truncate(end)
-                log.followed_end = records_end
+            records_end, store_time_ms = self._truncate_log(end)
             self.keys.truncate(records_end)
-            self.writer.last_time_ms = time_ms
-            offsets_before = {queue: queue.visible_offset for queue in self._queues}
-            self._queues.truncate_to_log(end)
-            self._queues.deleted.cut(end)
-            for queue, offset in list(self._hidden_ends.items()):
-                self._hidden_ends[queue] = min(offset, queue.next_offset)
-            self.reader.visible_end = min(self.reader.visible_end, self._log.records_end)
-            topics_cut = {
-                queue.topic
-                for queue, offset in offsets_before.items()
-                if queue.visible_offset < offset
-            }
-            if topics_cut:
-                logger.warning(
-                    "the log in %s is truncated to %d: messages that were visible to readers are"
-                    " removed",
-                    self._config.root,
-                    end,
-                )
-                self.reader.clear_caches()
-                for topic in topics_cut:
-                    self.columns.delete_topic(topic)
+            self.writer.last_time_ms = store_time_ms
+            topics = self._truncate_queues(end)
+            if topics:
+                self._forget_removed(topics, end)
             self._checkpoints.write_now()
         except OSError as error:
             log.mark_failed(error)
+
+    def _truncate_log(self, end: int) -> tuple[int, int]:
+        """Remove everything from position `end` on from the log, after a checkpoint for that.
+
+        Returns (records_end, store_time_ms) of the last record that stays, like `find_records_end`.
+        Raises StoreError and OSError.
+        """
+        log = self._log
+        last_unit = self._queues.find_last_unit(end)
+        search_start = log.start if last_unit is None else last_unit.physical_offset
+        records_end, store_time_ms = find_records_end(log, max(search_start, log.start), end)
+        # This checkpoint is valid before and after the truncation: see `follow`.
+        with self._checkpoints.lock:
+            log_values = records_end, *self._queues.digest(end), store_time_ms
+            index_values = self.keys.mark_after_truncation(records_end)
+            self._checkpoints.file.write(Checkpoint(0, *log_values, *index_values, log.start))
+            log.truncate(end)
+            log.followed_end = records_end
+        return records_end, store_time_ms
+
+    def _truncate_queues(self, end: int) -> set[str]:
+        """Remove the units whose records were behind position `end` of the log.
+
+        Returns the topics of the removed messages that readers could see. Raises OSError.
+        """
+        old_visible_offsets = {queue: queue.visible_offset for queue in self._queues}
+        self._queues.truncate_to_log(end)
+        self._queues.deleted.cut(end)
+        self._hidden_messages.drop_removed()
+        self.reader.visible_end = min(self.reader.visible_end, self._log.records_end)
+        topics = set()
+        for queue, old_visible_offset in old_visible_offsets.items():
+            if queue.visible_offset < old_visible_offset:
+                topics.add(queue.topic)
+        return topics
+
+    def _forget_removed(self, topics: set[str], end: int) -> None:
+        """Clear the caches of readers, and remove the columns of these topics. Logs a warning.
+
+        Visible messages of the topics were removed, because the log was truncated at `end`.
+        """
+        logger.warning(
+            "the log in %s is truncated to %d: messages that were visible to readers are removed",
+            self._config.root,
+            end,
+        )
+        self.reader.clear_caches()
+        for topic in topics:
+            self.columns.delete_topic(topic)
 
     # --- periodic work
 
@@ -590,8 +578,8 @@ class Store:
         try:
             self._log.prepare_next_file()
         except OSError as error:
-            text = "creating the next commit log file failed: %s"
-            self._outages.report_failure(_NEXT_LOG_FILE, text, error, kind=kind_of(error))
+            message = "creating the next commit log file failed: %s"
+            self._outages.report_failure(_NEXT_LOG_FILE, message, error, kind=kind_of(error))
         else:
             self._outages.report_success(_NEXT_LOG_FILE)
 
@@ -614,7 +602,9 @@ class Store:
         Returns (0, 0) if the queue does not exist.
         """
         queue = self._queues.by_key.get((topic, queue_id))
-        return (0, 0) if queue is None else (queue.offset_min, queue.visible_offset)
+        if queue is None:
+            return 0, 0
+        return queue.offset_min, queue.visible_offset
 
     def committed_offset(self, topic: str, queue_id: int) -> int:
         """Return the offset after a queue's last committed message, which may not be visible yet.
@@ -644,7 +634,9 @@ class Store:
         Returns the queue's end if there is no such record, and 0 if the queue does not exist.
         """
         queue = self._queues.by_key.get((topic, queue_id))
-        return 0 if queue is None else max(queue.first_offset_from(position), queue.offset_min)
+        if queue is None:
+            return 0
+        return max(queue.first_offset_from(position), queue.offset_min)
 
     def committed_record(self, position: int, size: int) -> memoryview | None:
         """Return the bytes of the record that a unit locates, without checking them.
@@ -702,24 +694,19 @@ class Store:
     def runtime_info(self) -> dict[str, str]:
         """Return the store's part of the broker's runtime information (spec/admin.md §3)."""
         log = self._log
-        now_ms = self._clock.now_ms()
-        total, free = self._files.usage(self._config.root)
-        ratio = f"{1 - free / total:.4f}" if total else "0"
-        seconds = max(0, now_ms - self._start_ms) // 1000
-        days = seconds // 86_400
-        hours = seconds // 3600 % 24
-        minutes = seconds // 60 % 60
-        seconds = seconds % 60
+        total_bytes, free_bytes = self._files.usage(self._config.root)
+        used_ratio = f"{1 - free_bytes / total_bytes:.4f}" if total_bytes else "0"
+        uptime_ms = max(0, self._clock.now_ms() - self._start_ms)
         return {
             "bootTimestamp": str(self._start_ms),
-            "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",
+            "runtime": format_uptime(uptime_ms // 1000),
             "commitLogMinOffset": str(log.start),
             "commitLogMaxOffset": str(log.written_offset),
-            "commitLogDiskRatio": ratio,
-            f"commitLogDiskRatio_{self._config.commit_log_path}": ratio,
-            "consumeQueueDiskRatio": ratio,
+            "commitLogDiskRatio": used_ratio,
+            f"commitLogDiskRatio_{self._config.commit_log_path}": used_ratio,
+            "consumeQueueDiskRatio": used_ratio,
             "commitLogDirCapacity": (
-                f"Total : {format_bytes(total)}, Free : {format_bytes(free)}."
+                f"Total : {format_bytes(total_bytes)}, Free : {format_bytes(free_bytes)}."
             ),
             "earliestMessageTimeStamp": str(self.reader.earliest_time_ms()),
             "dispatchBehindBytes": "0",

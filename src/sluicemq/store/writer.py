@@ -22,6 +22,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
@@ -162,11 +163,12 @@ class Writer(TurnState):
             sys_flag & _UNCOMMON_FLAGS
             or len(born_host) + len(store_host) != self._common_hosts_bytes
         ):
-            properties = reserve_checksum(properties) if self._adds_checksum else properties
-            parts = [(flag, body, properties, tag_code)]
+            if self._adds_checksum:
+                properties = reserve_checksum(properties)
+            message = (flag, body, properties, tag_code)
             positions, offset = self._append_encoded(
                 queue,
-                parts,
+                [message],
                 sys_flag,
                 born_time_ms,
                 born_host,
@@ -175,6 +177,8 @@ class Writer(TurnState):
                 prepared_offset=prepared_offset,
             )
             return positions[0], offset
+
+        # The common case: check the sizes, and find the place of the record.
         body_bytes = len(body)
         properties_bytes = len(properties)
         size = queue.fixed_bytes + body_bytes + properties_bytes
@@ -187,6 +191,8 @@ class Writer(TurnState):
         if position + size > self.room_end:
             position = self._start_next_file(size)
         offset = queue.next_offset
+
+        # Encode head and unit. Nothing has changed if a number does not fit.
         try:
             head = _pack_head(
                 size, queue.magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
@@ -195,9 +201,11 @@ class Writer(TurnState):
             )  # fmt: skip
             unit = _pack_unit(position, size, tag_code)
         except struct.error:
-            raise _number_error(
+            raise _make_number_error(
                 flag, sys_flag, born_time_ms, queue_id, reconsume_times, prepared_offset, tag_code
             ) from None
+
+        # Add the record to the group, and the unit to the queue.
         self.parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
         queue.tail += unit
         if offset == queue.committed_offset:
@@ -233,20 +241,21 @@ class Writer(TurnState):
                 " slave.",
                 fix="Send the message to the master.",
             )
-        now = self._clock.now_ms()
-        last = self.last_time_ms
-        if now < last:
-            if last - now <= CLOCK_STEP_BACK_MAX_MS:
-                now = last
+        now_ms = self._clock.now_ms()
+        last_time_ms = self.last_time_ms
+        if now_ms < last_time_ms:
+            is_small_step = last_time_ms - now_ms <= CLOCK_STEP_BACK_MAX_MS
+            if is_small_step:
+                now_ms = last_time_ms
             else:
-                warn_clock_went_back(now, last)
-        self.now_ms = now
+                warn_clock_went_back(now_ms, last_time_ms)
+        self.now_ms = now_ms
 
     def append_batch(
         self,
         topic: str,
         queue_id: int,
-        parts: Sequence[BatchPart],
+        messages: Sequence[BatchPart],
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
@@ -254,17 +263,17 @@ class Writer(TurnState):
     ) -> tuple[list[int], int]:
         """Append all messages of a batch to the commit group, in one file (spec/store.md §2.5).
 
-        `parts` are the messages; the other arguments, which all messages share, are those of
+        `messages` are the messages; the other arguments, which all messages share, are those of
         `append`. Returns (positions in the log, queue offset of the first message); the others have
         the following offsets. Raises the errors of `append`; then none of the messages is appended.
         """
         queue = self._queues.get_or_create((topic, queue_id))
         if self._adds_checksum:
-            parts = [
+            messages = [
                 (flag, body, reserve_checksum(properties), tag_code)
-                for flag, body, properties, tag_code in parts
+                for flag, body, properties, tag_code in messages
             ]
-        body_bytes = sum([len(part[1]) for part in parts])
+        body_bytes = sum([len(message[1]) for message in messages])
         self.check_sizes(body_bytes, b"")
         if self.position == self.turn_start:
             self.begin_group()
@@ -272,12 +281,16 @@ class Writer(TurnState):
             sys_flag & _UNCOMMON_FLAGS
             or len(born_host) + len(store_host) != self._common_hosts_bytes
         ):
-            return self._append_encoded(queue, parts, sys_flag, born_time_ms, born_host, store_host)
+            return self._append_encoded(
+                queue, messages, sys_flag, born_time_ms, born_host, store_host
+            )
+
+        # From here on as `append`, with what all messages share computed once.
         fixed_bytes = queue.fixed_bytes
         topic_part = queue.topic_part
         magic = queue.magic
-        property_bytes = sum([len(part[2]) for part in parts])
-        self._make_room(len(parts) * fixed_bytes + body_bytes + property_bytes)
+        property_bytes = sum([len(message[2]) for message in messages])
+        self._make_room(len(messages) * fixed_bytes + body_bytes + property_bytes)
         now_ms = self.now_ms
         position = self.position
         offset = queue.next_offset
@@ -287,7 +300,7 @@ class Writer(TurnState):
         add = records.extend
         try:
             shared = _pack_shared(sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0)
-            for flag, body, properties, tag_code in parts:
+            for flag, body, properties, tag_code in messages:
                 body_bytes = len(body)
                 properties_bytes = len(properties)
                 if properties_bytes > PROPERTIES_BYTES_MAX or b"\0" in properties:
@@ -310,14 +323,15 @@ class Writer(TurnState):
                 position += size
                 offset += 1
         except struct.error:
-            worst = max((part[0] for part in parts), key=abs)
-            raise _number_error(worst, sys_flag, born_time_ms, queue_id) from None
-        return positions, self._add_records(queue, records, b"".join(units), len(units), position)
+            largest_flag = max((message[0] for message in messages), key=abs)
+            raise _make_number_error(largest_flag, sys_flag, born_time_ms, queue_id) from None
+        first_offset = self._add_records(queue, records, b"".join(units), len(units), position)
+        return positions, first_offset
 
     def _append_encoded(
         self,
         queue: Queue,
-        parts: Sequence[tuple[int, bytes | bytearray | memoryview, bytes, int]],
+        messages: Sequence[tuple[int, bytes | bytearray | memoryview, bytes, int]],
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
@@ -327,7 +341,7 @@ class Writer(TurnState):
     ) -> tuple[list[int], int]:
         """Append messages in uncommon forms (IPv6 hosts, checksums, transactions) by the codec.
 
-        `parts` are as in `append_batch`, with room for checksums already. Returns what
+        `messages` are as in `append_batch`, with room for checksums already. Returns what
         `append_batch` returns. Prepared and rolled-back messages get no unit, because they are not
         in any queue, and their queue offset is 0. Raises MessageIllegalError, with nothing
         appended, for batch records (sysFlag 0x80) and for what exceeds a limit.
@@ -340,46 +354,59 @@ class Writer(TurnState):
             )
         is_queued = not sys_flag & PREPARED
         fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _IPV4_HOSTS_BYTES
-        self._make_room(sum([fixed_bytes + len(part[1]) + len(part[2]) for part in parts]))
-        first = queue.next_offset if is_queued else 0
+        self._make_room(
+            sum([fixed_bytes + len(message[1]) + len(message[2]) for message in messages])
+        )
+        encode = partial(
+            encode_record,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            sys_flag=sys_flag,
+            born_time_ms=born_time_ms,
+            born_host=born_host,
+            store_time_ms=self.now_ms,
+            store_host=store_host,
+            reconsume_times=reconsume_times,
+            prepared_offset=prepared_offset,
+            version2=queue.magic == MAGIC_V2,
+        )
+        first_offset = queue.next_offset if is_queued else 0
         position = self.position
-        offset = first
+        offset = first_offset
         records: list[bytes] = []
         units: list[bytes] = []
         positions: list[int] = []
         try:
-            for flag, body, properties, tag_code in parts:
+            for flag, body, properties, tag_code in messages:
                 self.check_sizes(len(body), properties)
-                record = encode_record(
-                    topic=queue.topic,
-                    queue_id=queue.queue_id,
+                record = encode(
                     queue_offset=offset,
                     physical_offset=position,
                     body=body,
                     properties=properties,
                     flag=flag,
-                    sys_flag=sys_flag,
-                    born_time_ms=born_time_ms,
-                    born_host=born_host,
-                    store_time_ms=self.now_ms,
-                    store_host=store_host,
-                    reconsume_times=reconsume_times,
-                    prepared_offset=prepared_offset,
-                    version2=queue.magic == MAGIC_V2,
                 )
-                records.append(fill_checksum(record) if self._adds_checksum else record)
+                if self._adds_checksum:
+                    record = fill_checksum(record)
+                records.append(record)
                 units.append(_pack_unit(position, len(record), tag_code))
                 positions.append(position)
                 position += len(record)
                 offset += is_queued
         except (struct.error, ProtocolError):
-            worst = max((part[0] for part in parts), key=abs)
-            raise _number_error(
-                worst, sys_flag, born_time_ms, queue.queue_id, reconsume_times, prepared_offset
+            largest_flag = max((message[0] for message in messages), key=abs)
+            raise _make_number_error(
+                largest_flag,
+                sys_flag,
+                born_time_ms,
+                queue.queue_id,
+                reconsume_times,
+                prepared_offset,
             ) from None
-        count = len(units) if is_queued else 0
-        self._add_records(queue, records, b"".join(units[:count]), count, position)
-        return positions, first
+        unit_count = len(units) if is_queued else 0
+        joined_units = b"".join(units[:unit_count])
+        self._add_records(queue, records, joined_units, unit_count, position)
+        return positions, first_offset
 
     def append_columns(
         self, topic: str, queue_id: int, columns: "BatchColumns"
@@ -400,7 +427,7 @@ class Writer(TurnState):
             self.begin_group()
         property_bytes = int(columns.property_sizes.sum())
         self._make_room(len(heads) * queue.fixed_bytes + body_bytes + property_bytes)
-        laid = encode_records(
+        encoded = encode_records(
             columns,
             fixed_bytes=queue.fixed_bytes,
             topic_part=queue.topic_part,
@@ -410,10 +437,11 @@ class Writer(TurnState):
             position=self.position,
             stored_ms=self.now_ms,
         )
-        self._known_keys.note_batch(topic, columns, laid, self.now_ms)
-        return laid.positions, self._add_records(
-            queue, laid.pieces, laid.units, len(heads), laid.end
+        self._known_keys.note_batch(topic, columns, encoded, self.now_ms)
+        first_offset = self._add_records(
+            queue, encoded.pieces, encoded.units, len(heads), encoded.end
         )
+        return encoded.positions, first_offset
 
     def _add_records(
         self, queue: Queue, records: Sequence[Any], units: bytes, count: int, end: int
@@ -423,15 +451,15 @@ class Writer(TurnState):
         `records` are byte strings that form the records when joined; they end at position `end` of
         the log. `units` are `count` joined units. With `count` 0 the queue does not change.
         """
-        first = queue.next_offset
+        first_offset = queue.next_offset
         self.parts += records
         if count:
             queue.tail += units
-            if first == queue.committed_offset:
+            if first_offset == queue.committed_offset:
                 self.touched.append(queue)
-            queue.next_offset = first + count
+            queue.next_offset = first_offset + count
         self.position = end
-        return first
+        return first_offset
 
     def _make_room(self, size: int) -> None:
         """Continue in the next file if `size` bytes do not fit into the current one."""
@@ -445,19 +473,19 @@ class Writer(TurnState):
         file is full already, there is no blank record. Raises MessageIllegalError, with nothing
         changed, if `size` bytes do not fit into any file.
         """
-        limit = self._file_bytes - BLANK_BYTES
-        if size > limit:
+        size_max = self._file_bytes - BLANK_BYTES
+        if size > size_max:
             raise MessageIllegalError(
-                f"The record would have {size} bytes, the limit is {limit}.",
+                f"The record would have {size} bytes, the limit is {size_max}.",
                 fix="Send a smaller message (or batch), or raise mappedFileSizeCommitLog.",
             )
         file_end = self.room_end + BLANK_BYTES
-        room = file_end - self.position
-        if room > 0:
-            self.parts.append(BLANK.struct.pack(room, MAGIC_BLANK))
-            data = b"".join(self.parts)
+        bytes_left = file_end - self.position
+        if bytes_left > 0:
+            self.parts.append(BLANK.struct.pack(bytes_left, MAGIC_BLANK))
+            piece = b"".join(self.parts)
             self.parts.clear()
-            self._pieces.append((self.position + BLANK_BYTES - len(data), data))
+            self._pieces.append((self.position + BLANK_BYTES - len(piece), piece))
         self.position = file_end
         self.room_end = file_end + self._file_bytes - BLANK_BYTES
         return file_end
@@ -474,19 +502,13 @@ class Writer(TurnState):
         end = self.position
         if end == self.turn_start:
             return end
-        data = b"".join(self.parts)
+        piece = b"".join(self.parts)
         self.parts.clear()
-        self._pieces.append((end - len(data), data))
+        self._pieces.append((end - len(piece), piece))
         try:
             self._log.write(self._pieces, end)
         except StoreError:
-            for queue in self.touched:
-                del queue.tail[(queue.committed_offset - queue.tail_start) * UNIT_BYTES :]
-                queue.next_offset = queue.committed_offset
-            self.touched.clear()
-            self._known_keys.discard_from(self.turn_start)
-            self.position = self.turn_start
-            self.room_end = self._committed_room_end
+            self._discard_group()
             raise
         finally:
             self._pieces.clear()
@@ -496,13 +518,25 @@ class Writer(TurnState):
         for queue in self.touched:
             queue.committed_offset = queue.next_offset
             if len(queue.tail) >= TAIL_BYTES_MAX:
-                try:
-                    self._queues.mark_dirty(queue)
-                except OSError as error:  # the units stay in memory, and `tick` tries again
-                    logger.warning(
-                        "writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error
-                    )
+                self._write_long_tail(queue)
         return end
+
+    def _discard_group(self) -> None:
+        """Discard all messages of the commit group, and free their queue offsets."""
+        for queue in self.touched:
+            del queue.tail[(queue.committed_offset - queue.tail_start) * UNIT_BYTES :]
+            queue.next_offset = queue.committed_offset
+        self.touched.clear()
+        self._known_keys.discard_from(self.turn_start)
+        self.position = self.turn_start
+        self.room_end = self._committed_room_end
+
+    def _write_long_tail(self, queue: Queue) -> None:
+        """Write the units of a queue that are in memory to its files. An error is only logged."""
+        try:
+            self._queues.mark_dirty(queue)
+        except OSError as error:  # the units stay in memory, and `tick` tries again
+            logger.warning("writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error)
 
     def check_sizes(self, body_bytes: int, properties: bytes) -> None:
         """Raise MessageIllegalError if a body of this size or these properties cannot be stored.
@@ -541,15 +575,16 @@ _NUMBERS: Final = Layout(
 """The numbers of a record that clients choose."""
 
 
-def _number_error(*numbers: int) -> MessageIllegalError:
+def _make_number_error(*numbers: int) -> MessageIllegalError:
     """Return the error for numbers that do not fit their fields. It names the field and its range.
 
     `numbers` are the values of the first fields of `_NUMBERS`, in this order. Missing ones count as
     0, which always fits.
     """
-    padded = (*numbers, *[0] * (len(_NUMBERS.fields) - len(numbers)))
+    missing_count = len(_NUMBERS.fields) - len(numbers)
+    all_numbers = (*numbers, *[0] * missing_count)
     return MessageIllegalError(
-        f"The message was not stored. {_NUMBERS.describe_misfit(*padded)}",
+        f"The message was not stored. {_NUMBERS.describe_misfit(*all_numbers)}",
         fix="Send a number within that range.",
     )
 

@@ -57,6 +57,11 @@ class MemoryConsensus:
     """
 
     def __init__(self, *, latency_s: float = LATENCY_S, timeout_s: float = TIMEOUT_S) -> None:
+        """Create a service without keys.
+
+        Each request, response and event takes `latency_s`. A caller waits for a response for
+        `timeout_s`.
+        """
         self.entries: Entries = {}
         self.revision = 0
         self.latency_s = latency_s
@@ -75,8 +80,8 @@ class MemoryConsensus:
         return self._is_down
 
     @is_down.setter
-    def is_down(self, value: bool) -> None:
-        self._is_down = value
+    def is_down(self, is_down: bool) -> None:
+        self._is_down = is_down
         self._notify_clients()
 
     def client(self) -> "MemoryClient":
@@ -91,23 +96,30 @@ class MemoryConsensus:
         `conditions` are the expected versions of further keys; 0 means that a key does not exist. A
         change with a lease that has ended also makes the result False.
         """
-        conditions = {
-            **conditions,
-            **{c.key: c.expected_version for c in changes if c.expected_version is not None},
-        }
-        for key, version in conditions.items():
-            entry = self.entries.get(key)
-            if (entry.version if entry else 0) != version:
-                return False
-        if any(change.lease_id and change.lease_id not in self._leases for change in changes):
+        if not self._can_apply(changes, conditions):
             return False
         self.revision += 1
-        for key, value, _, lease in changes:
-            if value is None:
-                self.entries.pop(key, None)
+        for change in changes:
+            if change.value is None:
+                self.entries.pop(change.key, None)
             else:
-                self.entries[key] = Entry(value, self.revision, lease)
+                self.entries[change.key] = Entry(change.value, self.revision, change.lease_id)
         self._notify_clients()
+        return True
+
+    def _can_apply(self, changes: Sequence[Swap], conditions: Mapping[str, int]) -> bool:
+        """Return whether every key has its expected version, and every lease still runs."""
+        expected_versions = dict(conditions)
+        for change in changes:
+            if change.expected_version is not None:
+                expected_versions[change.key] = change.expected_version
+            if change.lease_id and change.lease_id not in self._leases:
+                return False
+        for key, expected_version in expected_versions.items():
+            entry = self.entries.get(key)
+            version = 0 if entry is None else entry.version
+            if version != expected_version:
+                return False
         return True
 
     def find(self, prefix: str) -> Entries:
@@ -133,13 +145,15 @@ class MemoryConsensus:
         """End a lease, and delete its keys. While the service is down, renew it instead."""
         if self.is_down:
             self.renew_lease(lease_id)
-        elif lease := self._leases.pop(lease_id, None):
-            lease[1].cancel()
-            deletions = [
-                Swap(key, None) for key, entry in self.entries.items() if entry.lease_id == lease_id
-            ]
-            if deletions:
-                self.apply(deletions)
+            return
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return
+        _, timer = lease
+        timer.cancel()
+        keys = [key for key, entry in self.entries.items() if entry.lease_id == lease_id]
+        if keys:
+            self.apply([Swap(key, None) for key in keys])
 
     def _notify_clients(self) -> None:
         """Send events to the watches of all clients."""
@@ -168,6 +182,7 @@ class MemoryClient:
     """
 
     def __init__(self, service: MemoryConsensus) -> None:
+        """Create a client without faults. Use `MemoryConsensus.client`."""
         self.loses_responses = False
         self.fault_rng: random.Random | None = None
         self._is_disconnected = False
@@ -182,9 +197,9 @@ class MemoryClient:
         return self._is_disconnected
 
     @is_disconnected.setter
-    def is_disconnected(self, value: bool) -> None:
-        self._is_disconnected = value
-        if not value:
+    def is_disconnected(self, is_disconnected: bool) -> None:
+        self._is_disconnected = is_disconnected
+        if not is_disconnected:
             self.notify_watches()
 
     async def read(self, prefix: str) -> Entries:
@@ -196,12 +211,12 @@ class MemoryClient:
         return await self._request(lambda: self._service.apply(changes, conditions))
 
     def watch(self, prefix: str, on_change: Callable[[Entries], None]) -> Callable[[], None]:
-        number = next(self._watch_ids)
-        self._watches[number] = _Watch(prefix, on_change, contextvars.copy_context())
-        self._notify_later(number)
+        watch_id = next(self._watch_ids)
+        self._watches[watch_id] = _Watch(prefix, on_change, contextvars.copy_context())
+        self._notify_later(watch_id)
 
         def end() -> None:
-            self._watches.pop(number, None)
+            self._watches.pop(watch_id, None)
 
         return end
 
@@ -224,17 +239,18 @@ class MemoryClient:
 
     def notify_watches(self) -> None:
         """Send an event to each watch: the entries may have changed. Some events arrive twice."""
-        for number in self._watches:
-            self._notify_later(number)
+        for watch_id in self._watches:
+            self._notify_later(watch_id)
             if self.fault_rng and self.fault_rng.random() < FAULT_PROBABILITY:
-                self._notify_later(number)
+                self._notify_later(watch_id)
 
-    def _notify_later(self, number: int) -> None:
+    def _notify_later(self, watch_id: int) -> None:
         """Send an event to a watch. It arrives late if `fault_rng` is set."""
-        watch = self._watches[number]
+        watch = self._watches[watch_id]
 
         def notify() -> None:
-            if number in self._watches and not (self._is_unreachable or self.loses_responses):
+            is_lost = self._is_unreachable or self.loses_responses
+            if watch_id in self._watches and not is_lost:
                 watch.on_change(self._service.find(watch.prefix))
 
         delay_s = self._service.latency_s
@@ -256,14 +272,7 @@ class MemoryClient:
         service = self._service
         await asyncio.sleep(service.latency_s)
         if fate is Fate.LATE and self.fault_rng:
-            late_s = service.timeout_s * self.fault_rng.uniform(1, LATE_TIMEOUTS_MAX)
-
-            def process_late() -> None:
-                if not self._is_unreachable:
-                    process()
-
-            loop = asyncio.get_running_loop()
-            loop.call_later(late_s, process_late, context=contextvars.Context())
+            self._process_later(process, self.fault_rng)
         elif not self._is_unreachable and fate is not Fate.LOST:
             response = process()
             await asyncio.sleep(service.latency_s)
@@ -273,6 +282,20 @@ class MemoryClient:
         raise ConsensusError(
             f"the consensus service did not respond within {service.timeout_s:g} s."
         )
+
+    def _process_later(self, process: Callable[[], T], fault_rng: random.Random) -> None:
+        """Let the service process a request after the caller's time-out, if it is reachable then.
+
+        `fault_rng` chooses the delay.
+        """
+
+        def process_if_reachable() -> None:
+            if not self._is_unreachable:
+                process()
+
+        delay_s = self._service.timeout_s * fault_rng.uniform(1, LATE_TIMEOUTS_MAX)
+        loop = asyncio.get_running_loop()
+        loop.call_later(delay_s, process_if_reachable, context=contextvars.Context())
 
     def _choose_fate(self) -> Fate:
         """Choose what becomes of the next request."""

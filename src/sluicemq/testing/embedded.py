@@ -269,7 +269,7 @@ class Servers:
         if self._is_virtual:
             config = dataclasses.replace(config, scan_interval_ms=SCAN_INTERVAL_MS)
         server = NameServer(
-            config, clock=self.clock, files=self._files_of("names"), network=self.network
+            config, clock=self.clock, files=self._get_files("names"), network=self.network
         )
         await server.start()
         self.name_server = server
@@ -293,15 +293,19 @@ class Servers:
             raise ConfigurationError(
                 f"the broker {name!r} is running already.", fix="Stop it first."
             )
-        config, store = self._broker_config(name, settings)
-        pauses = IdlePauses(self.clock) if isinstance(self.clock, VirtualClock) else None
+        config, store_config = self._make_broker_config(name, settings)
+        # In virtual time, background jobs of an idle broker run less often.
+        pauses = None
+        if isinstance(self.clock, VirtualClock):
+            pauses = IdlePauses(self.clock)
+        is_in_memory = self._directory is None
         broker = Broker(
             config,
-            store,
+            store_config,
             clock=self.clock,
-            files=self._files_of(name),
+            files=self._get_files(name),
             network=self.network,
-            executor=InlineExecutor() if self._directory is None else None,
+            executor=InlineExecutor() if is_in_memory else None,
             stretch_pause=pauses.stretch if pauses else float,
         )
         await broker.start()
@@ -313,7 +317,7 @@ class Servers:
             await self._start_proxy(name, broker)
         return broker
 
-    def _broker_config(
+    def _make_broker_config(
         self, name: str, settings: Mapping[str, str]
     ) -> tuple[BrokerConfig, StoreConfig]:
         """Return the configuration of the broker `name` and of its store.
@@ -383,7 +387,7 @@ class Servers:
             for client in self._clients:
                 stack.push_async_callback(client.close)
 
-    def _files_of(self, name: str) -> Files:
+    def _get_files(self, name: str) -> Files:
         """Return the files of a server; the same ones on each call."""
         if self._directory is not None:
             return SYSTEM_FILES

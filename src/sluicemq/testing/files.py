@@ -132,31 +132,28 @@ class Node:
                 resize(content, change)
 
     def copy_after_crash(self, rng: "random.Random") -> "Node":
-        """Return the file as a power failure may leave it."""
+        """Return the file as a power failure may leave it. `rng` chooses what is lost."""
         content = bytearray(self.synced)
         for change in self.unsynced:
             if isinstance(change, Write):
                 _apply_surviving_part(content, change, rng)
             elif rng.random() < 0.3:
-                break
+                break  # the new size is lost, and with it all later changes
             else:
                 resize(content, change)
-        blocks = {
-            start // BLOCK_BYTES
-            for start in range(0, len(content), BLOCK_BYTES)
-            if not content.startswith(_ZEROS, start) and any(content[start : start + BLOCK_BYTES])
-        }
         return Node(
             synced=content,
             current=bytearray(content),
-            blocks=blocks,
+            blocks=_find_used_blocks(content),
             modified_ms=self.modified_ms,
             access=self.access,
         )
 
     def copy_after_kill(self) -> "Node":
         """Return the file as the next process finds it, without pages that a failed sync lost."""
-        current = self._apply_to_synced() if self.has_failed_sync else bytearray(self.current)
+        current = bytearray(self.current)
+        if self.has_failed_sync:
+            current = self._apply_to_synced()
         return Node(
             synced=bytearray(self.synced),
             current=current,
@@ -195,8 +192,9 @@ def apply_change(names: Names, change: NameChange) -> None:
         names[change.path] = change.node
     elif names.pop(change.path, None) is None:
         start = change.path + "/"
-        for path in [path for path in names if path.startswith(start)]:
-            del names[path]
+        for path in list(names):
+            if path.startswith(start):
+                del names[path]
 
 
 def apply_surviving(names: Names, changes: Sequence[NameChange], rng: "random.Random") -> None:
@@ -205,12 +203,13 @@ def apply_surviving(names: Names, changes: Sequence[NameChange], rng: "random.Ra
     is_ordered = rng.random() < 0.5
     lost_paths: set[str] = set()
     for index, change in enumerate(changes):
-        touched = {change.path, change.old} - {""}
+        paths = {change.path, change.old} - {""}
         survives = index < survivor_count if is_ordered else rng.random() < 0.6
-        if survives and not touched & lost_paths:
+        # A change does not survive without the earlier changes of the same names.
+        if survives and not paths & lost_paths:
             apply_change(names, change)
         else:
-            lost_paths |= touched
+            lost_paths |= paths
             apply_surviving(names, change.inner, rng)
 
 
@@ -220,6 +219,16 @@ def resize(content: bytearray, size: int) -> None:
         del content[size:]
     else:
         content.extend(bytes(size - len(content)))
+
+
+def _find_used_blocks(content: bytearray) -> set[int]:
+    """Return the numbers of the blocks that contain other bytes than zeros."""
+    used_blocks = set()
+    for start in range(0, len(content), BLOCK_BYTES):
+        is_full_of_zeros = content.startswith(_ZEROS, start)
+        if not is_full_of_zeros and any(content[start : start + BLOCK_BYTES]):
+            used_blocks.add(start // BLOCK_BYTES)
+    return used_blocks
 
 
 def _overwrite(content: bytearray, offset: int, data: bytes) -> None:
@@ -232,17 +241,17 @@ def _overwrite(content: bytearray, offset: int, data: bytes) -> None:
 def _apply_surviving_part(content: bytearray, write: Write, rng: "random.Random") -> None:
     """Apply what survives of an unsynced write: all, nothing, a prefix, or some sectors."""
     fate = rng.random()
-    if fate < 0.4:
+    if fate < 0.4:  # all
         _overwrite(content, *write)
-    elif fate < 0.6:
+    elif fate < 0.6:  # a prefix
         _overwrite(content, write.offset, write.data[: rng.randint(0, len(write.data))])
-    elif fate < 0.75:
+    elif fate < 0.75:  # some sectors
         start = 0
         while start < len(write.data):
-            size = SECTOR_BYTES - (write.offset + start) % SECTOR_BYTES
+            sector_bytes = SECTOR_BYTES - (write.offset + start) % SECTOR_BYTES
             if rng.random() < 0.5:
-                _overwrite(content, write.offset + start, write.data[start : start + size])
-            start += size
+                _overwrite(content, write.offset + start, write.data[start : start + sector_bytes])
+            start += sector_bytes
 
 
 # --------------------------------------------------------------------------------- the files
@@ -277,6 +286,7 @@ class _Fault:
     number: int
     written: int
     after: int
+    """The number of operations that must succeed before."""
 
 
 class CrashableFile:
@@ -298,15 +308,18 @@ class CrashableFile:
         except PowerLost:
             self._files.write_at_power_failure(self._node, offset, data)
             raise
-        size = len(data) if fault is None else min(fault.written, len(data))
+        # The disk may fail, or become full, after a part of the bytes.
+        size = len(data)
+        if fault is not None:
+            size = min(fault.written, size)
         stored_size = self._files.allocate(self._node, offset, size)
         if stored_size:
             self._node.write(offset, data[:stored_size])
             self._files.record_operation("write", self.path, offset, stored_size)
         if fault is not None:
-            raise _error(fault.number, self.path)
+            raise _make_error(fault.number, self.path)
         if stored_size < size:
-            raise _error(errno.ENOSPC, self.path)
+            raise _make_error(errno.ENOSPC, self.path)
 
     def pread(self, size: int, offset: int) -> bytes:
         self._files.raise_fault("read", self.path)
@@ -402,21 +415,21 @@ class CrashableFiles:
         self.raise_fault("open", path)
         if path not in self._names:
             if not create:
-                raise _error(errno.ENOENT, path)
+                raise _make_error(errno.ENOENT, path)
             self.raise_fault("create", path)
             if not self.exists(_parent(path)):
-                raise _error(errno.ENOENT, path)
-            self._change(NameChange(path, Node(access=access or DEFAULT_ACCESS)))
+                raise _make_error(errno.ENOENT, path)
+            self._change_name(NameChange(path, Node(access=access or DEFAULT_ACCESS)))
             self.record_operation("create", path)
         node = self._names[path]
         if node is None:
-            raise _error(errno.EISDIR, path)
+            raise _make_error(errno.EISDIR, path)
         return CrashableFile(self, path, node)
 
     def access(self, path: str) -> Access:
         node = self._names.get(path)
         if node is None:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         return node.access
 
     def exists(self, path: str) -> bool:
@@ -424,11 +437,12 @@ class CrashableFiles:
 
     def names(self, directory: str) -> list[str]:
         start = directory.rstrip("/") + "/"
-        return sorted(
-            path[len(start) :]
-            for path in self._names
-            if path.startswith(start) and "/" not in path[len(start) :]
-        )
+        names = []
+        for path in self._names:
+            name = path.removeprefix(start)
+            if path.startswith(start) and "/" not in name:
+                names.append(name)
+        return sorted(names)
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         missing = []
@@ -437,7 +451,7 @@ class CrashableFiles:
             path = _parent(path)
         for directory in reversed(missing):
             self.raise_fault("create", directory)
-            self._change(NameChange(directory, None, is_directory=True))
+            self._change_name(NameChange(directory, None, is_directory=True))
             self.record_operation("create", directory)
             if durable:
                 self.sync_directory(_parent(directory))
@@ -445,22 +459,22 @@ class CrashableFiles:
     def remove(self, path: str) -> None:
         self.raise_fault("remove", path)
         if path not in self._names:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         if self.names(path):
-            raise _error(errno.ENOTEMPTY, path)
+            raise _make_error(errno.ENOTEMPTY, path)
         node = self._names[path]
         if node is not None and self.free_bytes is not None:
             self.free_bytes += len(node.blocks) * BLOCK_BYTES
-        self._change(NameChange(path, None, inner=tuple(self._name_changes.pop(path, ()))))
+        self._change_name(NameChange(path, None, inner=tuple(self._name_changes.pop(path, ()))))
         self.record_operation("remove", path)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old_path: str, new_path: str) -> None:
         """Rename a file within its directory. No caller moves files between directories."""
-        self.raise_fault("rename", old)
-        if old not in self._names:
-            raise _error(errno.ENOENT, old)
-        self._change(NameChange(new, self._names[old], old=old))
-        self.record_operation("rename", new)
+        self.raise_fault("rename", old_path)
+        if old_path not in self._names:
+            raise _make_error(errno.ENOENT, old_path)
+        self._change_name(NameChange(new_path, self._names[old_path], old=old_path))
+        self.record_operation("rename", new_path)
 
     def sync_directory(self, path: str) -> None:
         self.raise_fault("sync_directory", path)
@@ -490,13 +504,15 @@ class CrashableFiles:
 
     def usage(self, path: str) -> tuple[int, int]:
         self.raise_fault("usage", path)
-        free = self.total_bytes // 2 if self.free_bytes is None else self.free_bytes
-        return self.total_bytes, free
+        free_bytes = self.free_bytes
+        if free_bytes is None:  # an endless disk is half full
+            free_bytes = self.total_bytes // 2
+        return self.total_bytes, free_bytes
 
     def modified_ms(self, path: str) -> int:
         node = self._names.get(path)
         if node is None:
-            raise _error(errno.ENOENT, path)
+            raise _make_error(errno.ENOENT, path)
         return node.modified_ms
 
     # --- the methods for tests
@@ -531,39 +547,44 @@ class CrashableFiles:
         names = dict(self._synced_names)
         for changes in self._name_changes.values():
             apply_surviving(names, changes, rng)
-        files = self._new()
-        nodes: dict[int, Node] = {}
+        files = self._make_empty_disk()
+        copies: dict[int, Node] = {}
         for path, node in sorted(names.items()):  # a directory before what lies in it
-            if files.exists(_parent(path)):
-                if node is not None and id(node) not in nodes:
-                    nodes[id(node)] = node.copy_after_crash(rng)
-                files._names[path] = None if node is None else nodes[id(node)]
+            if not files.exists(_parent(path)):
+                continue  # the directory was lost
+            if node is None:
+                files._names[path] = None
+                continue
+            if id(node) not in copies:
+                copies[id(node)] = node.copy_after_crash(rng)
+            files._names[path] = copies[id(node)]
         files._synced_names = dict(files._names)
         return files
 
     def kill(self) -> "CrashableFiles":
         """Return the disk as another process finds it after this one was killed."""
-        files = self._new()
+        files = self._make_empty_disk()
         copies: dict[int, Node] = {}
 
+        # A node with several names, or in several changes, is copied once.
         def copy(node: Node | None) -> Node | None:
-            if node is not None and id(node) not in copies:
+            if node is None:
+                return None
+            if id(node) not in copies:
                 copies[id(node)] = node.copy_after_kill()
-            return None if node is None else copies[id(node)]
+            return copies[id(node)]
 
         def copy_change(change: NameChange) -> NameChange:
-            inner = tuple(copy_change(one) for one in change.inner)
+            inner = tuple(map(copy_change, change.inner))
             return change._replace(node=copy(change.node), inner=inner)
 
         files._names = {path: copy(node) for path, node in self._names.items()}
         files._synced_names = {path: copy(node) for path, node in self._synced_names.items()}
-        files._name_changes = {
-            directory: [copy_change(change) for change in changes]
-            for directory, changes in self._name_changes.items()
-        }
+        for directory, changes in self._name_changes.items():
+            files._name_changes[directory] = list(map(copy_change, changes))
         return files
 
-    def _new(self) -> "CrashableFiles":
+    def _make_empty_disk(self) -> "CrashableFiles":
         """Return an empty disk of the same size, clock and free space."""
         files = CrashableFiles()
         files.free_bytes = self.free_bytes
@@ -581,7 +602,9 @@ class CrashableFiles:
         node = self._names[path]
         if node is None or len(node.current) <= start:
             raise IsADirectoryError(errno.EISDIR, "there is no byte that could change", path)
-        offset = rng.randrange(start, len(node.current) if end is None else end)
+        if end is None:
+            end = len(node.current)
+        offset = rng.randrange(start, end)
         bit = 1 << rng.randrange(8)
         for content in (node.current, node.synced):
             if offset < len(content):
@@ -593,12 +616,12 @@ class CrashableFiles:
         node = self._names[path]
         return b"" if node is None else bytes(node.current)
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, content: bytes) -> None:
         """Create or replace a file, durably, with its directories. For the start of a test."""
         self.make_directory(_parent(path))
         file = self.open(path, create=True)
-        file.truncate(len(data))
-        file.pwrite(data, 0)
+        file.truncate(len(content))
+        file.pwrite(content, 0)
         file.sync()
         self.sync_directory(_parent(path))
 
@@ -615,11 +638,13 @@ class CrashableFiles:
         """
         fault = self.take_fault(kind, path)
         if fault is not None:
-            raise _error(fault.number, path)
+            raise _make_error(fault.number, path)
 
     def allocate(self, node: Node, offset: int, size: int) -> int:
         """Allocate the blocks of a write, and return how many of its bytes fit on the disk."""
-        for block in range(offset // BLOCK_BYTES, (offset + size - 1) // BLOCK_BYTES + 1):
+        first_block = offset // BLOCK_BYTES
+        last_block = (offset + size - 1) // BLOCK_BYTES
+        for block in range(first_block, last_block + 1):
             if block in node.blocks:
                 continue
             if self.free_bytes is not None:
@@ -639,11 +664,12 @@ class CrashableFiles:
             if self.power_fails_after < 0:
                 raise PowerLost(f"{kind} {path}")
         for fault in self._faults:
-            if fault.kind == kind and fault.path_part in path:
-                if fault.after == 0:
-                    self._faults.remove(fault)
-                    return fault
-                fault.after -= 1
+            if fault.kind != kind or fault.path_part not in path:
+                continue
+            if fault.after == 0:
+                self._faults.remove(fault)
+                return fault
+            fault.after -= 1
         return None
 
     def write_at_power_failure(self, node: Node, offset: int, data: bytes) -> None:
@@ -651,16 +677,17 @@ class CrashableFiles:
         if self.power_fails_after == -1:
             node.write(offset, data)
 
-    def _change(self, change: NameChange) -> None:
+    def _change_name(self, change: NameChange) -> None:
         """Apply a change of a name, which is unsynced until its directory is synced."""
         self._name_changes.setdefault(_parent(change.path), []).append(change)
         apply_change(self._names, change)
 
 
-def _error(number: int, path: str) -> OSError:
+def _make_error(error_number: int, path: str) -> OSError:
     """Return the OSError of an errno, such as FileNotFoundError for ENOENT."""
-    return OSError(number, os.strerror(number), path)
+    return OSError(error_number, os.strerror(error_number), path)
 
 
 def _parent(path: str) -> str:
+    """Return the directory of a path; "" without one."""
     return path.rpartition("/")[0]

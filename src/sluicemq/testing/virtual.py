@@ -74,7 +74,10 @@ class VirtualClock:
                 f"start={start.isoformat()} has no time zone.",
                 fix="Write datetime(..., tzinfo=datetime.UTC).",
             )
-        self._start_ms = SYSTEM_CLOCK.now_ms() if start is None else round(start.timestamp() * 1000)
+        if start is None:
+            self._start_ms = SYSTEM_CLOCK.now_ms()
+        else:
+            self._start_ms = round(start.timestamp() * 1000)
         self._passed_s = 0.0
         self.stands_still = stands_still
         self._patience_s = patience.total_seconds()
@@ -172,30 +175,38 @@ class VirtualClock:
         if self._running_threads:
             return select(STALL_S)
         if self._targets:
-            left_s = self._targets[0][0] - self._passed_s
+            target_s, _, _ = self._targets[0]
+            left_s = target_s - self._passed_s
             if timeout_s is None or timeout_s > left_s + RESOLUTION_S:
-                time_s, _, reached = heapq.heappop(self._targets)
-                self._passed_s = max(self._passed_s, time_s)
-                if not reached.done():
-                    reached.set_result(None)
+                self._end_advance()
             else:
-                self._pass(timeout_s)
+                self._let_pass(timeout_s)
             return []
         if timeout_s is None or self.stands_still or self._passed_unasked_s > self._patience_s:
             return self._wait_in_real_time(select, timeout_s)
-        self._pass(timeout_s)
+        self._let_pass(timeout_s)
         self._passed_unasked_s += timeout_s
         return []
 
-    def _pass(self, seconds: float) -> None:
+    def _end_advance(self) -> None:
+        """Let time pass until the call of `advance` that ends first, and end it."""
+        target_s, _, reached = heapq.heappop(self._targets)
+        self._passed_s = max(self._passed_s, target_s)
+        if not reached.done():
+            reached.set_result(None)
+
+    def _let_pass(self, seconds: float) -> None:
         """Let `seconds` pass, rounded up to whole microseconds, and at least one.
 
         A sum of floats could end just before the time of a timer, and the loop would wait for the
         rest again and again.
         """
         self._busy_iterations = 0
-        later_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
-        self._passed_s = later_s if later_s > self._passed_s else self._passed_s + RESOLUTION_S
+        rounded_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
+        if rounded_s > self._passed_s:
+            self._passed_s = rounded_s
+        else:
+            self._passed_s += RESOLUTION_S
 
     def on_busy(self) -> None:
         """Count a loop iteration that has something to do, and let a little time pass at times.
@@ -205,34 +216,42 @@ class VirtualClock:
         """
         self._busy_iterations += 1
         if self._busy_iterations == BUSY_ITERATIONS_MAX:
-            self._pass(RESOLUTION_S)
+            self._let_pass(RESOLUTION_S)
 
     def _wait_in_real_time(self, select: Select, timeout_s: float | None) -> list[Any]:
         """Wait for I/O without letting virtual time pass, and return the ready events.
 
         Log a warning, once, if nothing happens within `STALL_S`.
         """
-        events = select(None if self._has_warned else STALL_S)
-        if not events and not self._has_warned:
+        if self._has_warned:
+            return select(None)
+        events = select(STALL_S)
+        if not events:
             self._has_warned = True
-            next_timer = (
-                "there is no timer."
-                if timeout_s is None
-                else f"the next timer is due in {timeout_s:g} s: `await clock.advance(...)`."
-            )
-            patience = ""
-            if self._passed_unasked_s > self._patience_s:
-                patience = (
-                    f" {self._passed_unasked_s:.0f} s have passed without a call of advance, which "
-                    "is the clock's patience: what this test waits for does not happen."
-                )
-            _log.warning(
-                "Every task waits, and virtual time stands still at %s; %s%s",
-                self.now().isoformat(),
-                next_timer,
-                patience,
-            )
+            self._warn_of_stall(timeout_s)
         return events
+
+    def _warn_of_stall(self, timeout_s: float | None) -> None:
+        """Log that virtual time stands still while every task waits.
+
+        The next timer is due in `timeout_s` seconds, None if there is none.
+        """
+        if timeout_s is None:
+            next_timer = "there is no timer."
+        else:
+            next_timer = f"the next timer is due in {timeout_s:g} s: `await clock.advance(...)`."
+        patience = ""
+        if self._passed_unasked_s > self._patience_s:
+            patience = (
+                f" {self._passed_unasked_s:.0f} s have passed without a call of advance, which "
+                "is the clock's patience: what this test waits for does not happen."
+            )
+        _log.warning(
+            "Every task waits, and virtual time stands still at %s; %s%s",
+            self.now().isoformat(),
+            next_timer,
+            patience,
+        )
 
     def on_thread_started(self) -> None:
         """Stop the time while a thread works for the loop."""
@@ -251,37 +270,32 @@ class _LoopDriver:
         self.loop = loop
         self._clock = clock
         self._untyped_loop = cast(Any, loop)
-        selector = getattr(loop, "_selector", None)
-        if not isinstance(selector, selectors.BaseSelector):
-            raise ConfigurationError(
-                f"a virtual clock cannot drive {type(loop).__module__}.{type(loop).__name__}.",
-                fix="Use asyncio's own event loop in tests, or embedded() without a clock.",
-            )
-        if isinstance(getattr(loop.time, "__self__", None), _LoopDriver):
-            raise ConfigurationError(
-                "another virtual clock drives this loop already.", fix="Use that one."
-            )
+        selector = _require_undriven_selector(loop)
         self._offset_s = loop.time() - clock.monotonic_s()
+        self._select: Select = selector.select
+        self._run_in_original_executor: Callable[..., Any] = self._untyped_loop.run_in_executor
         self._untyped_loop.time = self._time
-        select: Select = selector.select
-        self._select = select
-        run_original: Callable[..., Any] = self._untyped_loop.run_in_executor
+        self._untyped_loop._selector.select = self._poll
+        self._untyped_loop.run_in_executor = self._run_in_executor
 
-        def poll(timeout: float | None = None) -> list[Any]:
-            events = select(0)
-            if events or (timeout is not None and timeout <= 0):
-                clock.on_busy()
-                return events
-            return clock.on_idle(select, timeout)
+    def _poll(self, timeout: float | None = None) -> list[Any]:
+        """Return the ready events in place of `select`, and let virtual time pass without any.
 
-        def run_in_executor(executor: Any, work: Callable[..., Any], *values: Any) -> Any:
-            future = run_original(executor, work, *values)
-            clock.on_thread_started()
-            future.add_done_callback(clock.on_thread_ended)
-            return future
+        `timeout` is the time to the loop's next timer, None if there is none.
+        """
+        events = self._select(0)
+        is_timer_due = timeout is not None and timeout <= 0
+        if events or is_timer_due:
+            self._clock.on_busy()
+            return events
+        return self._clock.on_idle(self._select, timeout)
 
-        self._untyped_loop._selector.select = poll
-        self._untyped_loop.run_in_executor = run_in_executor
+    def _run_in_executor(self, executor: Any, work: Callable[..., Any], *values: Any) -> Any:
+        """Run `work` in a thread in place of the loop's method, and stop the clock meanwhile."""
+        future = self._run_in_original_executor(executor, work, *values)
+        self._clock.on_thread_started()
+        future.add_done_callback(self._clock.on_thread_ended)
+        return future
 
     def _time(self) -> float:
         """Return the time of the loop. It continues from the real time at which it was replaced."""
@@ -293,3 +307,21 @@ class _LoopDriver:
         self._untyped_loop.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
         self._untyped_loop._selector.select = self._select
         del self._untyped_loop.run_in_executor
+
+
+def _require_undriven_selector(loop: asyncio.AbstractEventLoop) -> selectors.BaseSelector:
+    """Return the selector of an event loop that a clock can drive.
+
+    Raises ConfigurationError if the loop is not one of asyncio's, or if a clock drives it already.
+    """
+    selector = getattr(loop, "_selector", None)
+    if not isinstance(selector, selectors.BaseSelector):
+        raise ConfigurationError(
+            f"a virtual clock cannot drive {type(loop).__module__}.{type(loop).__name__}.",
+            fix="Use asyncio's own event loop in tests, or embedded() without a clock.",
+        )
+    if isinstance(getattr(loop.time, "__self__", None), _LoopDriver):
+        raise ConfigurationError(
+            "another virtual clock drives this loop already.", fix="Use that one."
+        )
+    return selector

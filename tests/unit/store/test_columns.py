@@ -119,9 +119,9 @@ def test_a_filter_has_the_same_matches_by_columns_and_by_records(store: Store) -
 def test_only_matches_are_read_from_the_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     same(store, "n = 3")
     read: list[int] = []
-    properties = store.reader._properties
+    properties = store.reader._read_properties
     monkeypatch.setattr(
-        store.reader, "_properties", lambda at, size: read.append(at) or properties(at, size)
+        store.reader, "_read_properties", lambda at, size: read.append(at) or properties(at, size)
     )
     assert len(drain(store, by_columns("n = 4"))) == 10
     assert len(read) == 0
@@ -554,7 +554,7 @@ def test_ranges_of_a_filter_are_cached_for_other_readers_up_to_a_limit(
     for number in range(9):
         same(bench.store, f"n > {number}")
     scan = bench.store.columns.scan
-    assert scan._parts_rows == sum(map(columns_scan._weight, scan._parts.values())) <= 200
+    assert scan._parts_rows == sum(map(columns_scan._estimate_weight, scan._parts.values())) <= 200
     bench.store.delete_topic("T")
     assert (len(scan._parts), scan._parts_rows) == (0, 0)
 

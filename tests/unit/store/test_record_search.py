@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.record.layout import RECORD_BYTES_MIN
-from sluicemq.store.dispatch import _is_plausible
-from sluicemq.store.log import find_next_record
+from sluicemq.store.dispatch import _is_plausible, find_next_record
 from sluicemq.store.queues import Unit
 
 

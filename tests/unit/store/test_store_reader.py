@@ -98,12 +98,12 @@ def wanted(topic: str, _queue_id: int) -> bool:
 
 def test_only_wanted_queues_are_loaded_and_end_where_the_log_does(bench: Any) -> None:
     fill(bench)  # no queue file is written yet
-    reader = StoreReader.open("/store", files=bench.files, wanted=wanted)
+    reader = StoreReader.open("/store", files=bench.files, is_wanted=wanted)
     assert reader.queues() == [("A", 0)]
     assert reader.queue_offsets("A", 0) == (0, 6)
     assert reader.verified_end("A", 0) == 6
     start, units = reader.unflushed_units("A", 0)
-    other = StoreReader.open("/store", files=bench.files, wanted=lambda *_: False)
+    other = StoreReader.open("/store", files=bench.files, is_wanted=lambda *_: False)
     other.add_units("A", 0, start, units)
     assert other.queue_offsets("A", 0) == (0, 6)
     assert other.units("A", 0, 5, 9) == reader.units("A", 0, 5, 9) != b""
@@ -113,7 +113,7 @@ def test_topic_that_was_deleted_does_not_come_back_from_the_log(bench: Any) -> N
     fill(bench)
     bench.store.sync()
     bench.store.delete_topic("A")
-    assert StoreReader.open("/store", files=bench.files, wanted=wanted).queues() == []
+    assert StoreReader.open("/store", files=bench.files, is_wanted=wanted).queues() == []
 
 
 def test_queue_ends_behind_its_last_whole_message(bench: Any) -> None:
@@ -128,6 +128,6 @@ def test_queue_ends_behind_its_last_whole_message(bench: Any) -> None:
             bench.files.open(f"/store/commitlog/{place - place % 4096:020d}").pwrite(
                 bytes(60), place % 4096
             )
-        reader = StoreReader.open("/store", files=bench.files, wanted=wanted)
+        reader = StoreReader.open("/store", files=bench.files, is_wanted=wanted)
         assert reader.queue_offsets("A", 0) == (0, 6)
         assert reader.verified_end("A", 0) == lost

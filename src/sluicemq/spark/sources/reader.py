@@ -401,7 +401,7 @@ class StoreLocation:
             self.root,
             commit_log_path=self.log_path,
             consume_queue_path=self.queue_path,
-            wanted=lambda topic, number: (
+            is_wanted=lambda topic, number: (
                 (topics is None or topic in topics) and queue_id in (None, number)
             ),
             option="the option commitLogPath",
@@ -496,7 +496,7 @@ class StoreSnapshot:
                 location.root,
                 commit_log_path=location.log_path,
                 consume_queue_path=location.queue_path,
-                wanted=lambda topic, _: topic in self._topics,
+                is_wanted=lambda topic, _: topic in self._topics,
             )
         except StoreDamagedError as error:
             if is_fatal:

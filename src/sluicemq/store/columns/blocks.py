@@ -18,7 +18,7 @@ contains what a crash can still undo.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -84,10 +84,10 @@ class BlockCache:
     def put(self, key: CacheKey, *blocks: ColumnBlock) -> None:
         """Replace the blocks of a key, and evict others if the cache is too large."""
         self.drop(key)
-        size = sum(map(estimate_memory_bytes, blocks))
+        size_bytes = sum(map(estimate_memory_bytes, blocks))
         self._blocks[key] = blocks
-        self._sizes[key] = size
-        self.size_bytes += size
+        self._sizes[key] = size_bytes
+        self.size_bytes += size_bytes
         while self.size_bytes > self._bytes_max and len(self._blocks) > 1:
             self.drop(next(iter(self._blocks)))
 
@@ -96,15 +96,16 @@ class BlockCache:
         if self._blocks.pop(key, None) is not None:
             self.size_bytes -= self._sizes.pop(key)
 
-    def drop_before(self, offset_min: "Callable[[QueueKey], int]") -> None:
+    def drop_before(self, first_offset_of: "Callable[[QueueKey], int]") -> None:
         """Remove the blocks whose rows are all before the first offset of their queue.
 
-        `offset_min` returns that offset for a (topic, queue id).
+        `first_offset_of` returns that offset for a (topic, queue id).
         """
         for key in list(self._blocks):
             topic, queue_id, kind, number = key
-            rows = SLOT_ROWS if kind == "slot" else BLOCK_ROWS
-            if (number + 1) * rows <= offset_min((topic, queue_id)):
+            row_count = SLOT_ROWS if kind == "slot" else BLOCK_ROWS
+            end_offset = (number + 1) * row_count
+            if end_offset <= first_offset_of((topic, queue_id)):
                 self.drop(key)
 
     def drop_topic(self, topic: str) -> None:
@@ -127,13 +128,23 @@ def estimate_memory_bytes(block: ColumnBlock) -> int:
 class Load:
     """A block that another thread loads, for a reader that needs the offsets [start, end).
 
-    `name` and `number` are the name of its file and the number of its block; without a file they
-    are "" and -1. `block`, `head` and `error` are None before `run`. Afterwards `block` is the
+    `name` and `block_number` are the name of its file and the number of its block; without a file
+    they are "" and -1. `block`, `head` and `error` are None before `run`. Afterwards `block` is the
     whole block, `head` the head of its file if that was read first, and `error` the error of a load
     that failed.
     """
 
-    __slots__ = ("_fetch", "block", "end", "error", "head", "name", "number", "queue", "start")
+    __slots__ = (
+        "_fetch",
+        "block",
+        "block_number",
+        "end",
+        "error",
+        "head",
+        "name",
+        "queue",
+        "start",
+    )
 
     def __init__(
         self,
@@ -142,7 +153,7 @@ class Load:
         end: int,
         fetch: "Callable[[], tuple[ColumnBlock | None, BlockHead | None]]",
         name: str = "",
-        number: int = -1,
+        block_number: int = -1,
     ) -> None:
         """Prepare a load. `fetch()` does it, in any thread.
 
@@ -154,7 +165,7 @@ class Load:
         self.start = start
         self.end = end
         self.name = name
-        self.number = number
+        self.block_number = block_number
         self.block: ColumnBlock | None = None
         self.head: BlockHead | None = None
         self.error: Exception | None = None
@@ -174,7 +185,9 @@ class Load:
             self.block, self.head = self._fetch()
         except (OSError, UntrueFileError) as error:
             self.error = error
-        return None if self.block is None else self.block.slice_offsets(self.start, self.end)
+        if self.block is None:
+            return None
+        return self.block.slice_offsets(self.start, self.end)
 
 
 logger = logging.getLogger(__name__)
@@ -207,6 +220,7 @@ class ColumnBlocks:
     def __init__(
         self, config: StoreConfig, files: Files, log: CommitLog, queues: ConsumeQueues
     ) -> None:
+        """Use the files in `<config.root>/columns`. `log` and `queues` contain the messages."""
         self._config = config
         self._files = files
         self._log = log
@@ -240,15 +254,16 @@ class ColumnBlocks:
         The call waits for the file, and caches its block. Return None if the block is in neither.
         """
         block = self.cached_block(queue, offset)
-        number = offset // BLOCK_ROWS
-        name = self._table(queue).get(number)
+        block_number = offset // BLOCK_ROWS
+        name = self._get_file_names(queue).get(block_number)
         if block is not None or name is None:
             return block
-        if self._cache.get((*self._key(queue), "sealed", number)):
+        if self._cache.get((*self._key(queue), "sealed", block_number)):
             return None  # the sealed block begins behind the offset
-        block = self._load_now(queue, number, name, None).block
-        is_inside = block is not None and block.first_offset <= offset < block.end
-        return block if is_inside else None
+        block = self._load_now(queue, block_number, name, None).block
+        if block is None or not block.first_offset <= offset < block.end:
+            return None
+        return block
 
     def get_block(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """Return the block that contains a visible offset. Its rows are decoded if necessary.
@@ -259,15 +274,17 @@ class ColumnBlocks:
         block = self.find_block(queue, offset)
         if block is not None:
             return block
-        start, stop = self._missing_rows(queue, offset)
-        source = self.take_rows(queue, start, stop) if start <= offset < stop else None
-        if source is None:
+        start, stop = self._find_missing_rows(queue, offset)
+        if not start <= offset < stop:
             return None
-        piece = source.all_columns(self._config.columns_max)
-        self.rows_decoded += piece.rows
-        slot = (*self._key(queue), "slot", offset // SLOT_ROWS)
-        self._cache.put(slot, *self._cache.get(slot), piece)
-        return piece
+        rows = self.take_rows(queue, start, stop)
+        if rows is None:
+            return None
+        decoded = rows.all_columns(self._config.columns_max)
+        self.rows_decoded += decoded.rows
+        cache_key = (*self._key(queue), "slot", offset // SLOT_ROWS)
+        self._cache.put(cache_key, *self._cache.get(cache_key), decoded)
+        return decoded
 
     @staticmethod
     def block_end(queue: Queue, offset: int) -> int:
@@ -296,31 +313,40 @@ class ColumnBlocks:
         are decoded with only the columns that the filter reads, at most PART_ROWS. Return None if
         the rows cannot be read, or if they must be decoded and there is no filter.
         """
-        number = offset // BLOCK_ROWS
+        block_number = offset // BLOCK_ROWS
         key = self._key(queue)
         cached = self.cached_block(queue, offset)
         if cached is not None:
             return cached.slice_offsets(offset, min(cached.end, end))
-        name = self._table(queue).get(number)
-        if name is None:
+        file_name = self._get_file_names(queue).get(block_number)
+        if file_name is None:
             if block_filter is None:
                 return None
-            names = block_filter.names
-            stop = min(offset + PART_ROWS, end, self.block_end(queue, offset))
-            source = self.take_rows(queue, offset, stop)
-            if source is None:
-                return None
-            return Load(queue, offset, stop, lambda: (source.columns_of(names), None))
-        stop = min((number + 1) * BLOCK_ROWS, end)
+            return self._prepare_decoding(queue, offset, end, block_filter.names)
+
+        # If the head of the file is known already, it did not exclude the block.
         is_needed = None
-        if block_filter is not None and (*key, number) not in self._heads:
+        if block_filter is not None and (*key, block_number) not in self._heads:
             is_needed = block_filter.can_match
-        return Load(
-            queue, offset, stop, self._make_fetch(queue, number, name, is_needed), name, number
-        )
+        stop = min((block_number + 1) * BLOCK_ROWS, end)
+        fetch = self._make_fetch(queue, block_number, file_name, is_needed)
+        return Load(queue, offset, stop, fetch, file_name, block_number)
+
+    def _prepare_decoding(
+        self, queue: Queue, offset: int, end: int, names: frozenset[str]
+    ) -> Load | None:
+        """Return a load that decodes the columns `names` of rows without a file.
+
+        The rows begin at `offset`, and are at most PART_ROWS. Return None if they cannot be read.
+        """
+        stop = min(offset + PART_ROWS, end, self.block_end(queue, offset))
+        rows = self.take_rows(queue, offset, stop)
+        if rows is None:
+            return None
+        return Load(queue, offset, stop, lambda: (rows.columns_of(names), None))
 
     def _make_fetch(
-        self, queue: Queue, number: int, name: str, is_needed: HeadPredicate | None
+        self, queue: Queue, block_number: int, file_name: str, is_needed: HeadPredicate | None
     ) -> "Callable[[], tuple[ColumnBlock | None, BlockHead | None]]":
         """Return a function that reads a file and checks its proofs, in any thread.
 
@@ -332,20 +358,15 @@ class ColumnBlocks:
         """
         key = self._key(queue)
         offset_min = queue.offset_min
-        location = (self._files, self._directory_of(queue), name)
+        location = (self._files, self._directory_of(queue), file_name)
         evidence: dict[int, SourceRows | None] | None = None
-        if (*key, number) not in self._proved:
-            first = columns_file.parse_first_offset(name) or 0
-            stop = (number + 1) * BLOCK_ROWS
-            evidence = {
-                start: SourceRows.from_queue(self._log, queue, start, min(start + SLOT_ROWS, stop))
-                for start in range(first, stop, SLOT_ROWS)
-                if start + SLOT_ROWS > offset_min
-            }
+        if (*key, block_number) not in self._proved:
+            first_offset = columns_file.parse_first_offset(file_name) or 0
+            evidence = self._take_evidence(queue, first_offset, (block_number + 1) * BLOCK_ROWS)
 
-        def check(found: SealedBlock | BlockHead) -> None:
+        def check(read: SealedBlock | BlockHead) -> None:
             if evidence is not None:
-                columns_file.check_proofs(found, key, offset_min, evidence)
+                columns_file.check_proofs(read, key, offset_min, evidence)
 
         def fetch() -> tuple[ColumnBlock | None, BlockHead | None]:
             head = None
@@ -361,11 +382,27 @@ class ColumnBlocks:
 
         return fetch
 
+    def _take_evidence(
+        self, queue: Queue, first_offset: int, end: int
+    ) -> dict[int, SourceRows | None]:
+        """Return the rows with which the proofs of a file are compared, by the proofs' offsets.
+
+        The file has the offsets [first_offset, end) of the queue. The value is None if rows do not
+        exist. Rows that retention has removed are left out.
+        """
+        evidence: dict[int, SourceRows | None] = {}
+        for proof_offset in range(first_offset, end, SLOT_ROWS):
+            proof_end = proof_offset + SLOT_ROWS
+            if proof_end > queue.offset_min:
+                evidence[proof_offset] = self.take_rows(queue, proof_offset, min(proof_end, end))
+        return evidence
+
     def _load_now(
-        self, queue: Queue, number: int, name: str, is_needed: HeadPredicate | None
+        self, queue: Queue, block_number: int, file_name: str, is_needed: HeadPredicate | None
     ) -> Load:
         """Read a file in this thread, cache the result, and return the finished load."""
-        load = Load(queue, 0, 0, self._make_fetch(queue, number, name, is_needed), name, number)
+        fetch = self._make_fetch(queue, block_number, file_name, is_needed)
+        load = Load(queue, 0, 0, fetch, file_name, block_number)
         load.run()
         self.accept_load(load)
         return load
@@ -379,16 +416,16 @@ class ColumnBlocks:
                     return block
         return None
 
-    def _missing_rows(self, queue: Queue, offset: int) -> tuple[int, int]:
+    def _find_missing_rows(self, queue: Queue, offset: int) -> tuple[int, int]:
         """Return the offsets [start, stop) of the slot of `offset` that are not in memory.
 
         They follow the pieces of the slot that are.
         """
-        slot = offset // SLOT_ROWS
-        start = max(slot * SLOT_ROWS, queue.offset_min)
-        for piece in self._cache.get((*self._key(queue), "slot", slot)):
-            start = max(start, piece.end)
-        return start, min((slot + 1) * SLOT_ROWS, queue.visible_offset)
+        slot_number = offset // SLOT_ROWS
+        start = max(slot_number * SLOT_ROWS, queue.offset_min)
+        for cached_block in self._cache.get((*self._key(queue), "slot", slot_number)):
+            start = max(start, cached_block.end)
+        return start, min((slot_number + 1) * SLOT_ROWS, queue.visible_offset)
 
     def accept_load(self, load: Load) -> None:
         """Cache the result of a finished load, or forget its file if the load failed.
@@ -398,31 +435,41 @@ class ColumnBlocks:
         without a file are only counted (`rows_decoded`), not cached.
         """
         queue = load.queue
-        block = load.block
-        key = self._key(queue)
-        if self._queues.by_key.get(key) is not queue:
+        if self._queues.by_key.get(self._key(queue)) is not queue:
             return  # its topic was deleted meanwhile
-        if load.name:
-            if self._table(queue).get(load.number) != load.name:
-                return
-            if load.error is not None:
-                path = f"{self._directory_of(queue)}/{load.name}"
-                logger.warning("property columns in %s are made again: %s", path, load.error)
-                del self._table(queue)[load.number]
-                self._sealed_to.pop(key, None)
-                self._sizes.pop(path, None)
-                self._forget(queue, load.number)
-                self._to_remove.append(path)
-                return
-            self._proved.add((*key, load.number))
-            if load.head is not None:
-                self._heads[(*key, load.number)] = load.head
-                if len(self._heads) > HEADS_CACHED_MAX:
-                    del self._heads[next(iter(self._heads))]
-            if block is not None:
-                self._cache.put((*key, "sealed", load.number), block)
-        elif block is not None:
-            self.rows_decoded += block.rows
+        if not load.name:  # the rows have no file
+            if load.block is not None:
+                self.rows_decoded += load.block.rows
+            return
+        if self._get_file_names(queue).get(load.block_number) != load.name:
+            return  # the file was replaced meanwhile
+        if load.error is not None:
+            self._discard_file(load)
+        else:
+            self._cache_load(load)
+
+    def _discard_file(self, load: Load) -> None:
+        """Forget the file of a failed load, so that it is removed and made again."""
+        queue = load.queue
+        path = f"{self._directory_of(queue)}/{load.name}"
+        logger.warning("property columns in %s are made again: %s", path, load.error)
+        del self._get_file_names(queue)[load.block_number]
+        self._sealed_to.pop(self._key(queue), None)
+        self._sizes.pop(path, None)
+        self._forget_head(queue, load.block_number)
+        self._to_remove.append(path)
+
+    def _cache_load(self, load: Load) -> None:
+        """Cache the head and the block that a successful load has read from a file."""
+        key = self._key(load.queue)
+        self._proved.add((*key, load.block_number))
+        if load.head is not None:
+            self._heads[(*key, load.block_number)] = load.head
+            if len(self._heads) > HEADS_CACHED_MAX:
+                oldest_key = next(iter(self._heads))
+                del self._heads[oldest_key]
+        if load.block is not None:
+            self._cache.put((*key, "sealed", load.block_number), load.block)
 
     def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> BlockHead | None:
         """Return the head of the sealed block that contains an offset, None if there is none.
@@ -430,50 +477,53 @@ class ColumnBlocks:
         Only the head of the file is read, and cached. With `only_known`, no file is read: return
         the head only if it is in memory. Return None also if the file is not valid.
         """
-        number = offset // BLOCK_ROWS
-        key = (*self._key(queue), number)
-        head = self._heads.get(key)
-        if head is None:
-            name = None if only_known else self._table(queue).get(number)
-            if name is None:
+        block_number = offset // BLOCK_ROWS
+        cache_key = (*self._key(queue), block_number)
+        head = self._heads.get(cache_key)
+        if head is None and not only_known:
+            file_name = self._get_file_names(queue).get(block_number)
+            if file_name is None:
                 return None
-            head = self._load_now(queue, number, name, lambda stats: False).head
-            if head is None:
-                return None
-        return head if head.first_offset <= offset < head.end else None
+            # As if the block could not match, so that nothing but the head is read.
+            head = self._load_now(queue, block_number, file_name, lambda stats: False).head
+        if head is None or not head.first_offset <= offset < head.end:
+            return None
+        return head
 
-    def _forget(self, queue: Queue, number: int) -> None:
+    def _forget_head(self, queue: Queue, block_number: int) -> None:
         """Forget the head and the proof of a block."""
-        key = (*self._key(queue), number)
+        key = (*self._key(queue), block_number)
         self._heads.pop(key, None)
         self._proved.discard(key)
 
     # --- The files of a queue
 
     def _directory_of(self, queue: Queue) -> str:
+        """Return the directory of the files of a queue."""
         return f"{self._directory}/{queue.topic}/{queue.queue_id}"
 
-    def _table(self, queue: Queue) -> dict[int, str]:
+    def _get_file_names(self, queue: Queue) -> dict[int, str]:
         """Return the names of the files of a queue by the numbers of their blocks.
 
         The result is the table itself, not a copy. The first call for a queue lists its directory.
         Files with other names, or of a block that has a file already, are noted for removal.
         """
         key = (queue.topic, queue.queue_id)
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = {}
-            directory = self._directory_of(queue)
-            for name in self._files.names(directory):
-                first = columns_file.parse_first_offset(name)
-                number = -1 if first is None else first // BLOCK_ROWS
-                if number < 0 or number in table:
-                    self._to_remove.append(f"{directory}/{name}")
-                else:
-                    table[number] = name
-                    with closing(self._files.open(f"{directory}/{name}")) as file:
-                        self._sizes[f"{directory}/{name}"] = file.size()
-        return table
+        names_by_number = self._tables.get(key)
+        if names_by_number is not None:
+            return names_by_number
+        names_by_number = self._tables[key] = {}
+        directory = self._directory_of(queue)
+        for name in self._files.names(directory):
+            path = f"{directory}/{name}"
+            first_offset = columns_file.parse_first_offset(name)
+            if first_offset is None or first_offset // BLOCK_ROWS in names_by_number:
+                self._to_remove.append(path)
+                continue
+            names_by_number[first_offset // BLOCK_ROWS] = name
+            with closing(self._files.open(path)) as file:
+                self._sizes[path] = file.size()
+        return names_by_number
 
     def remove_expired(self) -> None:
         """Remove the files and cached blocks of messages that retention has removed.
@@ -482,50 +532,65 @@ class ColumnBlocks:
         queues that do not exist are removed too. Raises OSError.
         """
 
-        def offset_min(key: QueueKey) -> int:
+        def first_offset_of(key: QueueKey) -> int:
             queue = self._queues.by_key.get(key)
             return 0 if queue is None else queue.offset_min
 
-        self._cache.drop_before(offset_min)
+        self._cache.drop_before(first_offset_of)
         for topic in self._files.names(self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
-                queue = self._queues.by_key.get(
-                    (topic, int(name) if name.isdecimal() and name.isascii() else -1)
-                )
+                is_queue_id = name.isdecimal() and name.isascii()
+                queue_id = int(name) if is_queue_id else -1
+                queue = self._queues.by_key.get((topic, queue_id))
                 if queue is None:
                     self._remove_directory(f"{self._directory}/{topic}/{name}")
-                    continue
-                table = self._table(queue)
-                expired = [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]
-                for number in expired:
-                    self._remove(f"{self._directory_of(queue)}/{table.pop(number)}")
-                    self._forget(queue, number)
+                else:
+                    self._remove_expired_files(queue)
+
+    def _remove_expired_files(self, queue: Queue) -> None:
+        """Remove the files of a queue whose rows are all before the queue's first offset."""
+        names_by_number = self._get_file_names(queue)
+        for block_number in list(names_by_number):
+            end_offset = (block_number + 1) * BLOCK_ROWS
+            if end_offset <= queue.offset_min:
+                name = names_by_number.pop(block_number)
+                self._remove_file(f"{self._directory_of(queue)}/{name}")
+                self._forget_head(queue, block_number)
 
     def delete_topic(self, topic: str) -> None:
         """Forget the columns of a topic and remove the files. Raises OSError."""
         self._cache.drop_topic(topic)
-        for key in [key for key in self._tables if key[0] == topic]:
-            del self._tables[key]
-            for head in [head for head in self._heads if head[:2] == key]:
-                del self._heads[head]
-            self._proved -= {proved for proved in self._proved if proved[:2] == key}
-            self._sealed_to.pop(key, None)
+        for queue_key in list(self._tables):
+            if queue_key[0] == topic:
+                del self._tables[queue_key]
+                self._sealed_to.pop(queue_key, None)
+                self._forget_heads(queue_key)
         directory = f"{self._directory}/{topic}"
         for name in self._files.names(directory):
             self._remove_directory(f"{directory}/{name}")
         if self._files.exists(directory):
             self._files.remove(directory)
 
+    def _forget_heads(self, queue_key: QueueKey) -> None:
+        """Forget the heads and the proofs of all blocks of a queue."""
+        for head_key in list(self._heads):
+            if head_key[:2] == queue_key:
+                del self._heads[head_key]
+        self._proved = {proved for proved in self._proved if proved[:2] != queue_key}
+
     @staticmethod
     def _key(queue: Queue) -> QueueKey:
+        """Return the key of a queue in the tables of this object."""
         return queue.topic, queue.queue_id
 
     def _remove_directory(self, directory: str) -> None:
+        """Remove a directory and the files in it."""
         for name in self._files.names(directory):
-            self._remove(f"{directory}/{name}")
+            self._remove_file(f"{directory}/{name}")
         self._files.remove(directory)
 
-    def _remove(self, path: str) -> None:
+    def _remove_file(self, path: str) -> None:
+        """Remove a file, and forget its size. Do nothing if the file does not exist."""
         self._sizes.pop(path, None)
         if self._files.exists(path):
             self._files.remove(path)
@@ -543,85 +608,99 @@ class ColumnBlocks:
             queue = self._queues.by_key.get(key)
             if queue is None or key[0] not in topics:
                 continue
-            table = self._table(queue)
+            self._get_file_names(queue)  # finds invalid files at its first call
             while self._to_remove:
-                self._remove(self._to_remove.pop())
+                self._remove_file(self._to_remove.pop())
                 yield 0.0
-            number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
-            while (number + 1) * BLOCK_ROWS <= queue.visible_offset:
-                if self._queues.by_key.get(key) is not queue:
-                    break  # its topic was deleted meanwhile
-                if number not in table:
-                    stop = (number + 1) * BLOCK_ROWS
-                    last = SourceRows.from_queue(self._log, queue, stop - 1, stop)
-                    if last is None or last.end_position > self._log.synced_offset:
-                        break  # a crash could still undo it
-                    yield from self._seal(queue, number)
-                    if number not in table:
-                        break
-                number += 1
-                self._sealed_to[key] = number
+            yield from self._seal_queue(queue, key)
 
-    def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
+    def _seal_queue(self, queue: Queue, key: QueueKey) -> Iterator[Step]:
+        """Write the files of the complete blocks of one queue, and yield steps."""
+        names_by_number = self._get_file_names(queue)
+        block_number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
+        while (block_number + 1) * BLOCK_ROWS <= queue.visible_offset:
+            if self._queues.by_key.get(key) is not queue:
+                return  # its topic was deleted meanwhile
+            if block_number not in names_by_number:
+                block_end = (block_number + 1) * BLOCK_ROWS
+                last_row = self.take_rows(queue, block_end - 1, block_end)
+                if last_row is None or last_row.end_position > self._log.synced_offset:
+                    return  # a crash could still undo it
+                yield from self._seal_block(queue, block_number)
+                if block_number not in names_by_number:
+                    return  # rows are missing, or the topic was deleted
+            block_number += 1
+            self._sealed_to[key] = block_number
+
+    def _seal_block(self, queue: Queue, block_number: int) -> Iterator[Step]:
         """Make the file of one block, and yield steps as `seal_blocks` does.
 
         The slots of the block are taken from the cache or decoded, one for each job, then written.
         If retention has removed some of the rows, there is no file.
         """
-        start = max(number * BLOCK_ROWS, queue.offset_min)
-        stop = (number + 1) * BLOCK_ROWS
+        start = max(block_number * BLOCK_ROWS, queue.offset_min)
+        end = (block_number + 1) * BLOCK_ROWS
         if self.sealer is not None:
-            yield from self._seal_in_process(self.sealer, queue, number, start, stop)
+            yield from self._seal_in_process(self.sealer, queue, block_number, start, end)
             return
-        pieces: list[ColumnBlock] = []
-        sources: list[SourceRows] = []
-
-        def decode(source: SourceRows) -> None:
-            pieces.append(source.all_columns(self._config.columns_max))
-
-        for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
-            source = SourceRows.from_queue(self._log, queue, max(at, start), at + SLOT_ROWS)
-            if source is None:
-                return  # retention has removed some rows
-            sources.append(source)
-            known = self._cache.get((*self._key(queue), "slot", at // SLOT_ROWS))
-            if len(known) == 1 and known[0].rows == source.stop - source.start:
-                pieces.append(known[0])
-                continue
-            yield partial(decode, source)
-            yield PAUSE_S
+        decoded = yield from self._decode_slots(queue, start, end)
+        if decoded is None:
+            return
+        slot_blocks, slot_rows = decoded
         config = self._config
-        made = list[SealedFile]()
+        results: list[SealedFile] = []  # `write` adds one: it runs in another thread
 
-        def run() -> None:
+        def write() -> None:
             limits = config.columns_max, config.columns_disk_percent
             directory = self._directory_of(queue)
             key = self._key(queue)
-            made.append(seal_pieces(self._files, directory, key, limits, pieces, sources))
+            results.append(seal_pieces(self._files, directory, key, limits, slot_blocks, slot_rows))
 
-        yield run
-        self._add_sealed(queue, number, made[0])
+        yield write
+        self._add_sealed(queue, block_number, results[0])
         yield PAUSE_S
 
+    def _decode_slots(
+        self, queue: Queue, start: int, end: int
+    ) -> Generator[Step, None, tuple[list[ColumnBlock], list[SourceRows]] | None]:
+        """Return the blocks and the rows of the slots in [start, end), and yield steps before.
+
+        Return None if retention has removed some of the rows.
+        """
+        slot_blocks: list[ColumnBlock] = []
+        slot_rows: list[SourceRows] = []
+
+        def decode(rows: SourceRows) -> None:
+            slot_blocks.append(rows.all_columns(self._config.columns_max))
+
+        for slot_start in range(start - start % SLOT_ROWS, end, SLOT_ROWS):
+            rows = self.take_rows(queue, max(slot_start, start), slot_start + SLOT_ROWS)
+            if rows is None:
+                return None
+            slot_rows.append(rows)
+            cached = self._cache.get((*self._key(queue), "slot", slot_start // SLOT_ROWS))
+            is_whole_slot_cached = len(cached) == 1 and cached[0].rows == rows.stop - rows.start
+            if is_whole_slot_cached:
+                slot_blocks.append(cached[0])
+            else:
+                yield partial(decode, rows)
+                yield PAUSE_S
+        return slot_blocks, slot_rows
+
     def _seal_in_process(
-        self, sealer: "Sealer", queue: Queue, number: int, start: int, stop: int
+        self, sealer: "Sealer", queue: Queue, block_number: int, start: int, end: int
     ) -> Iterator[Step]:
-        """Let the sealer make the file of the rows [start, stop), and yield steps.
+        """Let the sealer make the file of the rows [start, end), and yield steps.
 
         The sealer's process needs only their units. If retention has removed some of the rows,
         there is no file.
         """
-        starts = []
-        units = []
-        for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
-            found = read_units(queue, max(at, start), at + SLOT_ROWS)
-            if found is None:
-                return  # retention has removed some rows
-            starts.append(max(at, start))
-            units.append(found)
-            yield 0.0
+        slot_units = yield from self._read_slot_units(queue, start, end)
+        if slot_units is None:
+            return
+        slot_offsets, units_by_slot = slot_units
         config = self._config
-        made = list[SealedFile]()
+        results: list[SealedFile] = []  # `seal` adds one: it runs in another thread
         job = SealJob(
             directory=self._directory_of(queue),
             topic=queue.topic,
@@ -630,31 +709,55 @@ class ColumnBlocks:
             disk_percent=config.columns_disk_percent,
             log_directory=config.commit_log_path,
             log_file_bytes=config.commit_log_file_bytes,
-            starts=starts,
-            sizes=list(map(len, units)),
+            starts=slot_offsets,
+            sizes=list(map(len, units_by_slot)),
         )
 
-        def run() -> None:
-            made.append(SealedFile(*sealer.seal(job, units), stop - start))
+        def seal() -> None:
+            name, size_bytes = sealer.seal(job, units_by_slot)
+            results.append(SealedFile(name, size_bytes, end - start))
 
-        yield run
-        self._add_sealed(queue, number, made[0])
+        yield seal
+        self._add_sealed(queue, block_number, results[0])
 
-    def _add_sealed(self, queue: Queue, number: int, made: SealedFile) -> None:
+    @staticmethod
+    def _read_slot_units(
+        queue: Queue, start: int, end: int
+    ) -> Generator[Step, None, tuple[list[int], list[bytes]] | None]:
+        """Return (first offsets, units) of the slots in [start, end), and yield steps before.
+
+        Return None if retention has removed some of the rows.
+        """
+        slot_offsets = []
+        units_by_slot = []
+        for slot_start in range(start - start % SLOT_ROWS, end, SLOT_ROWS):
+            first_offset = max(slot_start, start)  # the block may begin within its first slot
+            units = read_units(queue, first_offset, slot_start + SLOT_ROWS)
+            if units is None:
+                return None
+            slot_offsets.append(first_offset)
+            units_by_slot.append(units)
+            yield 0.0
+        return slot_offsets, units_by_slot
+
+    def _add_sealed(self, queue: Queue, block_number: int, sealed_file: SealedFile) -> None:
         """Register a new file, and replace its slots in the cache by its block, if that is known.
 
         If the topic was deleted meanwhile, only note the file for removal.
         """
-        path = f"{self._directory_of(queue)}/{made.name}"
+        path = f"{self._directory_of(queue)}/{sealed_file.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:
             self._to_remove.append(path)  # the topic was deleted meanwhile
             return
-        self.rows_sealed += made.rows
-        self._table(queue)[number] = made.name
-        self._proved.add((*self._key(queue), number))
-        self._sizes[path] = made.size_bytes
         key = self._key(queue)
-        for slot in range(number * BLOCK_ROWS // SLOT_ROWS, (number + 1) * BLOCK_ROWS // SLOT_ROWS):
-            self._cache.drop((*key, "slot", slot))
-        if made.block is not None:
-            self._cache.put((*key, "sealed", number), made.block)
+        self.rows_sealed += sealed_file.rows
+        self._get_file_names(queue)[block_number] = sealed_file.name
+        self._proved.add((*key, block_number))
+        self._sizes[path] = sealed_file.size_bytes
+
+        first_slot = block_number * BLOCK_ROWS // SLOT_ROWS
+        slot_end = (block_number + 1) * BLOCK_ROWS // SLOT_ROWS
+        for slot_number in range(first_slot, slot_end):
+            self._cache.drop((*key, "slot", slot_number))
+        if sealed_file.block is not None:
+            self._cache.put((*key, "sealed", block_number), sealed_file.block)

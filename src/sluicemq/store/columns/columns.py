@@ -126,24 +126,14 @@ class PropertyColumns:
         there are no columns, because they are off or pyarrow is missing. The call requests the
         columns of the topic, and loads pyarrow.
         """
-        scan = self._warm_scan(topic)
+        scan = self._request_scan(topic)
         queue = self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
 
-        def between(scan: "ColumnScan", queue: Queue) -> "Iterator[ColumnBlock]":
-            offset = start
-            while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-                if block_filter and (passed := scan.pruned_end(block_filter, queue, offset)):
-                    offset = passed
-                    continue
-                block = scan.blocks.get_block(queue, offset)
-                if block is None:
-                    return
-                yield block.slice_offsets(offset, min(block.end, end))
-                offset = block.end
-
-        return iter(()) if queue is None else between(scan, queue)
+        if queue is None:
+            return iter(())
+        return _iter_blocks(scan, queue, start, end, block_filter)
 
     def iter_parts(
         self, topic: str, queue_id: int, start: int, end: int, block_filter: BlockFilter
@@ -155,26 +145,16 @@ class PropertyColumns:
         contains rows that the caller must still filter. The iteration ends early where rows cannot
         be read. Return None if there are no columns, as `iter_blocks`.
         """
-        scan = self._warm_scan(topic)
+        scan = self._request_scan(topic)
         queue = self._queues.by_key.get((topic, queue_id))
         if scan is None:
             return None
 
-        def parts(scan: "ColumnScan", queue: Queue) -> "Iterator[ColumnBlock | Load]":
-            offset = start
-            while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-                if passed := scan.pruned_end(block_filter, queue, offset, only_known=True):
-                    offset = passed
-                    continue
-                found = scan.blocks.find_or_load(queue, offset, end, block_filter)
-                if found is None:
-                    return
-                offset = found.end
-                yield found
+        if queue is None:
+            return iter(())
+        return _iter_parts(scan, queue, start, end, block_filter)
 
-        return iter(()) if queue is None else parts(scan, queue)
-
-    def _warm_scan(self, topic: str) -> "ColumnScan | None":
+    def _request_scan(self, topic: str) -> "ColumnScan | None":
         """Request columns of a topic and load what they need. Return None if that is impossible."""
         self.request_columns(topic)
         if self.scan is None and not self.is_off:
@@ -268,16 +248,22 @@ class PropertyColumns:
         now_s = self._clock.monotonic_s()
         if not self.has_work or self._log.refusal is not None or now_s < self._retry_s:
             return
-        topics = {
-            topic
-            for topic, requested_s in self._requested.items()
-            if now_s >= requested_s + after_s
-        }
-        if self._config.columns_mode == "always":
-            topics = {topic for topic, _ in self._queues.by_key}
         self._retry_s = now_s + RETRY_S  # if a job fails, the generator ends here
-        yield from blocks.seal_blocks(topics)
+        yield from blocks.seal_blocks(self._choose_topics(now_s, after_s))
         self._retry_s = 0.0
+
+    def _choose_topics(self, now_s: float, after_s: float) -> set[str]:
+        """Return the topics that were requested at least `after_s` before the monotonic `now_s`.
+
+        In mode `always`, return all topics.
+        """
+        if self._config.columns_mode == "always":
+            return {topic for topic, _ in self._queues.by_key}
+        topics = set()
+        for topic, requested_s in self._requested.items():
+            if now_s >= requested_s + after_s:
+                topics.add(topic)
+        return topics
 
     def start_moved(self, log_start: int) -> None:
         """Note that retention has removed the first files of the log.
@@ -325,3 +311,40 @@ class PropertyColumns:
     def size_bytes(self) -> int:
         """The size of the files of the queues that were used since the start."""
         return 0 if self._blocks is None else self._blocks.size_bytes
+
+
+def _iter_blocks(
+    scan: "ColumnScan", queue: Queue, start: int, end: int, block_filter: BlockFilter | None
+) -> "Iterator[ColumnBlock]":
+    """Yield the blocks that `PropertyColumns.iter_blocks` describes."""
+    offset = max(start, queue.offset_min)
+    while offset < min(end, queue.visible_offset):
+        pruned_end = 0
+        if block_filter:
+            pruned_end = scan.pruned_end(block_filter, queue, offset)
+        if pruned_end:  # nothing before it can match
+            offset = max(pruned_end, queue.offset_min)
+            continue
+        block = scan.blocks.get_block(queue, offset)
+        if block is None:
+            return
+        yield block.slice_offsets(offset, min(block.end, end))
+        offset = max(block.end, queue.offset_min)
+
+
+def _iter_parts(
+    scan: "ColumnScan", queue: Queue, start: int, end: int, block_filter: BlockFilter
+) -> "Iterator[ColumnBlock | Load]":
+    """Yield the blocks and loads that `PropertyColumns.iter_parts` describes."""
+    offset = max(start, queue.offset_min)
+    while offset < min(end, queue.visible_offset):
+        pruned_end = scan.pruned_end(block_filter, queue, offset, only_known=True)
+        if pruned_end:  # nothing before it can match
+            offset = max(pruned_end, queue.offset_min)
+            continue
+        part = scan.blocks.find_or_load(queue, offset, end, block_filter)
+        if part is None:
+            return
+        part_end = part.end
+        yield part
+        offset = max(part_end, queue.offset_min)

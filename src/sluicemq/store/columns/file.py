@@ -121,9 +121,9 @@ class BlockHead(NamedTuple):
         return self.first_offset + self.rows
 
 
-def file_name(first_offset: int, data: bytes) -> str:
+def file_name(first_offset: int, content: bytes) -> str:
     """Return the name of a file with this content."""
-    return f"{first_offset:0{_OFFSET_DIGITS}d}-{zlib.crc32(data):08x}{SUFFIX}"
+    return f"{first_offset:0{_OFFSET_DIGITS}d}-{zlib.crc32(content):08x}{SUFFIX}"
 
 
 def parse_first_offset(name: str) -> int | None:
@@ -167,7 +167,7 @@ def encode_block(sealed: SealedBlock) -> bytes:
     block = sealed.block
     assert isinstance(block.columns, ArrowColumns)
     arrays = block.columns.arrays
-    about = json.dumps(
+    metadata = json.dumps(
         {
             "version": VERSION,
             "topic": sealed.topic,
@@ -182,38 +182,39 @@ def encode_block(sealed: SealedBlock) -> bytes:
     ).encode()
     schema = pa.schema(
         [pa.field(name, array.type) for name, array in arrays.items()],
-        metadata={_METADATA: about, _METADATA_CHECKSUM: b"%08x" % zlib.crc32(about)},
+        metadata={_METADATA: metadata, _METADATA_CHECKSUM: b"%08x" % zlib.crc32(metadata)},
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         if arrays:
             writer.write_batch(pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
-def decode_block(name: str, data: bytes) -> SealedBlock:
+def decode_block(name: str, content: bytes) -> SealedBlock:
     """Return the block in a file of this name and content.
 
     Raises UntrueFileError if the content is damaged or has another format.
     """
-    if file_name(parse_first_offset(name) or 0, data) != name:
+    # The name contains a checksum of the content.
+    if file_name(parse_first_offset(name) or 0, content) != name:
         raise UntrueFileError("its content differs from what was written")
     try:
-        reader = pa.ipc.open_file(pa.BufferReader(data))
-        about = _parse_metadata(reader.schema)
+        reader = pa.ipc.open_file(pa.BufferReader(content))
+        metadata = _parse_metadata(reader.schema)
         arrays: dict[str, Any] = {}
         if reader.num_record_batches:
             batch = reader.get_batch(0)
             arrays = dict(zip(reader.schema.names, batch.columns, strict=True))
         block = ColumnBlock(
-            first_offset=about["first_offset"],
-            rows=about["rows"],
+            first_offset=metadata["first_offset"],
+            rows=metadata["rows"],
             columns=ArrowColumns(arrays),
-            excluded=frozenset(about["excluded"]),
-            odd=np.array(about["odd"], np.int64),
+            excluded=frozenset(metadata["excluded"]),
+            odd=np.array(metadata["odd"], np.int64),
         )
-        return SealedBlock(about["topic"], about["queue_id"], block, about["proofs"])
+        return SealedBlock(metadata["topic"], metadata["queue_id"], block, metadata["proofs"])
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UntrueFileError(str(error)) from error
 
@@ -224,38 +225,47 @@ def _parse_metadata(schema: Any) -> dict[str, Any]:
     Raises UntrueFileError for another version or a wrong checksum, and KeyError, TypeError or
     ValueError for other damage.
     """
-    data = schema.metadata[_METADATA]
-    about: dict[str, Any] = json.loads(data)
-    if about["version"] != VERSION:
-        raise UntrueFileError(f"it has version {about['version']} instead of {VERSION}")
-    if schema.metadata[_METADATA_CHECKSUM] != b"%08x" % zlib.crc32(data):
+    encoded = schema.metadata[_METADATA]
+    metadata: dict[str, Any] = json.loads(encoded)
+    if metadata["version"] != VERSION:
+        raise UntrueFileError(f"it has version {metadata['version']} instead of {VERSION}")
+    if schema.metadata[_METADATA_CHECKSUM] != b"%08x" % zlib.crc32(encoded):
         raise UntrueFileError("its metadata differs from what was written")
-    return about
+    return metadata
 
 
-def decode_block_head(data: bytes) -> BlockHead:
+def decode_block_head(beginning: bytes) -> BlockHead:
     """Return the head in the first bytes of a file, which must contain the whole schema.
 
     The head is all that `encode_block` writes as JSON. Raises UntrueFileError if the bytes are
     damaged or have another format.
     """
+    schema_start = 8  # behind the magic bytes
     try:
-        about = _parse_metadata(pa.ipc.read_schema(pa.BufferReader(data[8:])))
-        columns = {
-            name: ColumnStats(has_null, None if values is None else tuple(values), low, high)
-            for name, (has_null, values, low, high) in about["stats"].items()
-        }
-        stats = BlockStats(columns, frozenset(about["excluded"]), bool(about["odd"]))
+        metadata = _parse_metadata(pa.ipc.read_schema(pa.BufferReader(beginning[schema_start:])))
+        columns = {name: _parse_stats(fields) for name, fields in metadata["stats"].items()}
+        stats = BlockStats(columns, frozenset(metadata["excluded"]), bool(metadata["odd"]))
         return BlockHead(
-            topic=about["topic"],
-            queue_id=about["queue_id"],
-            first_offset=about["first_offset"],
-            rows=about["rows"],
-            proofs=about["proofs"],
+            topic=metadata["topic"],
+            queue_id=metadata["queue_id"],
+            first_offset=metadata["first_offset"],
+            rows=metadata["rows"],
+            proofs=metadata["proofs"],
             stats=stats,
         )
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UntrueFileError(str(error)) from error
+
+
+def _parse_stats(fields: Sequence[Any]) -> ColumnStats:
+    """Return the statistics of one column. `fields` is its list in the metadata.
+
+    Raises ValueError or TypeError if `fields` has another form.
+    """
+    has_null, values, low, high = fields
+    if values is not None:
+        values = tuple(values)
+    return ColumnStats(has_null, values, low, high)
 
 
 def check_proofs(
@@ -273,29 +283,31 @@ def check_proofs(
     block = sealed if isinstance(sealed, BlockHead) else sealed.block
     if (sealed.topic, sealed.queue_id) != key:
         raise UntrueFileError(f"it belongs to {sealed.topic}:{sealed.queue_id}")
-    starts = range(block.first_offset, block.end, PROOF_ROWS)
-    if len(starts) != len(sealed.proofs):
+    proof_offsets = range(block.first_offset, block.end, PROOF_ROWS)
+    if len(proof_offsets) != len(sealed.proofs):
         raise UntrueFileError("proofs are missing")
-    for start, expected in zip(starts, sealed.proofs, strict=True):
-        stop = min(start + PROOF_ROWS, block.end)
-        source = evidence.get(start)
-        if stop > offset_min and (source is None or source.compute_proof() != expected):
-            raise UntrueFileError(f"the messages from offset {start} on have changed")
+    for first_offset, proof in zip(proof_offsets, sealed.proofs, strict=True):
+        end = min(first_offset + PROOF_ROWS, block.end)
+        if end <= offset_min:  # retention has removed all rows of this proof
+            continue
+        rows = evidence.get(first_offset)
+        if rows is None or rows.compute_proof() != proof:
+            raise UntrueFileError(f"the messages from offset {first_offset} on have changed")
 
 
-def write_file(files: Files, directory: str, first_offset: int, data: bytes) -> str:
-    """Write the content `data` of a block's file durably, and return the name of the file.
+def write_file(files: Files, directory: str, first_offset: int, content: bytes) -> str:
+    """Write the file of a block durably, and return the name of the file.
 
     Creates the directory if it does not exist. Raises OSError; then there is no complete file.
     """
-    name = file_name(first_offset, data)
-    unfinished = f"{directory}/{name}{UNFINISHED}"
+    name = file_name(first_offset, content)
+    unfinished_path = f"{directory}/{name}{UNFINISHED}"
     files.make_directory(directory)
-    with closing(files.open(unfinished, create=True)) as file:
+    with closing(files.open(unfinished_path, create=True)) as file:
         file.truncate(0)
-        file.pwrite(data, 0)
+        file.pwrite(content, 0)
         file.sync()
-    files.rename(unfinished, f"{directory}/{name}")
+    files.rename(unfinished_path, f"{directory}/{name}")
     files.sync_directory(directory)
     return name
 
@@ -303,8 +315,8 @@ def write_file(files: Files, directory: str, first_offset: int, data: bytes) -> 
 def read_block(files: Files, directory: str, name: str) -> SealedBlock:
     """Return the block in a file. Raises UntrueFileError if it is damaged, and OSError."""
     with closing(files.open(f"{directory}/{name}")) as file:
-        data = file.pread(file.size(), 0)
-    return decode_block(name, data)
+        content = file.pread(file.size(), 0)
+    return decode_block(name, content)
 
 
 def read_block_head(files: Files, directory: str, name: str) -> BlockHead:
@@ -313,26 +325,31 @@ def read_block_head(files: Files, directory: str, name: str) -> BlockHead:
     Raises UntrueFileError if the head is damaged, and OSError.
     """
     with closing(files.open(f"{directory}/{name}")) as file:
-        data = file.pread(_HEAD_BYTES, 0)
-        if len(data) < _MESSAGE.size:
+        beginning = file.pread(_HEAD_BYTES, 0)
+        if len(beginning) < _MESSAGE.size:
             raise UntrueFileError("it is truncated")
-        size = _MESSAGE.size + _MESSAGE.unpack_from(data)[0]
-        if len(data) < size <= file.size():
-            data = file.pread(size, 0)
-    return decode_block_head(data)
+        head_bytes = _MESSAGE.size + _MESSAGE.unpack_from(beginning)[0]
+        if len(beginning) < head_bytes <= file.size():
+            beginning = file.pread(head_bytes, 0)
+    return decode_block_head(beginning)
 
 
 def read_units(queue: Queue, start: int, stop: int) -> bytes | None:
-    """Return the units with the offsets [start, stop) of a queue, None if some do not exist."""
-    parts = []
+    """Return the units with the offsets [start, stop) of a queue, None if some do not exist.
+
+    The units are the queue's 20-byte entries, joined.
+    """
+    pieces = []
     offset = start
     while offset < stop:
-        units = queue.units(offset, stop - offset)
-        if not len(units):
+        piece = queue.units(offset, stop - offset)
+        if not len(piece):
             return None
-        parts.append(bytes(units))
-        offset += len(units) // UNIT_BYTES
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        pieces.append(bytes(piece))
+        offset += len(piece) // UNIT_BYTES
+    if len(pieces) == 1:  # the common case, without a copy
+        return pieces[0]
+    return b"".join(pieces)
 
 
 def log_file_numbers(units: bytes, file_bytes: int) -> list[int]:
@@ -346,10 +363,10 @@ def log_file_numbers(units: bytes, file_bytes: int) -> list[int]:
     positions = rows["position"][has_record].astype(np.int64)
     if not len(positions):
         return []
-    first = int(positions.min()) // file_bytes
-    last = int(positions.max()) // file_bytes
-    if first == last:  # the common case, without sorting
-        return [first]
+    first_number = int(positions.min()) // file_bytes
+    last_number = int(positions.max()) // file_bytes
+    if first_number == last_number:  # the common case, without sorting
+        return [first_number]
     numbers: list[int] = np.unique(positions // file_bytes).tolist()
     return numbers
 
@@ -380,7 +397,9 @@ class SourceRows:
     def from_queue(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "SourceRows | None":
         """Return the rows with the offsets [start, stop), None if some of them do not exist."""
         units = read_units(queue, start, stop)
-        return None if units is None else cls.from_units(log, start, units)
+        if units is None:
+            return None
+        return cls.from_units(log, start, units)
 
     @classmethod
     def from_units(cls, log: CommitLog, start: int, units: bytes) -> "SourceRows":
@@ -408,12 +427,12 @@ class SourceRows:
         Unlike `all_columns`, this does not leave out columns that have too many different values. A
         name without a column is a property that no row has.
         """
-        block = self._compiled_columns_of(names)
+        block = self._make_compiled_columns(names)
         if block is None:
             block = build_block(self.start, self.positions, self.sizes, self._pieces, names=names)
         return block
 
-    def _compiled_columns_of(self, names: frozenset[str]) -> ColumnBlock | None:
+    def _make_compiled_columns(self, names: frozenset[str]) -> ColumnBlock | None:
         """Return the result of `columns_of`, made by the compiled engine.
 
         Return None if the engine is missing or does not support these rows or names.
@@ -423,23 +442,20 @@ class SourceRows:
         ordered_names = tuple(names)
         if any("\ufffd" in name for name in ordered_names):
             return None  # Python decodes bytes that are not UTF-8 as this character
-        ((base, data),) = self._pieces
+        ((log_base, log_bytes),) = self._pieces
         try:
             encoded_names = tuple(name.encode() for name in ordered_names)
-            decoded = engine.reads.columns(self.units, data.data, base, encoded_names)
+            decoded = engine.reads.columns(self.units, log_bytes.data, log_base, encoded_names)
         except (UnicodeEncodeError, OverflowError):
             return None
 
         # For each name: an array with the code of each row, and the values by code.
         code_arrays, value_lists, is_ascii, odd_rows = decoded
-        make_column = _column if is_ascii else _deduplicated_column
-        columns = {
-            name: make_column(np.frombuffer(code_array, np.int32), values)
-            for name, code_array, values in zip(
-                ordered_names, code_arrays, value_lists, strict=True
-            )
-            if values  # without values, no row has the property
-        }
+        make_column = _make_column if is_ascii else _make_deduplicated_column
+        columns = {}
+        for name, code_array, values in zip(ordered_names, code_arrays, value_lists, strict=True):
+            if values:  # without values, no row has the property
+                columns[name] = make_column(np.frombuffer(code_array, np.int32), values)
         row_count = self.stop - self.start
         return ColumnBlock(
             self.start, row_count, columns, frozenset(), np.array(odd_rows, np.int64)
@@ -468,26 +484,27 @@ class SourceRows:
         size = int(self.sizes[-1])
         if not RECORD_BYTES_MIN <= size < BLANK_SIZE:  # the last unit is blank or damaged
             return crc
-        for base, data in self._pieces:
-            if base <= position <= base + len(data) - size:
-                record = data[position - base :][:size]
+        for base, log_bytes in self._pieces:
+            if base <= position <= base + len(log_bytes) - size:
+                record = log_bytes[position - base :][:size]
                 return zlib.crc32(record.data, crc)
         return crc
 
 
-def _column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+def _make_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
     """Return a column whose row i has the value `values[codes[i]]`, or none if the code is -1."""
     return Column(codes, Values(values))
 
 
-def _deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
-    """Return what `_column` returns, but with each value once.
+def _make_deduplicated_column(codes: NDArray[np.int32], values: Sequence[str]) -> Column:
+    """Return what `_make_column` returns, but with each value once.
 
     Different bytes may have been decoded to equal strings, so `values` may contain duplicates.
     """
-    code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    new_codes = [*(code_of[value] for value in values), -1]  # the last one is for the code -1
-    return Column(np.array(new_codes, np.int32)[codes], Values(code_of))
+    new_code_by_value = {value: code for code, value in enumerate(dict.fromkeys(values))}
+    # The last one is for the code -1, which means no value: index -1 is the last element.
+    new_code_by_code = [*(new_code_by_value[value] for value in values), -1]
+    return Column(np.array(new_code_by_code, np.int32)[codes], Values(new_code_by_value))
 
 
 class SealedFile(NamedTuple):
@@ -504,31 +521,35 @@ def seal_pieces(
     directory: str,
     key: tuple[str, int],
     limits: tuple[int, int],
-    pieces: list[ColumnBlock],
-    sources: list[SourceRows],
+    blocks: list[ColumnBlock],
+    source_rows: list[SourceRows],
 ) -> SealedFile:
     """Write consecutive blocks to one file.
 
     `key` is the topic and queue id. `limits` contains the maximum number of columns, and the
-    maximum size of the file in percent of the size of the records. `pieces` are the blocks, and
-    `sources` the rows that they were made of, PROOF_ROWS in each. Raises OSError; then there is no
-    file.
+    maximum size of the file in percent of the size of the records. `blocks` are the blocks, and
+    `source_rows` the rows that they were made of, PROOF_ROWS in each. Raises OSError; then there is
+    no file.
     """
     columns_max, disk_percent = limits
-    block = merge_blocks(pieces, columns_max)
-    bytes_max = sum(source.log_bytes for source in sources) * disk_percent // 100
+    block = merge_blocks(blocks, columns_max)
+
+    # Leave out the largest columns if the file would be too large.
+    log_bytes = sum(rows.log_bytes for rows in source_rows)
+    bytes_max = log_bytes * disk_percent // 100
     assert isinstance(block.columns, ArrowColumns)
-    arrays, dropped = select_fitting_columns(block.columns.arrays, bytes_max)
-    block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped)
-    proofs = [source.compute_proof() for source in sources]
-    data = encode_block(SealedBlock(*key, block, proofs))
-    name = write_file(files, directory, block.first_offset, data)
-    return SealedFile(name, len(data), block.rows, block)
+    arrays, dropped_names = select_fitting_columns(block.columns.arrays, bytes_max)
+    block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped_names)
+
+    proofs = [rows.compute_proof() for rows in source_rows]
+    content = encode_block(SealedBlock(*key, block, proofs))
+    name = write_file(files, directory, block.first_offset, content)
+    return SealedFile(name, len(content), block.rows, block)
 
 
-def merge_blocks(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
+def merge_blocks(blocks: list[ColumnBlock], columns_max: int) -> ColumnBlock:
     """Return consecutive blocks as one block, with the `columns_max` columns of fewest nulls."""
-    arrays, excluded = merge_block_arrays(pieces)
+    arrays, excluded = merge_block_arrays(blocks)
 
     # Leave out the columns that most rows do not have.
     names = sorted(arrays, key=lambda name: arrays[name].null_count)
@@ -536,9 +557,9 @@ def merge_blocks(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
     columns = {name: array for name, array in arrays.items() if name not in excess_names}
 
     # The numbers of odd rows count from the first row of the merged block.
-    first_offset = pieces[0].first_offset
-    odd_rows = np.concatenate([piece.odd + (piece.first_offset - first_offset) for piece in pieces])
-    row_count = sum(piece.rows for piece in pieces)
+    first_offset = blocks[0].first_offset
+    odd_rows = np.concatenate([block.odd + (block.first_offset - first_offset) for block in blocks])
+    row_count = sum(block.rows for block in blocks)
     return ColumnBlock(
         first_offset, row_count, ArrowColumns(columns), excluded | excess_names, odd_rows
     )
@@ -594,22 +615,29 @@ def serve_seal_jobs(jobs: IO[bytes], answers: IO[bytes]) -> None:
     log_files = _LogFiles()
     for line in jobs:
         job = SealJob(**json.loads(line))
-        units = [jobs.read(size) for size in job.sizes]
+        # The units follow the job. They must be read even if the job fails: a job follows them.
+        units_by_slot = [jobs.read(size) for size in job.sizes]
         answer: dict[str, Any]
         try:
-            sources = [
-                SourceRows(start, part, log_files.pieces(job, part))
-                for start, part in zip(job.starts, units, strict=True)
-            ]
-            pieces = [source.all_columns(job.columns_max) for source in sources]
-            key = (job.topic, job.queue_id)
-            limits = (job.columns_max, job.disk_percent)
-            sealed = seal_pieces(SYSTEM_FILES, job.directory, key, limits, pieces, sources)
+            sealed = _do_seal_job(job, units_by_slot, log_files)
             answer = {"name": sealed.name, "size": sealed.size_bytes}
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
+
+
+def _do_seal_job(
+    job: SealJob, units_by_slot: Sequence[bytes], log_files: "_LogFiles"
+) -> SealedFile:
+    """Decode the rows of a job and write its file. Raises OSError and ValueError."""
+    slot_rows = []
+    for first_offset, units in zip(job.starts, units_by_slot, strict=True):
+        slot_rows.append(SourceRows(first_offset, units, log_files.pieces(job, units)))
+    blocks = [rows.all_columns(job.columns_max) for rows in slot_rows]
+    key = (job.topic, job.queue_id)
+    limits = (job.columns_max, job.disk_percent)
+    return seal_pieces(SYSTEM_FILES, job.directory, key, limits, blocks, slot_rows)
 
 
 class _LogFiles:
@@ -624,15 +652,15 @@ class _LogFiles:
 
         They are mapped, and those that were mapped first are dropped if there are too many.
         """
-        pieces = []
-        for number in log_file_numbers(units, job.log_file_bytes):
-            base = number * job.log_file_bytes
-            view = self._map(f"{job.log_directory}/{base:0{NAME_DIGITS}d}")
+        log_pieces = []
+        for file_number in log_file_numbers(units, job.log_file_bytes):
+            base = file_number * job.log_file_bytes
+            view = self._map_path(f"{job.log_directory}/{base:0{NAME_DIGITS}d}")
             if view is not None:
-                pieces.append(LogPiece(base, np.frombuffer(view, np.uint8)))
-        return pieces
+                log_pieces.append(LogPiece(base, np.frombuffer(view, np.uint8)))
+        return log_pieces
 
-    def _map(self, path: str) -> memoryview | None:
+    def _map_path(self, path: str) -> memoryview | None:
         """Return the mapped content of a file, None if the file does not exist."""
         view = self._view_by_path.get(path)
         if view is not None:

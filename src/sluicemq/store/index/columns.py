@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from sluicemq import engine
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import BatchColumns as Batch
+from sluicemq.record.batch_columns import PropertyTable
 from sluicemq.record.codec import HASH_MIN, ROLLBACK, hash_keys
 from sluicemq.record.layout import BLANK, INDEX_ENTRY, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.table import (
@@ -66,7 +67,8 @@ _UNIQUE_NAME: Final = int(np.frombuffer(b"UNIQ_KEY", "<u8")[0])
 _KEYS_NAME: Final = struct.unpack("<Q", b"KEYS\x01\0\0\0")[0]
 _KEYS_MASK: Final = (1 << 40) - 1
 _UNIQUE: Final = b"UNIQ_KEY\x01"
-_NAMES: Final = (_UNIQUE, b"KEYS\x01")
+_WORDS: Final = b"KEYS\x01"
+_NAMES: Final = (_UNIQUE, _WORDS)
 _unpack_begin: Final = BLANK.struct.unpack_from
 BLOCK_SLOTS: Final = 1024
 """The number of slots in a block, the unit in which changes are noted and written."""
@@ -97,52 +99,72 @@ class KeyColumns(NamedTuple):
         return KeyColumns(self.hashes[start:end], self.records[start:end], self.times_ms[start:end])
 
 
-def find_record_starts(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
+def find_record_starts(view: memoryview, index: int, stop: int) -> tuple[Positions, int]:
     """Return (starts, end): the indexes at which records of a log file begin, and the index after.
 
-    `view` is the file, and a record begins at index `at`. The records that begin before `stop` are
-    found. `end` is the index at which the next call must continue: behind the last record, or the
-    end of the file if a blank record or bytes that are not a record follow. The latter are logged.
+    `view` is the file, and a record begins at index `index`. The records that begin before `stop`
+    are found. `end` is the index at which the next call must continue: behind the last record, or
+    the end of the file if a blank record or bytes that are not a record follow. The latter are
+    logged.
     """
-    found = np.empty(0, np.int64)
-    if stop - at >= _FAST_BYTES:
-        found = find_leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
-        if len(found):
-            at = int(found[-1])
-            at += _unpack_begin(view, at)[0]
+    # Many records at once, up to the first one that is not clearly a record.
+    leading_starts = np.empty(0, np.int64)
+    if stop - index >= _FAST_BYTES:
+        leading_starts = find_leading_starts(np.frombuffer(view[index:stop], np.uint8)) + index
+        if len(leading_starts):
+            index = int(leading_starts[-1])
+            index += _unpack_begin(view, index)[0]
+
+    # The others one by one.
     starts: list[int] = []
-    limit = len(view)
-    end = 0
-    while at < stop and limit - at >= BLANK_BYTES and not end:
-        size, magic = _unpack_begin(view, at)
-        if magic in MAGICS and RECORD_BYTES_MIN <= size <= limit - at:
-            starts.append(at)
-            at += size
-        else:
-            if magic != MAGIC_BLANK:
-                logger.warning(
-                    "no record begins at offset %d of a log file; not indexing its rest",
-                    at,
-                )
-            end = limit
-    end = end or (at if at >= stop else limit)
-    return (np.append(found, starts).astype(np.int64) if starts else found), end
+    while index < stop:
+        size = _read_record_size(view, index)
+        if not size:
+            index = len(view)
+            break
+        starts.append(index)
+        index += size
+    if not starts:
+        return leading_starts, index
+    return np.append(leading_starts, starts).astype(np.int64), index
 
 
-def read_keys(view: memoryview, at: int, stop: int) -> tuple[KeyColumns, Positions, int]:
+def _read_record_size(view: memoryview, index: int) -> int:
+    """Return the size of the record at an index of a log file; 0 if the file contains no more.
+
+    A blank record ends the file. Bytes that are neither are logged.
+    """
+    bytes_left = len(view) - index
+    if bytes_left < BLANK_BYTES:
+        return 0
+    size, magic = _unpack_begin(view, index)
+    if magic in MAGICS and RECORD_BYTES_MIN <= size <= bytes_left:
+        return int(size)
+    if magic != MAGIC_BLANK:
+        logger.warning("no record begins at offset %d of a log file; not indexing its rest", index)
+    return 0
+
+
+def read_keys(view: memoryview, start: int, stop: int) -> tuple[KeyColumns, Positions, int]:
     """Return (keys, starts, end) of the records in a log file that begin in [at, stop).
 
     `starts` and `end` are those of `find_record_starts`. The numbers in `keys.records` are indices
     in `starts`. Uses compiled code if it is installed.
     """
-    found = None if engine.keys is None else engine.keys.read(view, at, stop)
-    if found is None:
-        starts, end = find_record_starts(view, at, stop)
+    compiled_result = None
+    if engine.keys is not None:
+        compiled_result = engine.keys.read(view, start, stop)
+    if compiled_result is None:
+        starts, end = find_record_starts(view, start, stop)
         return key_columns_at(view, starts), starts, end
-    begins, end, hashes, records, times_ms = found
-    numbers = (np.frombuffer(column, np.int64) for column in (records, times_ms))
-    columns = KeyColumns(np.frombuffer(hashes, np.int32), *numbers)
-    return columns, np.frombuffer(begins, np.int64), end
+
+    encoded_starts, end, hashes, record_numbers, times_ms = compiled_result
+    keys = KeyColumns(
+        np.frombuffer(hashes, np.int32),
+        np.frombuffer(record_numbers, np.int64),
+        np.frombuffer(times_ms, np.int64),
+    )
+    return keys, np.frombuffer(encoded_starts, np.int64), end
 
 
 def key_columns_at(view: memoryview, starts: Positions) -> KeyColumns:
@@ -150,17 +172,26 @@ def key_columns_at(view: memoryview, starts: Positions) -> KeyColumns:
 
     The records must be complete and valid.
     """
-    return (scalar_key_columns if len(starts) < ROWS_MIN else vectorized_key_columns)(view, starts)
+    if len(starts) < ROWS_MIN:
+        return scalar_key_columns(view, starts)
+    return vectorized_key_columns(view, starts)
 
 
 def scalar_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
     """Return the keys of records as `key_columns_at` does, one record at a time."""
-    found = [hash_keys(view, start) for start in starts.tolist()]
-    counts = [len(one.hashes) for one in found]
+    hashes: list[int] = []
+    record_numbers: list[int] = []
+    times_ms: list[int] = []
+    for record_number, start in enumerate(starts.tolist()):
+        record = hash_keys(view, start)
+        key_count = len(record.hashes)
+        hashes += record.hashes
+        record_numbers += [record_number] * key_count
+        times_ms += [record.store_time_ms] * key_count
     return KeyColumns(
-        np.array([value for one in found for value in one.hashes], np.int32),
-        np.repeat(np.arange(len(found)), counts),
-        np.repeat(np.array([one.store_time_ms for one in found], np.int64), counts),
+        np.array(hashes, np.int32),
+        np.array(record_numbers, np.int64),
+        np.array(times_ms, np.int64),
     )
 
 
@@ -169,41 +200,72 @@ def vectorized_key_columns(view: memoryview, starts: Positions) -> KeyColumns:
 
     `starts` must not be empty.
     """
-    last = int(starts[-1])
-    raw = np.frombuffer(view[int(starts[0]) : last + _unpack_begin(view, last)[0]], np.uint8)
-    records = Records(raw, starts - starts[0])
+    first_start = int(starts[0])
+    last_start = int(starts[-1])
+    last_end = last_start + _unpack_begin(view, last_start)[0]
+    records = Records(np.frombuffer(view[first_start:last_end], np.uint8), starts - first_start)
+
     # Records that were rolled back, and those whose lengths disagree, have no keys to index.
-    is_keyed = records.valid & (records.sys_flag & ROLLBACK != ROLLBACK)
-    sizes = np.where(is_keyed, records.property_lengths, 0)
-    is_odd = sizes > PROPERTIES_BYTES_MAX
-    rows = np.flatnonzero((sizes > 0) & ~is_odd)
-    numbers = np.empty(0, np.int64)
-    hashes = np.empty(0, np.uint32)
-    if len(rows):
-        flat, keys = _find_keys(raw, records.property_starts[rows], sizes[rows])
-        topics, topic_of = records.topics
-        prefixes = [_prefix(str(topic, "utf-8", "replace")) for topic in topics]
-        numbers = rows[keys.rows]
-        hashes, is_bad = _hashes(flat, keys, np.array(prefixes, np.uint32)[topic_of[numbers]])
-        if is_bad.any():
-            is_odd[numbers[is_bad]] = True
-            good = ~is_odd[numbers]
-            numbers = numbers[good]
-            hashes = hashes[good]
-    signed = _signed(hashes)
+    has_keys = records.valid & (records.sys_flag & ROLLBACK != ROLLBACK)
+    property_sizes = np.where(has_keys, records.property_lengths, 0)
+
+    # The keys of plain records, in columns. This finds more odd ones.
+    is_odd = property_sizes > PROPERTIES_BYTES_MAX
+    plain = np.flatnonzero((property_sizes > 0) & ~is_odd)
+    record_numbers, hashes = _hash_plain_records(records, plain, is_odd)
+    stored_hashes = _to_stored_hashes(hashes)
+
+    # The keys of odd records, one by one.
     if is_odd.any():
-        odd = [
-            (record, value)
-            for record in np.flatnonzero(is_odd).tolist()
-            for value in hash_keys(view, int(starts[record])).hashes
-        ]
-        added = np.array(odd, np.int64).reshape(-1, 2)
-        numbers = np.concatenate((numbers, added[:, 0]))
-        signed = np.concatenate((signed, added[:, 1].astype(np.int32)))
-        order = np.argsort(numbers, kind="stable")
-        numbers = numbers[order]
-        signed = signed[order]
-    return KeyColumns(signed, numbers, records.field("store_time")[numbers])
+        odd_numbers, odd_hashes = _hash_odd_records(view, starts, np.flatnonzero(is_odd))
+        record_numbers = np.concatenate((record_numbers, odd_numbers))
+        stored_hashes = np.concatenate((stored_hashes, odd_hashes))
+        order = np.argsort(record_numbers, kind="stable")
+        record_numbers = record_numbers[order]
+        stored_hashes = stored_hashes[order]
+    times_ms = records.field("store_time")[record_numbers]
+    return KeyColumns(stored_hashes, record_numbers, times_ms)
+
+
+def _hash_plain_records(
+    records: Records, plain: Positions, is_odd: Mask
+) -> tuple[Positions, NDArray[np.uint32]]:
+    """Return (record numbers, hashes) of the keys of the records with the numbers `plain`.
+
+    Records that turn out to be odd are marked in `is_odd`, and their keys are left out.
+    """
+    if not len(plain):
+        return np.empty(0, np.int64), np.empty(0, np.uint32)
+    flat, keys = _find_keys(
+        records.raw, records.property_starts[plain], records.property_lengths[plain]
+    )
+    record_numbers = plain[keys.rows]
+    topics, topic_indices = records.topics
+    prefixes = [_hash_prefix(str(topic, "utf-8", "replace")) for topic in topics]
+    prefix_of_key = np.array(prefixes, np.uint32)[topic_indices[record_numbers]]
+    hashes, is_bad = _hash_keys_in(flat, keys, prefix_of_key)
+    if is_bad.any():
+        is_odd[record_numbers[is_bad]] = True
+        is_plain = ~is_odd[record_numbers]
+        record_numbers = record_numbers[is_plain]
+        hashes = hashes[is_plain]
+    return record_numbers, hashes
+
+
+def _hash_odd_records(
+    view: memoryview, starts: Positions, odd: Positions
+) -> tuple[Positions, Numbers]:
+    """Return (record numbers, stored hashes) of the keys of the records with the numbers `odd`.
+
+    Each record is read alone. The records begin at the indices `starts` of the log file `view`.
+    """
+    record_numbers: list[int] = []
+    hashes: list[int] = []
+    for record_number in odd.tolist():
+        record = hash_keys(view, int(starts[record_number]))
+        hashes += record.hashes
+        record_numbers += [record_number] * len(record.hashes)
+    return np.array(record_numbers, np.int64), np.array(hashes, np.int64).astype(np.int32)
 
 
 def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns | None:
@@ -217,23 +279,30 @@ def key_columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> KeyColumns
         return None
     if (batch.heads["sys_flag"] & ROLLBACK == ROLLBACK).any():
         return None
-    rows = np.arange(len(table))
-    found = []
-    for name in _NAMES:
-        turn = table.index_of(name[:-1])
-        if turn is not None:
-            starts, ends = table.value_bounds(turn)
-            if (starts == ends).any():
-                return None
-            found.append(_Keys(rows, starts, ends))
-        elif name == _UNIQUE:
-            found.append(_Keys(*[np.empty(0, np.int64)] * 3))
-    keys = found[0] if len(found) == 1 else _merged(found[0], _split(table.flat, found[1]))
-    prefix = np.array([_prefix(topic)], np.uint32)
-    hashes, is_bad = _hashes(table.flat, keys, prefix)
+    unique_keys = _find_keys_of_column(table, b"UNIQ_KEY")
+    word_lists = _find_keys_of_column(table, b"KEYS")
+    if unique_keys is None or word_lists is None:
+        return None
+    keys = unique_keys
+    if len(word_lists.rows):
+        keys = _merge_keys(unique_keys, _split_words(table.flat, word_lists))
+    prefix = np.array([_hash_prefix(topic)], np.uint32)
+    hashes, is_bad = _hash_keys_in(table.flat, keys, prefix)
     if is_bad.any():
         return None
-    return KeyColumns(_signed(hashes), keys.rows, np.full(len(hashes), stored_ms))
+    return KeyColumns(_to_stored_hashes(hashes), keys.rows, np.full(len(hashes), stored_ms))
+
+
+def _find_keys_of_column(table: PropertyTable, name: bytes) -> "_Keys | None":
+    """Return the values of a column, none if there is no such column. None if a value is empty."""
+    column = table.index_of(name)
+    if column is None:
+        nothing = np.empty(0, np.int64)
+        return _Keys(nothing, nothing, nothing)
+    starts, ends = table.value_bounds(column)
+    if (starts == ends).any():
+        return None
+    return _Keys(np.arange(len(table)), starts, ends)
 
 
 class _Keys(NamedTuple):
@@ -248,12 +317,12 @@ class _Keys(NamedTuple):
 
 
 @lru_cache(1 << 14)
-def _prefix(topic: str) -> int:
+def _hash_prefix(topic: str) -> int:
     """Return the Java hash of `topic#`, which precedes a key, as an unsigned number."""
     return java_hash(f"{topic}#") & 0xFFFFFFFF
 
 
-def _hashes(
+def _hash_keys_in(
     flat: Bytes, keys: _Keys, prefixes: NDArray[np.uint32]
 ) -> tuple[NDArray[np.uint32], Mask]:
     """Return (hashes, is_odd): the hashes of `topic#key` for each key, and which keys are odd.
@@ -266,11 +335,11 @@ def _hashes(
     return hashes + prefixes * POWERS[np.minimum(sizes, len(POWERS) - 1)], is_odd
 
 
-def _signed(hashes: NDArray[np.uint32]) -> Numbers:
+def _to_stored_hashes(hashes: NDArray[np.uint32]) -> Numbers:
     """Return hashes as the index stores them: their absolute values, as signed numbers."""
-    found = np.abs(hashes.astype(np.int32))
-    found[found == HASH_MIN] = 0
-    return np.asarray(found)
+    absolute = np.abs(hashes.astype(np.int32))
+    absolute[absolute == HASH_MIN] = 0
+    return np.asarray(absolute)
 
 
 def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[Bytes, _Keys]:
@@ -280,57 +349,88 @@ def _find_keys(raw: Bytes, starts_in_raw: Positions, sizes: Positions) -> tuple[
     of a row are its unique key, then the words of KEYS. If a property is repeated in a row, its
     last value counts.
     """
-    # One byte for the closing separator, and room to read 8 bytes from the last property on.
-    width = int(sizes.max()) + 1 + _LOOK_BYTES
-    matrix = rows_at(raw, starts_in_raw, width)
-    flat = np.zeros(matrix.size + _LOOK_BYTES, np.uint8)
-    filled = flat[: matrix.size].reshape(matrix.shape)
-    np.multiply(matrix, np.arange(width) < sizes[:, np.newaxis], out=filled)
-    filled[np.arange(len(matrix)), sizes] = 2
+    flat, width = _flatten_properties(raw, starts_in_raw, sizes)
+
+    # Each property ends at a separator, and begins behind the one before or with its row.
     ends = np.flatnonzero(flat == 2)
     rows = ends // width
     starts = np.empty_like(ends)
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
-    firsts = np.flatnonzero(rows[1:] != rows[:-1]) + 1
-    starts[firsts] = rows[firsts] * width
+    first_of_row = np.flatnonzero(rows[1:] != rows[:-1]) + 1
+    starts[first_of_row] = rows[first_of_row] * width
+
+    # The first 8 bytes of a property tell whether it is UNIQ_KEY or KEYS, with a value.
     names = gather(flat, starts, "<u8")
-    unique = (names == _UNIQUE_NAME) & (flat[starts + 8] == 1) & (ends - starts > 9)
-    words = ((names & _KEYS_MASK) == _KEYS_NAME) & (ends - starts > 5)
-    first = _last_of_row(_Keys(rows[unique], starts[unique] + 9, ends[unique]))
-    rest = _last_of_row(_Keys(rows[words], starts[words] + 5, ends[words]))
-    return flat, _merged(first, _split(flat, rest)) if len(rest.rows) else first
+    value_start = len(_UNIQUE)
+    is_unique = names == _UNIQUE_NAME
+    is_unique &= (flat[starts + value_start - 1] == 1) & (ends - starts > value_start)
+    unique_keys = _keep_last_of_row(
+        _Keys(rows[is_unique], starts[is_unique] + value_start, ends[is_unique])
+    )
+    value_start = len(_WORDS)
+    is_words = ((names & _KEYS_MASK) == _KEYS_NAME) & (ends - starts > value_start)
+    word_lists = _keep_last_of_row(
+        _Keys(rows[is_words], starts[is_words] + value_start, ends[is_words])
+    )
+    if not len(word_lists.rows):
+        return flat, unique_keys
+    return flat, _merge_keys(unique_keys, _split_words(flat, word_lists))
 
 
-def _merged(first: _Keys, rest: _Keys) -> _Keys:
-    """Return the keys of both, sorted by row. Within a row those of `first` come first."""
-    joined = _Keys(*map(np.concatenate, zip(first, rest, strict=True)))
-    order = np.argsort(joined.rows, kind="stable")
-    return _Keys(joined.rows[order], joined.starts[order], joined.ends[order])
+def _flatten_properties(
+    raw: Bytes, starts_in_raw: Positions, sizes: Positions
+) -> tuple[Bytes, int]:
+    """Return (flat, width): properties as rows of `width` bytes, joined.
+
+    Each row is followed by a separator, and zeros. Eight more bytes follow the last row, so that
+    eight bytes can be read from any property on.
+    """
+    width = int(sizes.max()) + 1 + _LOOK_BYTES  # one byte is for the closing separator
+    matrix = rows_at(raw, starts_in_raw, width)
+    flat = np.zeros(matrix.size + _LOOK_BYTES, np.uint8)
+    filled = flat[: matrix.size].reshape(matrix.shape)
+    np.multiply(matrix, np.arange(width) < sizes[:, np.newaxis], out=filled)
+    filled[np.arange(len(matrix)), sizes] = 2
+    return flat, width
 
 
-def _last_of_row(keys: _Keys) -> _Keys:
+def _merge_keys(unique_keys: _Keys, words: _Keys) -> _Keys:
+    """Return the keys of both, sorted by row. Within a row the unique keys come first."""
+    rows = np.concatenate((unique_keys.rows, words.rows))
+    starts = np.concatenate((unique_keys.starts, words.starts))
+    ends = np.concatenate((unique_keys.ends, words.ends))
+    order = np.argsort(rows, kind="stable")
+    return _Keys(rows[order], starts[order], ends[order])
+
+
+def _keep_last_of_row(keys: _Keys) -> _Keys:
     """Return only the last key of each row. A repeated property counts with its last value."""
     rows = keys.rows
-    last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
-    return keys if last.all() else _Keys(rows[last], keys.starts[last], keys.ends[last])
+    is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
+    if is_last.all():
+        return keys
+    return _Keys(rows[is_last], keys.starts[is_last], keys.ends[is_last])
 
 
-def _split(flat: Bytes, keys: _Keys) -> _Keys:
+def _split_words(flat: Bytes, keys: _Keys) -> _Keys:
     """Return the words of each key, which are separated by spaces, in order.
 
     Empty words are skipped. Each word keeps the row of its key.
     """
+    # Find the spaces within keys. `owners` are the keys that begin before them.
     spaces = np.flatnonzero(flat == 32)
-    at = np.searchsorted(keys.starts, spaces, side="right") - 1
-    spaces = spaces[(at >= 0) & (spaces < keys.ends[at])]
+    owners = np.searchsorted(keys.starts, spaces, side="right") - 1
+    spaces = spaces[(owners >= 0) & (spaces < keys.ends[owners])]
     if not len(spaces):
         return keys
+
+    # A word begins with its key or behind a space, and ends with its key or before a space.
     starts = np.sort(np.concatenate((keys.starts, spaces + 1)))
     ends = np.sort(np.concatenate((keys.ends, spaces)))
     rows = keys.rows[np.searchsorted(keys.starts, starts, side="right") - 1]
-    whole = ends > starts
-    return _Keys(rows[whole], starts[whole], ends[whole])
+    is_word = ends > starts
+    return _Keys(rows[is_word], starts[is_word], ends[is_word])
 
 
 # --- slots
@@ -361,25 +461,32 @@ class Slots:
         """Return the number of the newest entry of a slot; 0 if it has none."""
         return int(self._newest[slot])
 
-    def link(self, hashes: Numbers, first: int) -> SlotLinks:
-        """Return the links of new entries with these hashes, whose numbers begin with `first`.
+    def link(self, hashes: Numbers, first_number: int) -> SlotLinks:
+        """Return the links of new entries with these hashes.
 
-        The slots change only when the result is passed to `apply`.
+        The entries of a slot form a chain, from the newest one to the oldest. The new entries get
+        consecutive numbers, from `first_number` on. The slots change only when the result is passed
+        to `apply`.
         """
-        newest = self._newest
-        slots = hashes % np.int32(len(newest))
+        newest_by_slot = self._newest
+        slots = hashes % np.int32(len(newest_by_slot))
         order = np.argsort(slots, kind="stable")
-        ordered = slots[order]
-        numbers = order.astype(np.int32) + np.int32(first)
-        before = newest[ordered]
-        is_head = np.ones(len(ordered), np.bool_)
-        np.not_equal(ordered[1:], ordered[:-1], out=is_head[1:])
-        used = int(np.count_nonzero(is_head & (before == 0)))
-        before[1:][~is_head[1:]] = numbers[:-1][~is_head[1:]]
-        previous = np.empty_like(before)
-        previous[order] = before
+        sorted_slots = slots[order]
+        sorted_numbers = order.astype(np.int32) + np.int32(first_number)
+        previous_sorted = newest_by_slot[sorted_slots]
+
+        # The first new entry of a slot follows the entry that the slot had; the others follow the
+        # new entry before them.
+        is_head = np.ones(len(sorted_slots), np.bool_)
+        np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=is_head[1:])
+        used_count = int(np.count_nonzero(is_head & (previous_sorted == 0)))
+        previous_sorted[1:][~is_head[1:]] = sorted_numbers[:-1][~is_head[1:]]
+        previous = np.empty_like(previous_sorted)
+        previous[order] = previous_sorted
+
+        # The last new entry of a slot becomes its newest one.
         is_last = np.append(is_head[1:], True)
-        return SlotLinks(previous, ordered[is_last], numbers[is_last], used)
+        return SlotLinks(previous, sorted_slots[is_last], sorted_numbers[is_last], used_count)
 
     def apply(self, links: SlotLinks) -> None:
         """Change the slots to the new values that `link` returned, and note that they changed."""
@@ -393,25 +500,28 @@ class Slots:
 
         The number of an entry that does not exist counts as 0. The work is done while iterating.
         """
-        values = np.frombuffer(stored, ">i4")
-        for start in range(0, len(values), STEP_SLOTS):
-            part = values[start : start + STEP_SLOTS]
-            if part.any():  # else pages of the array would be touched for nothing
-                good = (part > 0) & (part < count)
-                self._newest[start : start + STEP_SLOTS] = np.where(good, part, 0)
+        stored_numbers = np.frombuffer(stored, ">i4")
+        for start in range(0, len(stored_numbers), STEP_SLOTS):
+            numbers = stored_numbers[start : start + STEP_SLOTS]
+            if numbers.any():  # else pages of the array would be touched for nothing
+                is_valid = (numbers > 0) & (numbers < count)
+                self._newest[start : start + STEP_SLOTS] = np.where(is_valid, numbers, 0)
             yield
 
-    def rebuild(self, entries: memoryview) -> Iterator[None]:
+    def rebuild(self, stored_entries: memoryview) -> Iterator[None]:
         """Set the slots from all entries of a file, the first of which has number 1.
 
+        A slot has the number of the newest entry of its hashes.
         The slots must be empty. Afterwards all count as changed. The work is done while iterating.
         """
-        hashes = np.frombuffer(entries, ENTRY_TYPE)["hash"]
+        hashes = np.frombuffer(stored_entries, ENTRY_TYPE)["hash"]
         for start in range(0, len(hashes), STEP_ENTRIES):
-            part = hashes[start : start + STEP_ENTRIES].astype(np.int32) & np.int32(0x7FFFFFFF)
-            slots = part % np.int32(len(self._newest))
+            step_hashes = hashes[start : start + STEP_ENTRIES].astype(np.int32) & np.int32(
+                0x7FFFFFFF
+            )
+            slots = step_hashes % np.int32(len(self._newest))
             # If a slot occurs several times, the last assignment counts, which is the newest entry.
-            self._newest[slots] = np.arange(start + 1, start + 1 + len(part), dtype=np.int32)
+            self._newest[slots] = np.arange(start + 1, start + 1 + len(step_hashes), dtype=np.int32)
             yield
         self._dirty[:] = True
 
@@ -424,10 +534,13 @@ class Slots:
 
         The last block may have more slots than the file.
         """
-        dirty = np.flatnonzero(self._dirty)
-        for run in np.split(dirty, np.flatnonzero(np.diff(dirty) != 1) + 1) if len(dirty) else ():
-            start = int(run[0]) * BLOCK_SLOTS
-            end = (int(run[-1]) + 1) * BLOCK_SLOTS
+        dirty_blocks = np.flatnonzero(self._dirty)
+        if not len(dirty_blocks):
+            return
+        run_begins = np.flatnonzero(np.diff(dirty_blocks) != 1) + 1
+        for blocks in np.split(dirty_blocks, run_begins):
+            start = int(blocks[0]) * BLOCK_SLOTS
+            end = (int(blocks[-1]) + 1) * BLOCK_SLOTS
             yield start, self._newest[start:end].astype(">i4").tobytes()
 
     def mark_written(self) -> None:

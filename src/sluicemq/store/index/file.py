@@ -16,6 +16,7 @@ smaller index, but a correct one.
 import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -97,9 +98,9 @@ def fit_geometry(path: str, size: int, configured: Geometry) -> Geometry:
     """
     if size == configured.size_bytes:
         return configured
-    slots, rest = divmod(size - HEADER.size, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.size)
-    if rest == 0 and slots > 0:
-        return Geometry(slots, ENTRIES_PER_SLOT * slots)
+    slot_count, bytes_left = divmod(size - HEADER.size, SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY.size)
+    if bytes_left == 0 and slot_count > 0:
+        return Geometry(slot_count, ENTRIES_PER_SLOT * slot_count)
     raise StoreDamagedError(
         f"{path} has {size} bytes, but maxHashSlotNum={configured.slot_count} and"
         f" maxIndexNum={configured.entry_count} require {configured.size_bytes}.",
@@ -143,7 +144,7 @@ class IndexFile:
         file or its header is not valid, and OSError.
         """
         with closing(files.open(path)) as handle:
-            data = handle.pread(HEADER.size, 0)
+            header = handle.pread(HEADER.size, 0)
             size = handle.size()
         file = cls(files, path, fit_geometry(path, size, configured))
         (
@@ -152,14 +153,14 @@ class IndexFile:
             file.begin_offset,
             file.end_offset,
             file.slots_used,
-            count,
-        ) = HEADER.unpack(data)
-        file.next_number = max(count, 1)
-        if count > file.geometry.entry_count or file.slots_used > file.geometry.slot_count:
+            next_number,
+        ) = HEADER.unpack(header)
+        file.next_number = max(next_number, 1)
+        if next_number > file.geometry.entry_count or file.slots_used > file.geometry.slot_count:
             raise StoreDamagedError(
-                f"{path} claims {count - 1} entries in {file.slots_used} slots, but has room for"
-                f" {file.geometry.entry_count - 1} in {file.geometry.slot_count}. It is damaged, or"
-                " was written with other values of maxHashSlotNum and maxIndexNum.",
+                f"{path} claims {next_number - 1} entries in {file.slots_used} slots, but has room"
+                f" for {file.geometry.entry_count - 1} in {file.geometry.slot_count}. It is"
+                " damaged, or was written with other values of maxHashSlotNum and maxIndexNum.",
                 fix="Remove the directory index: it is built again from the log.",
             )
         return file
@@ -181,7 +182,7 @@ class IndexFile:
             if former is not None:
                 file.begin_ms = file.end_ms = former.end_ms
                 file.begin_offset = file.end_offset = former.end_offset
-            handle.pwrite(file._header(), 0)
+            handle.pwrite(file._encode_header(), 0)
             handle.sync()
         except OSError:
             with suppress(OSError):
@@ -190,7 +191,7 @@ class IndexFile:
         finally:
             handle.close()
         files.sync_directory(path.rpartition("/")[0])
-        file._slots = _new_slots(geometry.slot_count)
+        file._slots = _make_slots(geometry.slot_count)
         return file
 
     @property
@@ -224,52 +225,63 @@ class IndexFile:
         from sluicemq.store.index.columns import encode_entries  # noqa: PLC0415 - imports NumPy
 
         assert self._slots is not None
-        hashes, records, times = columns
-        offsets = starts[records] + base
-        seconds = (times - self.begin_ms) // 1000
-        if self.is_empty and self.begin_ms <= 0:
-            seconds = (times - times[0]) // 1000
-        elif self.is_empty:
-            # RocketMQ counts the seconds of the first entry from the former file's end, those of
-            # the others from the first entry (spec/store.md §4).
-            seconds[1:] = (times[1:] - times[0]) // 1000
+        hashes, records, times_ms = columns
+        positions = starts[records] + base
+        seconds = self._compute_seconds(times_ms)
         links = self._slots.link(hashes, self.next_number)
-        data = encode_entries(hashes, offsets, seconds, links.previous)
+        encoded_entries = encode_entries(hashes, positions, seconds, links.previous)
         begin_ms = self.begin_ms
-        begin = self.begin_offset
+        begin_offset = self.begin_offset
         if self.is_empty:
             # The seconds of entries count from the header's begin time, so that must be in the file
             # before them.
-            begin_ms = int(times[0])
-            begin = int(offsets[0])
-            self._segment.write(HEADER.pack(begin_ms, begin_ms, begin, begin, 0, 1), 0)
-        self._segment.write(data, self._entry_at(self.next_number))
+            begin_ms = int(times_ms[0])
+            begin_offset = int(positions[0])
+            self._segment.write(
+                HEADER.pack(begin_ms, begin_ms, begin_offset, begin_offset, 0, 1), 0
+            )
+        self._segment.write(encoded_entries, self._entry_at(self.next_number))
         self._slots.apply(links)
         self.begin_ms = begin_ms
-        self.begin_offset = begin
-        self.end_ms = int(times[-1])
-        self.end_offset = int(offsets[-1])
+        self.begin_offset = begin_offset
+        self.end_ms = int(times_ms[-1])
+        self.end_offset = int(positions[-1])
         self.next_number += len(hashes)
         self.slots_used += links.used
         self._is_changed = True
 
+    def _compute_seconds(self, times_ms: "Positions") -> "Positions":
+        """Return the seconds of new entries, whose records were stored at `times_ms`.
+
+        They count from the header's begin time, which is the time of the first entry. RocketMQ
+        counts those of the first entry from the former file's end (spec/store.md §4).
+        """
+        seconds = (times_ms - self.begin_ms) // 1000
+        if self.is_empty:
+            seconds[1:] = (times_ms[1:] - times_ms[0]) // 1000
+            has_former_file = self.begin_ms > 0
+            if not has_former_file:
+                seconds[0] = 0
+        return seconds
+
     def flush(self) -> bool:
         """Write the changed slots, then the header, without syncing the file.
 
+        A slot has the number of the newest entry of its hashes.
         Return whether there was anything to write. Raises OSError; then the next call writes all of
         it again.
         """
         if not self._is_changed or self._slots is None:
             return False
-        for slot, data in self._slots.iter_changed():
-            limit = (self.geometry.slot_count - slot) * SLOT_BYTES
-            self._segment.write(data[:limit], HEADER.size + slot * SLOT_BYTES)
-        self._segment.write(self._header(), 0)
+        for first_slot, slot_bytes in self._slots.iter_changed():
+            bytes_max = (self.geometry.slot_count - first_slot) * SLOT_BYTES
+            self._segment.write(slot_bytes[:bytes_max], HEADER.size + first_slot * SLOT_BYTES)
+        self._segment.write(self._encode_header(), 0)
         self._slots.mark_written()
         self._is_changed = False
         return True
 
-    def _header(self) -> bytes:
+    def _encode_header(self) -> bytes:
         """Return the 40 bytes of the header."""
         return HEADER.pack(
             self.begin_ms,
@@ -280,9 +292,9 @@ class IndexFile:
             self.next_number,
         )
 
-    def _entry_at(self, number: int) -> int:
+    def _entry_at(self, entry_number: int) -> int:
         """Return the offset of an entry in the file."""
-        return self.geometry.entries_start + ENTRY.size * number
+        return self.geometry.entries_start + ENTRY.size * entry_number
 
     # --- slots
 
@@ -291,38 +303,40 @@ class IndexFile:
 
         The work is done while iterating; each step takes about a millisecond.
         """
-        slots = _new_slots(self.geometry.slot_count)
+        slots = _make_slots(self.geometry.slot_count)
         # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
         stored = self._segment.read_detached(HEADER.size, self.geometry.entries_start - HEADER.size)
         yield from slots.load(memoryview(stored), self.next_number)
         self._slots = slots
 
-    def rebuild_slots(self, count: int, end_ms: int) -> Iterator[None]:
-        """Rebuild slots and header, in memory, from the entries before number `count`.
+    def rebuild_slots(self, end_number: int, end_ms: int) -> Iterator[None]:
+        """Rebuild slots and header, in memory, from the entries before number `end_number`.
 
         The other entries are dropped. `end_ms` is the store time of the last record that remains.
         The work is done while iterating; the next `flush` writes the result. What a crash has left
         of slots and header does not matter.
         """
-        self.next_number = count
-        slots = _new_slots(self.geometry.slot_count)
-        entries = self._segment.view()[self._entry_at(1) : self._entry_at(count)]
-        yield from slots.rebuild(entries)
+        self.next_number = end_number
+        slots = _make_slots(self.geometry.slot_count)
+        stored_entries = self._segment.view()[self._entry_at(1) : self._entry_at(end_number)]
+        yield from slots.rebuild(stored_entries)
         self._slots = slots
         self.slots_used = slots.count_used()
         self.end_ms = end_ms
-        self.end_offset = self.position_of(count - 1) if count > 1 else 0
+        self.end_offset = 0
+        if end_number > 1:
+            self.end_offset = self.position_of(end_number - 1)
         self._is_changed = True
 
-    def position_of(self, number: int) -> int:
+    def position_of(self, entry_number: int) -> int:
         """Return the position of the record of an entry."""
-        offset: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(number))[1]
-        return offset
+        position: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(entry_number))[1]
+        return position
 
-    def hash_of(self, number: int) -> int:
+    def hash_of(self, entry_number: int) -> int:
         """Return the hash of the key of an entry."""
-        value: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(number))[0]
-        return value
+        key_hash: int = ENTRY.unpack_from(self._segment.view(), self._entry_at(entry_number))[0]
+        return key_hash
 
     def first_number_at(self, offset: int) -> int:
         """Return the number of the first entry whose record is at position `offset` or later.
@@ -341,34 +355,42 @@ class IndexFile:
 
     # --- queries
 
-    def find_positions(self, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Yield the positions of records whose keys have the hash `value`, the newest first.
+    def find_positions(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Yield the positions of records whose keys have the hash `key_hash`, the newest first.
 
         Only records that may have been stored from `begin_ms` to `end_ms` are found. Entries have
         whole seconds, so that the store time of a found record may be up to 999 ms outside. At most
         CHAIN_MAX entries are examined. Different keys may have the same hash.
         """
         view = self._segment.view()
-        slot = value % self.geometry.slot_count
-        if self._slots is not None:
-            number = self._slots[slot]
-        else:
-            # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
-            stored = self._segment.read_detached(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
-            number = _INT.unpack(stored)[0]
-        limit = self.next_number
+        entry_number = self._newest_number_in(key_hash % self.geometry.slot_count)
+        number_end = self.next_number
         for _ in range(CHAIN_MAX):
-            if not 0 < number < limit:
+            if not 0 < entry_number < number_end:
                 # Numbers must decrease along a chain. So no damage can make it endless.
                 return
-            found, offset, seconds, previous = ENTRY.unpack_from(view, self._entry_at(number))
-            time_ms = self.begin_ms + 1000 * seconds if number > 1 else self.begin_ms
+            entry_hash, position, seconds, previous_number = ENTRY.unpack_from(
+                view, self._entry_at(entry_number)
+            )
+            # The seconds of entry 1 may count from the former file's end: see `append`.
+            time_ms = self.begin_ms
+            if entry_number > 1:
+                time_ms += 1000 * seconds
             if time_ms + 999 < begin_ms:
                 return
-            if found == value and time_ms <= end_ms:
-                yield offset
-            limit = number
-            number = previous
+            if entry_hash == key_hash and time_ms <= end_ms:
+                yield position
+            number_end = entry_number
+            entry_number = previous_number
+
+    def _newest_number_in(self, slot: int) -> int:
+        """Return the number of the newest entry of a slot, 0 if it has none."""
+        if self._slots is not None:
+            return self._slots[slot]
+        # Not through the mapping: most slots are in holes of the sparse file (`Segment.view`).
+        stored = self._segment.read_detached(HEADER.size + SLOT_BYTES * slot, SLOT_BYTES)
+        (number,) = _INT.unpack(stored)
+        return int(number)
 
     def release_slots(self) -> None:
         """Free the slots of a full, flushed file. They are read from the file from now on."""
@@ -381,7 +403,7 @@ class IndexFile:
         self._segment.close()
 
 
-def _new_slots(count: int) -> "Slots":
+def _make_slots(count: int) -> "Slots":
     """Return `count` slots without entries."""
     from sluicemq.store.index.columns import Slots  # noqa: PLC0415 - imports NumPy
 
@@ -391,3 +413,33 @@ def _new_slots(count: int) -> "Slots":
 def is_index_name(name: str) -> bool:
     """Return whether a file name is that of an index file."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
+
+
+def list_index_names(files: Files, directory: str) -> list[str]:
+    """Return the names of the index files in `directory`, in order. Remove empty ones at the end.
+
+    A crash or an error during its creation leaves an empty file. Raises OSError.
+    """
+    names = list(filter(is_index_name, files.names(directory)))
+    while names:
+        path = f"{directory}/{names[-1]}"
+        with closing(files.open(path)) as file:
+            if file.size():
+                break
+        files.remove(path)
+        names.pop()
+    return names
+
+
+def choose_path(files: Files, directory: str, now_ms: int, name_min: int) -> str:
+    """Return a path in `directory` for the next index file, where no file is.
+
+    Its name is `now_ms` in local time, as digits, or the number `name_min` if that is higher.
+    """
+    now = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
+    name = max(int(f"{now:%Y%m%d%H%M%S}{now_ms % 1000:03d}"), name_min)
+    while True:
+        path = f"{directory}/{name:0{NAME_DIGITS}d}"
+        if not files.exists(path):
+            return path
+        name += 1

@@ -40,8 +40,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from datetime import UTC, datetime
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -50,15 +48,23 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
 from sluicemq.outages import Outages, kind_of
-from sluicemq.record.codec import hash_key, hash_keys, read_keys
+from sluicemq.record.codec import hash_key, read_keys
 from sluicemq.store.directory import CheckpointFile
+from sluicemq.store.index.checks import (
+    SLICE_BYTES,
+    count_keys,
+    do_entries_end_at,
+    does_last_fit_log,
+    is_last_of_mark,
+    is_whole,
+)
 from sluicemq.store.index.file import (
-    NAME_DIGITS,
     Geometry,
     IndexFile,
     IndexMark,
     KeyQueryResult,
-    is_index_name,
+    choose_path,
+    list_index_names,
 )
 from sluicemq.store.index.known import KnownKeys
 from sluicemq.store.log import CommitLog
@@ -66,12 +72,9 @@ from sluicemq.store.log import CommitLog
 if TYPE_CHECKING:
     from sluicemq.record.table import Positions
     from sluicemq.store.index.columns import KeyColumns
+    from sluicemq.store.segments import Segment
 
 logger = logging.getLogger(__name__)
-
-SLICE_BYTES: Final = 1 << 20
-"""The number of bytes of the log that are indexed together: some 3,000 small messages, which take
-2 ms. In smaller slices the fixed cost of calls to NumPy outweighs the work."""
 
 STEP_COST_BYTES: Final = 1 << 19
 """The number of bytes of the log that take as long as one step of loading or rebuilding slots."""
@@ -92,6 +95,7 @@ so that only a very frequent key is limited by it."""
 
 _COLUMNS: Final = "sluicemq.store.index.columns"
 _WRITES: Final = "key index writes"
+_ENDED: Final = object()
 
 
 class KeyIndex:
@@ -153,35 +157,40 @@ class KeyIndex:
         checkpoint = durable.initial
         mark = checkpoint.latest
         self._found_mark = IndexMark() if mark is None else IndexMark(*mark[5:9])
-        if self.is_enabled:
-            # If there is a mark, RocketMQ's field proves nothing: it is written before the files.
-            java_time_ms = checkpoint.index_time_ms if mark is None else 0
-            self._load(self._found_mark, after_crash=after_crash, java_time_ms=java_time_ms)
-            if not after_crash:
-                # RocketMQ sets this time only when a file is full.
-                self._durable.index_time_ms = max(self._durable.index_time_ms, self._newest[0])
-        else:
-            durable.index_time_ms = 0
-        self.has_newer_index_time = (
-            self.is_enabled and self._durable.index_time_ms != checkpoint.index_time_ms
-        )
+        self.has_newer_index_time = False
         """Whether the checkpoint has an older index time than the files. Then RocketMQ would
         discard the newer files if it opened the store after a kill."""
+        if not self.is_enabled:
+            durable.index_time_ms = 0
+            return
+
+        # If there is a mark, RocketMQ's field proves nothing: it is written before the files.
+        java_time_ms = checkpoint.index_time_ms if mark is None else 0
+        self._load_files(self._found_mark, after_crash=after_crash, java_time_ms=java_time_ms)
+        if not after_crash:
+            # RocketMQ sets this time only when a file is full.
+            newest_ms, _ = self._newest
+            durable.index_time_ms = max(durable.index_time_ms, newest_ms)
+        self.has_newer_index_time = durable.index_time_ms != checkpoint.index_time_ms
 
     @property
     def _last(self) -> IndexFile | None:
         """The file to which entries are added; None if there is none."""
-        return self._index_files[-1] if self._index_files else None
+        if not self._index_files:
+            return None
+        return self._index_files[-1]
 
     @property
     def _newest(self) -> tuple[int, int]:
         """The store time (ms) and position of the newest indexed record; (0, 0) if none is."""
-        file = self._last
-        return (0, 0) if file is None else (file.end_ms, file.end_offset)
+        last_file = self._last
+        if last_file is None:
+            return 0, 0
+        return last_file.end_ms, last_file.end_offset
 
     # --- opening
 
-    def _load(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
+    def _load_files(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
         """Open the files, and find out where to continue: set `_position` and `_skip`.
 
         An empty last file, files that are not of this log, and after a crash those that the mark
@@ -190,41 +199,46 @@ class KeyIndex:
         and searches for holes.
         """
         end = self._log.records_end
-        names = [n for n in self._files.names(self._directory) if is_index_name(n)]
-        while names:
-            with closing(self._files.open(f"{self._directory}/{names[-1]}")) as file:
-                if file.size():
-                    break
-            # An empty file was left by a crash or an error during its creation.
-            self._files.remove(f"{self._directory}/{names.pop()}")
+        names = list_index_names(self._files, self._directory)
         if after_crash:
             names = self._drop_after_crash(names, mark, java_time_ms)
-        self._index_files = [self._open(name) for name in names]
+        self._index_files = [self._open_file(name) for name in names]
         self._drop_foreign_files(mark, after_crash=after_crash)
-        last = self._last
-        found = last.name if last is not None else 0
-        # If the header has fewer entries than the mark, the last flush failed after the entries
-        # had been synced.
-        is_torn = after_crash or (last is not None and last.next_number < mark.entries)
-        if found != mark.file or not (last is None or is_torn or last.next_number == mark.entries):
-            self._continue_from_headers(end)
+
+        if is_last_of_mark(self._last, mark, after_crash=after_crash):
+            self._continue_from_mark(mark, after_crash=after_crash)
         else:
-            self._position = mark.offset
-            if is_torn and last is not None:
-                last.next_number = min(mark.entries, last.geometry.entry_count)
-                if not self._ends_at(mark.offset):
-                    self._position = last.position_of(last.next_number - 1)
-                    last.next_number = last.first_number_at(self._position)
-                self._schedule_rebuild(last, last.next_number)
-            if len(self._index_files) != mark.files:
-                # Files were removed by retention, or are missing.
-                self._hole_search = self._search_holes()
+            self._continue_from_headers(end)
         self._position = max(self._position, self._log.start)
         if self._position >= end:
             self._position = end
             self._skip = 0
 
-    def _open(self, name: str) -> IndexFile:
+    def _continue_from_mark(self, mark: IndexMark, *, after_crash: bool) -> None:
+        """Find out where to continue by the mark of the last checkpoint."""
+        self._position = mark.offset
+        last_file = self._last
+        if last_file is not None:
+            # If the header has fewer entries than the mark, the last flush failed after the entries
+            # had been synced.
+            is_torn = after_crash or last_file.next_number < mark.entries
+            if is_torn:
+                self._go_back_to_mark(last_file, mark)
+        if len(self._index_files) != mark.files:
+            # Files were removed by retention, or are missing.
+            self._hole_search = self._search_holes()
+
+    def _go_back_to_mark(self, last_file: IndexFile, mark: IndexMark) -> None:
+        """Drop the entries behind the mark from the last file, and let its slots be rebuilt."""
+        last_file.next_number = min(mark.entries, last_file.geometry.entry_count)
+        # A mark counts wrongly if RocketMQ has opened the store since and was killed: RocketMQ
+        # continues from an older header, and adds the last record again.
+        if not do_entries_end_at(self._index_files, self._log, mark.offset, QUERY_BACKLOG_MAX):
+            self._position = last_file.position_of(last_file.next_number - 1)
+            last_file.next_number = last_file.first_number_at(self._position)
+        self._schedule_rebuild(last_file, last_file.next_number)
+
+    def _open_file(self, name: str) -> IndexFile:
         """Open the file with this name. Raises StoreDamagedError."""
         return IndexFile.open(self._files, f"{self._directory}/{name}", self._geometry)
 
@@ -239,17 +253,17 @@ class KeyIndex:
             if mark.offset:
                 return int(name) <= mark.file
             try:
-                file = self._open(name)
+                file = self._open_file(name)
             except (StoreDamagedError, struct.error):
                 return False
             return not file.is_empty and 0 < file.end_ms <= java_time_ms
 
-        keep = list(takewhile(is_vouched_for, names))
-        for name in reversed(names[len(keep) :]):
+        kept_names = list(takewhile(is_vouched_for, names))
+        for name in reversed(names[len(kept_names) :]):
             self._files.remove(f"{self._directory}/{name}")
-        if len(keep) < len(names):
+        if len(kept_names) < len(names):
             self._files.sync_directory(self._directory)
-        return keep
+        return kept_names
 
     def _drop_foreign_files(self, mark: IndexMark, *, after_crash: bool) -> None:
         """Remove the first file that is not an index of this log, and all files after it.
@@ -257,51 +271,23 @@ class KeyIndex:
         They are built again. A file of zeros, an older copy or a file of another store would look
         complete otherwise.
         """
-        for number, file in enumerate(self._index_files):
-            is_last = number == len(self._index_files) - 1
-            count = file.next_number
-            if is_last and file.name == mark.file and (after_crash or count < mark.entries):
-                # The header may be older than the mark, because it is written later.
-                count = min(mark.entries, file.geometry.entry_count)
-            if (count <= 1 or self._fits_log(file, count)) if is_last else self._is_whole(file):
+        for index, file in enumerate(self._index_files):
+            is_last = index == len(self._index_files) - 1
+            if is_last:
+                is_of_log = does_last_fit_log(file, self._log, mark, after_crash=after_crash)
+            else:
+                is_of_log = is_whole(file, self._log)
+            if is_of_log:
                 continue
             logger.warning(
                 "%s is not an index of this log: it was zeroed, is an older copy, or is of another"
                 " store. Building it and the %d files after it again",
                 file.path,
-                len(self._index_files) - number - 1,
+                len(self._index_files) - index - 1,
             )
-            while len(self._index_files) > number:
+            while len(self._index_files) > index:
                 self._remove_last()
             return
-
-    def _is_whole(self, file: IndexFile) -> bool:
-        """Return whether a file that is not the last one is full and agrees with its header."""
-        return (
-            not file.free_entries
-            and file.begin_offset == file.position_of(1)
-            and file.end_offset == file.position_of(file.next_number - 1)
-            and self._fits_log(file, file.next_number)
-        )
-
-    def _fits_log(self, file: IndexFile, count: int) -> bool:
-        """Return whether the first and last entry before number `count` fit the records of the log.
-
-        Records that retention has removed prove nothing, and count as fitting.
-        """
-        for entry in (1, count - 1):
-            offset = file.position_of(entry)
-            segment = None
-            if offset < self._log.start:
-                continue
-            if offset < self._log.records_end:
-                segment = self._log.segments.at(offset)
-            if segment is None:
-                return False
-            known = hash_keys(segment.view(), offset - segment.base)
-            if file.hash_of(entry) not in known.hashes:
-                return False
-        return True
 
     def _continue_from_headers(self, end: int) -> None:
         """Find out where to continue in files that another program wrote, from their headers.
@@ -316,50 +302,32 @@ class KeyIndex:
         self._position = 0
         if not files:
             return
-        last = files[-1]
-        if last.end_offset >= end:
-            self._schedule_rebuild(last, last.first_number_at(end))
+        last_file = files[-1]
+        if last_file.end_offset >= end:
+            self._schedule_rebuild(last_file, last_file.first_number_at(end))
             self._position = end
         else:
-            self._position = last.end_offset
-            self._skip = sum(
-                file.next_number - file.first_number_at(self._position) for file in files
-            )
+            self._position = last_file.end_offset
+            # Several files may contain entries of the last indexed record.
+            self._skip = 0
+            for file in files:
+                self._skip += file.next_number - file.first_number_at(self._position)
         self._hole_search = self._search_holes()
 
-    def _ends_at(self, offset: int) -> bool:
-        """Return whether the last entries are those of the last records before position `offset`.
-
-        A mark counts wrongly if RocketMQ has opened the store since and was killed: RocketMQ
-        continues from an older header, and adds the last record again.
-        """
-        *full, last = self._index_files
-        if last.next_number <= 1:
-            return True
-        at = first = last.position_of(last.next_number - 1)
-        of_first = takewhile(lambda file: file.end_offset >= first, reversed(full))
-        entries = sum(file.next_number - file.first_number_at(first) for file in (last, *of_first))
-        while at < offset:
-            if at - first > QUERY_BACKLOG_MAX:
-                return False
-            keys, at = self._count_keys(at, offset)
-            entries -= keys
-        return entries == 0
-
-    def _schedule_rebuild(self, file: IndexFile, count: int) -> None:
-        """Drop the entries from number `count` on, and let `catch_up` rebuild the slots.
+    def _schedule_rebuild(self, file: IndexFile, end_number: int) -> None:
+        """Drop the entries from number `end_number` on, and let `catch_up` rebuild the slots.
 
         The index does not advance before that is done.
         """
-        file.next_number = count
+        file.next_number = end_number
         end_ms = 0
-        if count > 1:
-            offset = file.position_of(count - 1)
-            segment = self._log.segments.at(offset)
+        if end_number > 1:
+            last_position = file.position_of(end_number - 1)
+            segment = self._log.segments.at(last_position)
             end_ms = file.end_ms  # approximately, if retention has removed the record
             if segment is not None:
-                end_ms = read_keys(segment.view(), offset - segment.base).store_time_ms
-        self._preparing.append(file.rebuild_slots(count, end_ms))
+                end_ms = read_keys(segment.view(), last_position - segment.base).store_time_ms
+        self._preparing.append(file.rebuild_slots(end_number, end_ms))
 
     def _remove_last(self) -> None:
         """Remove the last file from the index and from the disk.
@@ -377,7 +345,9 @@ class KeyIndex:
     @property
     def backlog_bytes(self) -> int:
         """The number of bytes of the log that are not indexed; 0 if the index is disabled."""
-        return self._log.records_end - self._position if self.is_enabled else 0
+        if not self.is_enabled:
+            return 0
+        return self._log.records_end - self._position
 
     @property
     def is_nearly_current(self) -> bool:
@@ -399,10 +369,10 @@ class KeyIndex:
         if not self.is_enabled or not self._lock.acquire(blocking=False):
             return True
         try:
-            done = self._try(lambda: self._advance(bytes_max))
+            is_done = self._try_to_write(lambda: self._advance(bytes_max))
         finally:
             self._lock.release()
-        return done or _WRITES in self._outages.current
+        return is_done or _WRITES in self._outages.current
 
     def _advance(self, bytes_max: int) -> bool:
         """Do work that takes as long as indexing `bytes_max` bytes of the log.
@@ -410,19 +380,19 @@ class KeyIndex:
         Return whether nothing remains to be done. Raises OSError if an entry cannot be written; the
         next call continues with it.
         """
-        left = bytes_max
+        bytes_left = bytes_max
         while self._preparing or self.backlog_bytes or self._hole_search is not None:
-            if left <= 0:
+            if bytes_left <= 0:
                 return False
-            used = STEP_COST_BYTES
+            cost_bytes = STEP_COST_BYTES
             if self._preparing:
-                if next(self._preparing[0], self) is self:
+                if _has_ended(self._preparing[0]):
                     self._preparing.popleft()
             elif self.backlog_bytes:
-                used = self._index_slice(min(left, SLICE_BYTES))
-            elif self._hole_search is not None and next(self._hole_search, self) is self:
+                cost_bytes = self._index_slice(min(bytes_left, SLICE_BYTES))
+            elif self._hole_search is not None and _has_ended(self._hole_search):
                 self._hole_search = None
-            left -= used
+            bytes_left -= cost_bytes
         return True
 
     @property
@@ -457,19 +427,19 @@ class KeyIndex:
         self._flush_due_ms = log_time_ms
         self.flush_due()
 
-    def _try(self, work: Callable[[], bool]) -> bool:
+    def _try_to_write(self, work: Callable[[], bool]) -> bool:
         """Return the result of `work()`, or False if it raises OSError.
 
         The first error of an outage is logged, and when `work` succeeds again.
         """
         try:
-            done = work()
+            result = work()
         except OSError as error:
-            text = "cannot write the key index: %s"
-            self._outages.report_failure(_WRITES, text, error, kind=kind_of(error))
+            message = "cannot write the key index: %s"
+            self._outages.report_failure(_WRITES, message, error, kind=kind_of(error))
             return False
         self._outages.report_success(_WRITES)
-        return done
+        return result
 
     def _index_slice(self, bytes_max: int) -> int:
         """Index about `bytes_max` bytes of records, and move `_position` behind them.
@@ -477,79 +447,91 @@ class KeyIndex:
         Returns the number of bytes that were indexed. If the slots of the last file must be loaded
         first, only schedules that, and returns STEP_COST_BYTES. Raises OSError.
         """
-        before = self._position = max(self._position, self._log.start)
-        segment = self._log.segments.at(before)
-        last = self._last
+        start = self._position = max(self._position, self._log.start)
+        segment = self._log.segments.at(start)
         if segment is None:
             self._position = self._log.records_end
-            return self._position - before
-        if last is not None and not last.has_slots and last.free_entries:
+            return self._position - start
+        last_file = self._last
+        if last_file is not None and not last_file.has_slots and last_file.free_entries:
             # Entries can be added only when the slots are in memory.
-            self._preparing.append(last.load_slots())
+            self._preparing.append(last_file.load_slots())
             return STEP_COST_BYTES
-        following = self.known_keys.next_start(before)
-        if following == before and not self._skip:
-            known = self.known_keys.take(before, self._log.records_end, bytes_max)
-            if known is not None:
-                self._put(known.columns, 0, known.record_starts)
-                self._position = known.end
-                return known.end - before
+
+        known_start = self.known_keys.next_start(start)
+        if known_start == start and not self._skip:
+            batch = self.known_keys.take(start, self._log.records_end, bytes_max)
+            if batch is not None:
+                self._add_entries(batch.columns, 0, batch.record_starts)
+                self._position = batch.end
+                return batch.end - start
+
+        # Read the keys from the log, up to the next batch whose keys are known.
+        end = min(start + bytes_max, self._log.records_end, segment.end)
+        if known_start:
+            end = min(end, known_start)
+        self._index_records(segment, start, max(end, start + 1))
+        return self._position - start
+
+    def _index_records(self, segment: "Segment", start: int, end: int) -> None:
+        """Index the records of a file that begin in [start, end), and move behind them.
+
+        The positions are those of the log. Raises OSError.
+        """
         from sluicemq.store.index import columns  # noqa: PLC0415 - imports NumPy
 
-        view = segment.view()
         base = segment.base
-        goal = self._log.records_end
-        ends = before + bytes_max, goal, segment.end, following or goal
-        stop = max(min(ends), before + 1) - base
-        found, starts, end = columns.read_keys(view, before - base, stop)
-        if len(starts):
-            self._put(found, base, starts)
-        self._position = max(base + end, before)
+        keys, record_starts, slice_end = columns.read_keys(segment.view(), start - base, end - base)
+        if len(record_starts):
+            self._add_entries(keys, base, record_starts)
+        self._position = max(base + slice_end, start)
         self._skip = 0
-        return self._position - before
 
-    def _put(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
+    def _add_entries(self, columns: "KeyColumns", base: int, starts: "Positions") -> None:
         """Add entries for keys, after the first `_skip` of them, and create files as necessary.
 
         Record i begins at position base + starts[i]. Raises OSError; then `_position` and `_skip`
         are those of the first key that has no entry.
         """
-        done = self._skip
-        total = len(columns.hashes)
+        added_count = self._skip
+        key_count = len(columns.hashes)
         try:
-            while done < total:
-                file = last = self._last
-                if last is not None and last.free_entries <= 0:
-                    self._durable.write_index_time(last.end_ms)
-                    last.flush()
-                    self._unsynced.add(last.path)
-                    last.release_slots()
-                    file = None
-                if file is None:
-                    if not self._files.exists(self._directory):
-                        self._files.make_directory(self._directory)
-                    # The local time in ms, as digits; later than the last one's whatever the clock
-                    # says, and than the one in the mark: after a crash the mark must not vouch for
-                    # another file.
-                    now_ms = self._clock.now_ms()
-                    moment = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
-                    name = int(f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}")
-                    before = max(self._found_mark.file, 0 if last is None else last.name)
-                    name = max(name, before + 1)
-                    while self._files.exists(path := f"{self._directory}/{name:0{NAME_DIGITS}d}"):
-                        name += 1
-                    file = IndexFile.create(self._files, path, self._geometry, last)
-                    self._index_files.append(file)
-                part = columns.slice_rows(done, file.free_entries)
-                file.append(part, base, starts)
+            while added_count < key_count:
+                file = self._last
+                if file is None or file.free_entries <= 0:
+                    file = self._begin_file(file)
+                fitting = columns.slice_rows(added_count, file.free_entries)
+                file.append(fitting, base, starts)
                 self._unsynced.add(file.path)
-                done += len(part.hashes)
+                added_count += len(fitting.hashes)
         except OSError:
-            if done < total:
-                record = int(columns.records[done])
-                self._position = base + int(starts[record])
-                self._skip = done - int((columns.records < record).sum())
+            if added_count < key_count:
+                # Continue with the first key that has no entry.
+                record_number = int(columns.records[added_count])
+                self._position = base + int(starts[record_number])
+                self._skip = added_count - int((columns.records < record_number).sum())
             raise
+
+    def _begin_file(self, last_file: IndexFile | None) -> IndexFile:
+        """Create the next file, and return it. `last_file` is full, or None if there is no file.
+
+        Before, `last_file` and RocketMQ's index time are written. Raises OSError.
+        """
+        if last_file is not None:
+            self._durable.write_index_time(last_file.end_ms)
+            last_file.flush()
+            self._unsynced.add(last_file.path)
+            last_file.release_slots()
+        if not self._files.exists(self._directory):
+            self._files.make_directory(self._directory)
+        # The name is later than that of the last file, whatever the clock says, and than the one in
+        # the mark: after a crash the mark must not vouch for another file.
+        last_name = 0 if last_file is None else last_file.name
+        name_min = max(self._found_mark.file, last_name) + 1
+        path = choose_path(self._files, self._directory, self._clock.now_ms(), name_min)
+        file = IndexFile.create(self._files, path, self._geometry, last_file)
+        self._index_files.append(file)
+        return file
 
     # --- holes in files of other programs
 
@@ -561,8 +543,8 @@ class KeyIndex:
         offset = self._log.start
         for file in list(self._index_files):
             while offset < file.begin_offset:
-                keys, offset = self._count_keys(offset, file.begin_offset)
-                if keys:
+                key_count, offset = count_keys(self._log, offset, file.begin_offset)
+                if key_count:
                     logger.warning(
                         "the key index in %s lacks messages before position %d; building it again",
                         self._directory,
@@ -579,26 +561,7 @@ class KeyIndex:
                 offset = max(file.end_offset, self._log.start)
             else:
                 # Continue after the record that begins at `end_offset`.
-                offset = self._count_keys(file.end_offset, file.end_offset + 1)[1]
-
-    def _count_keys(self, offset: int, end: int) -> tuple[int, int]:
-        """Count the keys of the records in a slice of the log, from position `offset` on.
-
-        The slice ends behind the last record that begins before `end`, or is cut after about
-        SLICE_BYTES or at the end of the file. Return (number of keys, position after the slice). If
-        no file of the log contains `offset`, return (0, `end`).
-        """
-        segment = self._log.segments.at(offset)
-        if segment is None:
-            return 0, end
-        from sluicemq.store.index import columns  # noqa: PLC0415 - imports NumPy
-
-        view = segment.view()
-        base = segment.base
-        stop = min(offset + SLICE_BYTES, end, segment.end) - base
-        starts, stop = columns.find_record_starts(view, offset - base, stop)
-        keys = len(columns.key_columns_at(view, starts).hashes) if len(starts) else 0
-        return keys, max(base + stop, offset + 1)
+                _, offset = count_keys(self._log, file.end_offset, file.end_offset + 1)
 
     # --- queries
 
@@ -622,33 +585,37 @@ class KeyIndex:
         if not self.is_enabled:
             return None
 
-        def catch_up() -> bool:
-            if self.is_nearly_current:
-                self._advance(QUERY_BACKLOG_MAX)
-            return self._is_current
+        def is_match(record: bytes) -> bool:
+            stored = read_keys(record)
+            if stored.topic != topic or not begin_ms <= stored.store_time_ms <= end_ms:
+                return False
+            return stored.unique_key == key or (not is_unique and key in stored.keys)
 
         with self._lock:
-            if not self._try(catch_up):
+            if not self._try_to_write(self._catch_up_for_query):
                 return KeyQueryResult([], behind_bytes=max(self.backlog_bytes, 1))
             records: list[bytes] = []
-            seen: set[int] = set()
-            for offset in islice(
-                self.find_candidates(topic, key, begin_ms, end_ms), CANDIDATES_MAX
-            ):
+            seen: set[int] = set()  # a record may have several entries with the same hash
+            candidates = self.find_candidates(topic, key, begin_ms, end_ms)
+            for position in islice(candidates, CANDIDATES_MAX):
                 if len(records) >= count_max:
                     break
-                record = None if offset in seen else self.read_visible_record(offset)
-                seen.add(offset)
-                if record is None:
+                if position in seen:
                     continue
-                found = read_keys(record)
-                if (
-                    found.topic == topic
-                    and begin_ms <= found.store_time_ms <= end_ms
-                    and (found.unique_key == key or (not is_unique and key in found.keys))
-                ):
+                seen.add(position)
+                record = self.read_visible_record(position)
+                if record is not None and is_match(record):
                     records.append(record)
-            return KeyQueryResult(records, *(self._newest if seen else (0, 0)))
+            if not seen:
+                return KeyQueryResult(records)
+            newest_ms, newest_position = self._newest
+            return KeyQueryResult(records, newest_ms, newest_position)
+
+    def _catch_up_for_query(self) -> bool:
+        """Index the rest of the log if it is short. Return whether all of it is indexed."""
+        if self.is_nearly_current:
+            self._advance(QUERY_BACKLOG_MAX)
+        return self._is_current
 
     def find_candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Yield the positions of records that may have this key and time, the newest first.
@@ -656,11 +623,11 @@ class KeyIndex:
         Records with another key of the same hash may be among them, and records whose store time is
         up to 999 ms outside the range.
         """
-        value = hash_key(topic, key)
+        key_hash = hash_key(topic, key)
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
                 continue
-            yield from file.find_positions(value, begin_ms, end_ms)
+            yield from file.find_positions(key_hash, begin_ms, end_ms)
             if file.begin_ms < begin_ms:
                 return
 
@@ -684,32 +651,37 @@ class KeyIndex:
 
         def flush() -> bool:
             # Records that were appended after the flush became due may be indexed already.
-            self._durable.write_index_time(max(self._time_ms(due_ms), self._newest[0]))
-            last = self._last
-            if last is not None and not last.is_flushed:
+            newest_ms, _ = self._newest
+            self._durable.write_index_time(max(self._find_indexed_time_ms(due_ms), newest_ms))
+            last_file = self._last
+            if last_file is not None and not last_file.is_flushed:
                 # Noted first: a write that fails may have changed the file.
-                self._unsynced.add(last.path)
-                last.flush()
+                self._unsynced.add(last_file.path)
+                last_file.flush()
             return True
 
         with self._lock:
             if not self._is_flushed(due_ms):
-                self._try(flush)
+                self._try_to_write(flush)
 
-    def _time_ms(self, log_time_ms: int) -> int:
+    def _find_indexed_time_ms(self, log_time_ms: int) -> int:
         """Return the store time up to which everything is indexed.
 
         `log_time_ms` is the store time of the last record of the log.
         """
-        return log_time_ms if self._is_current else self._newest[0]
+        if self._is_current:
+            return log_time_ms
+        newest_ms, _ = self._newest
+        return newest_ms
 
     def _is_flushed(self, log_time_ms: int) -> bool:
         """Return whether a flush has nothing to write; also if the index is disabled."""
-        last = self._last
-        is_written = last is None or last.is_flushed
-        return not self.is_enabled or (
-            is_written and self._time_ms(log_time_ms) == self._durable.index_time_ms
-        )
+        if not self.is_enabled:
+            return True
+        last_file = self._last
+        if last_file is not None and not last_file.is_flushed:
+            return False
+        return self._find_indexed_time_ms(log_time_ms) == self._durable.index_time_ms
 
     def current_mark(self) -> IndexMark:
         """Return the mark for the next checkpoint. `paths_to_sync` must be synced before it.
@@ -722,10 +694,12 @@ class KeyIndex:
         with self._lock:
             if self._hole_search is not None or self._skip:
                 return IndexMark()
-            last = self._last
-            if last is None:
+            last_file = self._last
+            if last_file is None:
                 return IndexMark(self._position, files=0)
-            return IndexMark(self._position, last.next_number, last.name, len(self._index_files))
+            return IndexMark(
+                self._position, last_file.next_number, last_file.name, len(self._index_files)
+            )
 
     @property
     def is_synced(self) -> bool:
@@ -750,10 +724,15 @@ class KeyIndex:
         mark = self.current_mark()
         if not self.is_enabled or mark.offset <= end:
             return mark
-        kept = [f for f in self._index_files if not f.is_empty and f.position_of(1) < end]
-        if not kept:
+
+        def is_kept(file: IndexFile) -> bool:
+            return not file.is_empty and file.position_of(1) < end
+
+        kept_files = list(filter(is_kept, self._index_files))
+        if not kept_files:
             return IndexMark(end, files=0)
-        return IndexMark(end, kept[-1].first_number_at(end), kept[-1].name, len(kept))
+        last_file = kept_files[-1]
+        return IndexMark(end, last_file.first_number_at(end), last_file.name, len(kept_files))
 
     def truncate(self, end: int) -> None:
         """Drop the entries of records from position `end` on, where the log now ends.
@@ -766,10 +745,12 @@ class KeyIndex:
             if not self.is_enabled or self._position <= end:
                 return
             self._preparing.clear()
-            while (last := self._last) and (last.is_empty or last.position_of(1) >= end):
+            last_file = self._last
+            while last_file is not None and (last_file.is_empty or last_file.position_of(1) >= end):
                 self._remove_last()
-            if last is not None:
-                self._schedule_rebuild(last, last.first_number_at(end))
+                last_file = self._last
+            if last_file is not None:
+                self._schedule_rebuild(last_file, last_file.first_number_at(end))
             if self._hole_search is not None:
                 self._hole_search = self._search_holes()
             self._position = end
@@ -788,17 +769,22 @@ class KeyIndex:
 
         def remove() -> bool:
             while len(self._index_files) > 1 and self._index_files[0].end_offset < log_start:
-                file, *others = self._index_files
-                self._files.remove(file.path)
-                file.close()
-                self._index_files = others
-                self._unsynced.discard(file.path)
+                first_file, *remaining_files = self._index_files
+                self._files.remove(first_file.path)
+                first_file.close()
+                self._index_files = remaining_files
+                self._unsynced.discard(first_file.path)
             return True
 
         with self._lock:
-            self._try(remove)
+            self._try_to_write(remove)
 
     def close(self) -> None:
         """Close the files, without a flush."""
         for file in self._index_files:
             file.close()
+
+
+def _has_ended(steps: Iterator[None]) -> bool:
+    """Do the next step of some work, and return whether there was none left."""
+    return next(steps, _ENDED) is _ENDED

@@ -1,6 +1,7 @@
 """The keys of batches that were appended lately, so that the key index need not read the log."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -66,25 +67,40 @@ class KnownKeys:
         They end at position `goal` at most. Stop after `bytes_max` bytes of the log. Return None if
         no batch begins at `position`, or if it ends after `goal`.
         """
-        found: list[KnownBatch] = []
+        batches: list[KnownBatch] = []
         end = position
         while self._batches and end - position < bytes_max:
-            first = self._batches[0]
-            if first.start != end or first.end > goal:
+            next_batch = self._batches[0]
+            if next_batch.start != end or next_batch.end > goal:
                 break
-            found.append(self._batches.popleft())
-            end = first.end
-        if len(found) < 2:
-            return found[0] if found else None
-        import numpy as np  # noqa: PLC0415 - loaded already if there are batches
+            batches.append(self._batches.popleft())
+            end = next_batch.end
+        if not batches:
+            return None
+        if len(batches) == 1:
+            return batches[0]
+        return _join_batches(batches)
 
-        before = np.cumsum([0] + [len(one.record_starts) for one in found[:-1]])
-        hashes, records, times_ms = zip(*(one.columns for one in found), strict=True)
-        columns = found[0].columns._replace(
-            hashes=np.concatenate(hashes),
-            records=np.concatenate([own + n for own, n in zip(records, before, strict=True)]),
-            times_ms=np.concatenate(times_ms),
-        )
-        return KnownBatch(
-            position, end, np.concatenate([one.record_starts for one in found]), columns
-        )
+
+def _join_batches(batches: Sequence[KnownBatch]) -> KnownBatch:
+    """Return consecutive batches as one batch."""
+    import numpy as np  # noqa: PLC0415 - loaded already if there are batches
+
+    # The numbers of records count from the first record of the joined batch.
+    hashes = []
+    record_numbers = []
+    times_ms = []
+    record_count = 0
+    for batch in batches:
+        hashes.append(batch.columns.hashes)
+        record_numbers.append(batch.columns.records + record_count)
+        times_ms.append(batch.columns.times_ms)
+        record_count += len(batch.record_starts)
+
+    columns = batches[0].columns._replace(
+        hashes=np.concatenate(hashes),
+        records=np.concatenate(record_numbers),
+        times_ms=np.concatenate(times_ms),
+    )
+    record_starts = np.concatenate([batch.record_starts for batch in batches])
+    return KnownBatch(batches[0].start, batches[-1].end, record_starts, columns)

@@ -84,57 +84,84 @@ class _Building:
         queue, are left out. The other overdue ones are added to the first slot. Return their
         numbers.
         """
-        timers = self._timers
-        last = None
-        for offset, position, record in self._queue():
-            timers.queue_offset = offset + 1
-            timers.record_position = position
-            last = record
+        last_record = self._read_queue()
+        late_records = self._read_late_records()
+        for record, magic in late_records:
+            self._add_unit(record, self._read_ms, magic)
+            self._waiting += 1
+        if last_record is not None and not self._is_last_unit(last_record):
+            # RocketMQ continues in the timer queue behind the message of the last unit.
+            self._add_unit(last_record, self._read_ms - self._rules.precision_ms, MAGIC_DEFAULT)
+
+        late_offsets = [record.queue_offset for record, _ in late_records]
+        self._save_files(min(late_offsets, default=self._timers.queue_offset))
+        self._timers.seal()
+        return BuildResult(self._waiting, len(late_records))
+
+    def _read_queue(self) -> ParsedRecord | None:
+        """Add the messages of the timer queue to their slots, and look up which were delivered.
+
+        Return the record of the last message; None if it cannot be read, or the queue is empty.
+        """
+        last_record = None
+        for offset, position, record in self._iter_queue():
+            self._timers.queue_offset = offset + 1
+            self._timers.record_position = position
+            last_record = record
             if record is not None:
-                self._process(record)
+                self._add_or_look_up(record)
             if self._overdue.is_full:
                 self._look_up_deliveries()
         self._look_up_deliveries()
-        late = [
-            record
-            for message in self._undelivered
-            if (record := self._read_undelivered(message)) is not None
-        ]
-        is_last_added = self._add_late(late, last)
-        if last is not None and not is_last_added:
-            # RocketMQ continues in the timer queue behind the message of the last unit.
-            self._add(last, self._read_ms - self._rules.precision_ms, MAGIC_DEFAULT)
-        offsets = [record.queue_offset for record in late]
-        saving = timers.save(
+        return last_record
+
+    def _read_late_records(self) -> list[tuple[ParsedRecord, int]]:
+        """Return (record, magic) of the overdue messages that must be delivered."""
+        late_records = []
+        for message in self._undelivered:
+            record = self._read_undelivered(message)
+            if record is not None:
+                late_records.append((record, message.magic))
+        return late_records
+
+    def _is_last_unit(self, record: ParsedRecord) -> bool:
+        """Return whether the last unit of the timer log is that of this record."""
+        unit = self._timers.last_unit
+        return unit is not None and unit.position == record.physical_offset
+
+    def _save_files(self, replay_offset: int) -> None:
+        """Write wheel, log and checkpoint. For `replay_offset` see `store.timers.files`."""
+        saving = self._timers.save(
             read_ms=self._read_ms,
             now_ms=self._now_ms,
             done_ms=self._read_ms,
-            replay_offset=min(offsets, default=timers.queue_offset),
+            replay_offset=replay_offset,
             log_position=self._store.written_offset,
             force=True,
         )
         with closing(saving) as steps:
-            for step in steps:
-                step()
-        timers.seal()
-        return BuildResult(self._waiting, len(late))
+            for write in steps:
+                write()
 
-    def _queue(self) -> Iterator[tuple[int, int, ParsedRecord | None]]:
+    def _iter_queue(self) -> Iterator[tuple[int, int, ParsedRecord | None]]:
         """Yield (offset, commit log position, record) for each message of the timer queue.
 
         The record is None if it cannot be read, or if the unit is blank.
         """
         store = self._store
-        offset, high = store.queue_offsets(TIMER_TOPIC, 0)
-        while offset < high and len(
-            units := store.committed_units(TIMER_TOPIC, 0, offset, _CHUNK_UNITS)
-        ):
+        offset, end_offset = store.queue_offsets(TIMER_TOPIC, 0)
+        while offset < end_offset:
+            units = store.committed_units(TIMER_TOPIC, 0, offset, _CHUNK_UNITS)
+            if not len(units):
+                return
             for position, size, _ in UNIT.iter_unpack(units):
-                view = store.committed_record(position, size) if size != BLANK_SIZE else None
+                view = None
+                if size != BLANK_SIZE:
+                    view = store.committed_record(position, size)
                 yield offset, position, parse_record(view)
                 offset += 1
 
-    def _process(self, record: ParsedRecord) -> None:
+    def _add_or_look_up(self, record: ParsedRecord) -> None:
         """Add a message to its slot if it is not due yet.
 
         An overdue message waits until `_look_up_deliveries` knows whether it was delivered, and an
@@ -145,19 +172,23 @@ class _Building:
             return
         slot_ms, magic = assignment
         is_roll = bool(magic & MAGIC_ROLL)
+        is_recall = bool(magic & MAGIC_DELETE)
         due_ms = slot_ms + 1 if is_roll else self._rules.compute_due_ms(record)
         is_old = record.queue_offset < self._replay_offset
-        if is_old and (slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms):
-            return
+        was_due = slot_ms < self._checkpoint.read_ms or due_ms <= self._checkpoint.done_ms
+        if is_old and was_due:
+            return  # the checkpoint counts it as delivered
         if slot_ms >= self._read_ms:
-            self._add(record, slot_ms, magic)
-            self._waiting += -1 if magic & MAGIC_DELETE else 1  # a recall cancels a message
-        elif magic & MAGIC_DELETE and not is_roll:
+            self._add_unit(record, slot_ms, magic)
+            self._waiting += -1 if is_recall else 1  # a recall cancels a message
+        elif is_recall and not is_roll:
             self._recalls.add(find_property(record.properties, TIMER_DELETES_KEY) or b"")
         else:
             message = OverdueMessage(record.physical_offset, slot_ms, due_ms, magic, has_unit=False)
-            floor = self._checkpoint.log_position if is_old else record.physical_offset
-            self._overdue.add(record, message, floor, is_roll=is_roll)
+            position_min = record.physical_offset
+            if is_old:
+                position_min = self._checkpoint.log_position
+            self._overdue.add(record, message, position_min, is_roll=is_roll)
 
     def _look_up_deliveries(self) -> None:
         """Add the overdue messages that were not delivered to `_undelivered`.
@@ -178,33 +209,25 @@ class _Building:
         Return None if its record or topic no longer exists, or if it was recalled.
         """
         record = parse_record(self._store.committed_record_at(message.position))
-        if record is None or not self._store.is_record_live(
-            target_queue(record)[0], message.position
-        ):
+        if record is None:
+            return None
+        topic, _ = target_queue(record)
+        if not self._store.is_record_live(topic, message.position):
             return None
         is_recalled = recall_key(record.properties) in self._recalls
-        return None if is_recalled and not message.magic & MAGIC_ROLL else record
+        is_roll = bool(message.magic & MAGIC_ROLL)
+        if is_recalled and not is_roll:
+            return None
+        return record
 
-    def _add_late(self, late: list[ParsedRecord], last: ParsedRecord | None) -> bool:
-        """Add the overdue messages `late` to the first slot, and count them as waiting.
-
-        Return whether the last unit of the timer log is now that of `last`, the last message of the
-        timer queue; False if `last` is None.
-        """
-        magics = {message.position: message.magic for message in self._undelivered}
-        for record in late:
-            self._add(record, self._read_ms, magics[record.physical_offset])
-            self._waiting += 1
-        unit = self._timers.last_unit
-        return unit is not None and last is not None and unit.position == last.physical_offset
-
-    def _add(self, record: ParsedRecord, slot_ms: int, magic: int) -> None:
+    def _add_unit(self, record: ParsedRecord, slot_ms: int, magic: int) -> None:
         """Append a unit for a record to the chain of a slot."""
+        topic, _ = target_queue(record)
         self._timers.add_unit(
             slot_ms,
             magic,
             self._read_ms,
             record.physical_offset,
             record.size_bytes,
-            tag_code(target_queue(record)[0]),
+            tag_code(topic),
         )

@@ -6,7 +6,7 @@ slot in the wheel refers to both ends. Therefore a file that is zeroed, is older
 or has a flipped bit is found without reading a message.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicemq.record.layout import RECORD_HEAD
@@ -18,6 +18,7 @@ from sluicemq.store.timers.files import (
     SLOTS,
     UNIT_BYTES,
     TimerLog,
+    TimerUnit,
     TimerWheel,
 )
 
@@ -56,46 +57,19 @@ def find_disagreement(
     """
     if log.end == log.start == 0 and not wheel.exists:
         return None
-    import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
-
     first_second = from_ms // precision_ms
-    end_second = from_ms // precision_ms + SLOTS // 2
     log_start = max(log.start, log.end - READ_BYTES_MAX)
-    reached = log_start
-    pieces: list[_LiveUnits] = []
-    for position, units in iter_unit_arrays(log, log_start, log.end):
-        bad = np.flatnonzero(~_are_valid(units))
-        if len(bad):
-            return f"the unit at {position + int(bad[0]) * UNIT_BYTES} of the timer log is damaged"
-        seconds = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // precision_ms
-        live = np.flatnonzero(seconds >= first_second)
-        previous = units["previous"][live].astype(np.int64)
-        pieces.append(_LiveUnits(seconds[live], position + live * UNIT_BYTES, previous))
-        reached = position + len(units) * UNIT_BYTES
-    if reached < log.end:
-        return f"the timer log has no unit at {reached}, and should end at {log.end}"
-    seconds, positions, previous = (
-        np.concatenate(column) if column else np.empty(0, np.int64)
-        for column in ([piece[number] for piece in pieces] for number in range(3))
-    )
-    if len(seconds) and int(seconds.max()) >= end_second:
-        due_ms = int(seconds.max()) * precision_ms
-        return f"a unit of the timer log is due at {due_ms} ms, beyond the wheel"
-    order = np.argsort(seconds, kind="stable")
-    seconds = seconds[order]
-    positions = positions[order]
-    previous = previous[order]
-    is_first = np.diff(seconds, prepend=-1) != 0
-    wanted = np.where(is_first, NO_UNIT, np.roll(positions, 1))
-    # The chain of a slot may begin before the part of the log that is read.
-    is_chained = (previous == wanted) | (is_first & (previous < log_start))
-    if not is_chained.all():
-        second = int(seconds[int(np.flatnonzero(~is_chained)[0])])
-        return f"the chain of the slot at {second * precision_ms} ms is broken in the timer log"
-    chain_ends = positions[np.flatnonzero(np.diff(seconds, append=-1))]
-    return _compare(
-        wheel, seconds[is_first], chain_ends, log_start, first_second, precision_ms=precision_ms
-    )
+    try:
+        live = _read_live_units(log, log_start, first_second, precision_ms)
+        end_by_second = _check_chains(live, log_start, first_second, precision_ms)
+        _compare_with_wheel(wheel, end_by_second, log_start, first_second, precision_ms)
+    except _DisagreementError as disagreement:
+        return str(disagreement)
+    return None
+
+
+class _DisagreementError(Exception):
+    """What is wrong with wheel and log, as a phrase."""
 
 
 class _LiveUnits(NamedTuple):
@@ -108,6 +82,92 @@ class _LiveUnits(NamedTuple):
     seconds: "NDArray[np.int64]"
     positions: "NDArray[np.int64]"
     previous: "NDArray[np.int64]"
+
+
+def _read_live_units(
+    log: TimerLog, log_start: int, first_second: int, precision_ms: int
+) -> _LiveUnits:
+    """Return the units from position `log_start` on that belong to slot `first_second` or later.
+
+    They are sorted by slot, in each slot in the order of the log. Raises _DisagreementError if a
+    unit is damaged, or if the log ends early, and OSError.
+    """
+    import numpy as np  # noqa: PLC0415 - only after a crash, and only with timers
+
+    parts: list[_LiveUnits] = []
+    read_end = log_start
+    for position, units in iter_unit_arrays(log, log_start, log.end):
+        damaged = np.flatnonzero(~_are_valid(units))
+        if len(damaged):
+            unit_position = position + int(damaged[0]) * UNIT_BYTES
+            raise _DisagreementError(f"the unit at {unit_position} of the timer log is damaged")
+        parts.append(_select_live_units(units, position, first_second, precision_ms))
+        read_end = position + len(units) * UNIT_BYTES
+    if read_end < log.end:
+        raise _DisagreementError(
+            f"the timer log has no unit at {read_end}, and should end at {log.end}"
+        )
+    return _join_and_sort(parts)
+
+
+def _select_live_units(
+    units: "NDArray[Any]", position: int, first_second: int, precision_ms: int
+) -> _LiveUnits:
+    """Return those of the units that belong to slot `first_second` or later.
+
+    The first one of `units` is at `position` of the timer log.
+    """
+    import numpy as np  # noqa: PLC0415 - see above
+
+    seconds = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // precision_ms
+    indices = np.flatnonzero(seconds >= first_second)
+    previous = units["previous"][indices].astype(np.int64)
+    return _LiveUnits(seconds[indices], position + indices * UNIT_BYTES, previous)
+
+
+def _join_and_sort(parts: "Sequence[_LiveUnits]") -> _LiveUnits:
+    """Return the units of all parts, sorted by slot, in each slot in the order of the log."""
+    import numpy as np  # noqa: PLC0415 - see above
+
+    if not parts:
+        nothing = np.empty(0, np.int64)
+        return _LiveUnits(nothing, nothing, nothing)
+    seconds = np.concatenate([part.seconds for part in parts])
+    positions = np.concatenate([part.positions for part in parts])
+    previous = np.concatenate([part.previous for part in parts])
+    order = np.argsort(seconds, kind="stable")
+    return _LiveUnits(seconds[order], positions[order], previous[order])
+
+
+def _check_chains(
+    live: _LiveUnits, log_start: int, first_second: int, precision_ms: int
+) -> dict[int, int]:
+    """Return the position of the last unit of each slot, by slot divided by the precision.
+
+    Raises _DisagreementError if the wheel cannot have a slot, or if the units of a slot do not form
+    a chain: each must refer to the one before it. A chain may begin before `log_start`, the part of
+    the log that was read.
+    """
+    import numpy as np  # noqa: PLC0415 - see above
+
+    seconds = live.seconds
+    if len(seconds) and int(seconds[-1]) >= first_second + SLOTS // 2:
+        due_ms = int(seconds[-1]) * precision_ms
+        raise _DisagreementError(f"a unit of the timer log is due at {due_ms} ms, beyond the wheel")
+
+    is_first_of_slot = np.diff(seconds, prepend=-1) != 0
+    expected_previous = np.where(is_first_of_slot, NO_UNIT, np.roll(live.positions, 1))
+    begins_before = is_first_of_slot & (live.previous < log_start)
+    is_chained = (live.previous == expected_previous) | begins_before
+    if not is_chained.all():
+        broken_ms = int(seconds[~is_chained][0]) * precision_ms
+        raise _DisagreementError(
+            f"the chain of the slot at {broken_ms} ms is broken in the timer log"
+        )
+
+    is_last_of_slot = np.diff(seconds, append=-1) != 0
+    chain_ends = live.positions[is_last_of_slot].tolist()
+    return dict(zip(seconds[is_last_of_slot].tolist(), chain_ends, strict=True))
 
 
 class RecoveredUnits(NamedTuple):
@@ -140,57 +200,59 @@ def recover_units(
     end = log.end
     record_position = NO_UNIT
     for position, unit in log.iter_stored_units(log.end):
-        view = record_at(unit.position, unit.size_bytes)
-        if view is None or len(view) < _HEAD.size:
+        record = record_at(unit.position, unit.size_bytes)
+        if record is None or len(record) < _HEAD.size:
             break
-        size, offset, record_start = _HEAD.unpack_from(view)
-        is_its_record = size == unit.size_bytes and record_start == unit.position
-        if not is_its_record or offset < queue_offset or unit.previous >= position:
+        record_size, record_offset, record_start = _HEAD.unpack_from(record)
+        is_its_record = record_size == unit.size_bytes and record_start == unit.position
+        if not is_its_record or record_offset < queue_offset or unit.previous >= position:
             break
-        slot = wheel.get(unit.due_ms)
-        step = -1 if unit.magic & MAGIC_DELETE else 1
-        if slot is None:
-            wheel.put(unit.due_ms, position, position, step)
-        elif slot.last_unit < position:
-            wheel.put(unit.due_ms, slot.first_unit, position, slot.message_count + step)
-        queue_offset = offset + 1
+        _add_to_slot(wheel, position, unit)
+        queue_offset = record_offset + 1
         record_position = record_start
         end = position + UNIT_BYTES
     return RecoveredUnits(end, queue_offset, record_position)
 
 
-def _compare(
+def _add_to_slot(wheel: TimerWheel, position: int, unit: TimerUnit) -> None:
+    """Add a unit of the timer log to its slot, in memory, unless the slot has it already."""
+    slot = wheel.get(unit.due_ms)
+    count_change = -1 if unit.magic & MAGIC_DELETE else 1  # a recall cancels a message
+    if slot is None:
+        wheel.put(unit.due_ms, position, position, count_change)
+    elif slot.last_unit < position:
+        wheel.put(unit.due_ms, slot.first_unit, position, slot.message_count + count_change)
+
+
+def _compare_with_wheel(
     wheel: TimerWheel,
-    seconds: "NDArray[np.int64]",
-    chain_ends: "NDArray[np.int64]",
+    end_by_second: dict[int, int],
     log_start: int,
     first_second: int,
-    *,
     precision_ms: int,
-) -> str | None:
+) -> None:
     """Compare the slots of the wheel with the ends of the chains in the log.
 
-    `seconds` are the slots of the chains, divided by the precision, and `chain_ends` the positions
-    of their last units. The log was read from `log_start` on, so a chain that ends before is not
-    among them. The wheel is compared from slot `first_second` on, for half a turn. Return the first
-    difference as a phrase, None if there is none.
+    `end_by_second` maps slots, divided by the precision, to the positions of their last units in
+    the log. The log was read from `log_start` on, so a chain that ends before is not among them.
+    The wheel is compared from slot `first_second` on, for half a turn. Raises _DisagreementError at
+    the first difference. Removes the slots that the wheel has from `end_by_second`.
     """
-    end_by_second = dict(zip(seconds.tolist(), chain_ends.tolist(), strict=True))
     start_ms = first_second * precision_ms
     for time_ms in wheel.iter_occupied_ms(start_ms, start_ms + SLOTS // 2 * precision_ms):
         slot = wheel.get(time_ms)
-        last = end_by_second.pop(time_ms // precision_ms, NO_UNIT)
-        if (
-            slot is not None
-            and slot.last_unit != last
-            and (last != NO_UNIT or slot.last_unit >= log_start)
-        ):
-            return f"the wheel and the timer log differ about the slot at {time_ms} ms"
+        chain_end = end_by_second.pop(time_ms // precision_ms, NO_UNIT)
+        if slot is None or slot.last_unit == chain_end:
+            continue
+        ends_before_part = chain_end == NO_UNIT and slot.last_unit < log_start
+        if not ends_before_part:
+            raise _DisagreementError(
+                f"the wheel and the timer log differ about the slot at {time_ms} ms"
+            )
     if end_by_second:  # chains whose slots are empty in the wheel
         first_ms = min(end_by_second) * precision_ms
-        what = f"{len(end_by_second)} slots that the timer log has"
-        return f"the wheel lacks {what}, the first at {first_ms} ms"
-    return None
+        missing_slots = f"{len(end_by_second)} slots that the timer log has"
+        raise _DisagreementError(f"the wheel lacks {missing_slots}, the first at {first_ms} ms")
 
 
 def find_removed_units(log: TimerLog, log_start: int, from_ms: int) -> list[tuple[int, int]]:
@@ -203,16 +265,20 @@ def find_removed_units(log: TimerLog, log_start: int, from_ms: int) -> list[tupl
         return []
     import numpy as np  # noqa: PLC0415 - only when timer files are rebuilt
 
-    found: list[tuple[int, int]] = []
+    removed_units: list[tuple[int, int]] = []
     for _, units in iter_unit_arrays(log, log.start, log.end):
         due_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
         is_removed = _are_valid(units) & (units["position"] < log_start) & (due_ms >= from_ms)
         is_removed &= (units["magic"] & MAGIC_DELETE) == 0
-        removed = np.flatnonzero(is_removed)
-        found += zip(due_ms[removed].tolist(), units["position"][removed].tolist(), strict=True)
+        removed_indices = np.flatnonzero(is_removed)
+        removed_units += zip(
+            due_ms[removed_indices].tolist(),
+            units["position"][removed_indices].tolist(),
+            strict=True,
+        )
         if len(units) and units["position"][-1] >= log_start:
             break
-    return found
+    return removed_units
 
 
 def iter_unit_arrays(log: TimerLog, start: int, end: int) -> "Iterator[tuple[int, NDArray[Any]]]":
@@ -224,27 +290,28 @@ def iter_unit_arrays(log: TimerLog, start: int, end: int) -> "Iterator[tuple[int
     import numpy as np  # noqa: PLC0415 - see above
 
     for base in log.segment_starts:
-        full = log.units_per_file
-        number = max(-(-(start - base) // UNIT_BYTES), 0)
-        stop = min(full, (end - base) // UNIT_BYTES)
-        while number < stop:
-            count = min(_UNITS_AT_ONCE, stop - number)
-            position = base + number * UNIT_BYTES
-            data = log.read(position, count * UNIT_BYTES)
-            units = np.frombuffer(data[: len(data) // UNIT_BYTES * UNIT_BYTES], _UNIT_DTYPE)
+        units_per_file = log.units_per_file
+        unit_number = max(-(-(start - base) // UNIT_BYTES), 0)  # rounded up
+        unit_number_end = min(units_per_file, (end - base) // UNIT_BYTES)
+        while unit_number < unit_number_end:
+            count = min(_UNITS_AT_ONCE, unit_number_end - unit_number)
+            position = base + unit_number * UNIT_BYTES
+            stored = log.read(position, count * UNIT_BYTES)
+            whole_units_bytes = len(stored) // UNIT_BYTES * UNIT_BYTES
+            units = np.frombuffer(stored[:whole_units_bytes], _UNIT_DTYPE)
             if not len(units):
                 return
             yield position, units
-            number += len(units)
+            unit_number += len(units)
 
 
 def _are_valid(units: "NDArray[Any]") -> "NDArray[np.bool_]":
     """Return for each unit whether its fields have values that a unit can have."""
-    magic = units["magic"]
+    magics = units["magic"]
     is_valid: NDArray[np.bool_] = (
         (units["unit_bytes"] == UNIT_BYTES)
-        & (magic & MAGIC_DEFAULT != 0)
-        & (magic & ~(MAGIC_DEFAULT | MAGIC_ROLL | MAGIC_DELETE) == 0)
+        & (magics & MAGIC_DEFAULT != 0)
+        & (magics & ~(MAGIC_DEFAULT | MAGIC_ROLL | MAGIC_DELETE) == 0)
         & (units["size"] > 0)
         & (units["previous"] >= NO_UNIT)
     )

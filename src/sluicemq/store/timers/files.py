@@ -57,7 +57,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.files import File, Files
 from sluicemq.files.identity import RecordSource, content_checksum
 from sluicemq.record.layout import MAGIC_BLANK
-from sluicemq.store.segments import SegmentFiles
+from sluicemq.store.segments import Segment, SegmentFiles
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = 52
@@ -194,9 +194,9 @@ class TimerLog:
             if index + UNIT_BYTES > len(self._tail):
                 return None
             return TimerUnit._make(UNIT.unpack_from(self._tail, index))
-        return self._stored_unit(position)
+        return self._read_stored_unit(position)
 
-    def _stored_unit(self, position: int) -> TimerUnit | None:
+    def _read_stored_unit(self, position: int) -> TimerUnit | None:
         """Return the 52 bytes at a position of the files as a unit, also behind `end`.
 
         Return None if no file contains them. The unit may be invalid.
@@ -231,40 +231,45 @@ class TimerLog:
         if fitting_ms != delay_ms:
             write_ms = write_ms + delay_ms - fitting_ms
             delay_ms = fitting_ms
-        end = self.end
-        room = self._file_bytes - end % self._file_bytes
-        if room < UNIT_BYTES + _BLANK.size:
-            self._tail += _BLANK.pack(room, 0, MAGIC_BLANK).ljust(room, b"\0")
-            end += room
+        unit_position = self.end
+        bytes_left = self._file_bytes - unit_position % self._file_bytes
+        if bytes_left < UNIT_BYTES + _BLANK.size:
+            self._tail += _BLANK.pack(bytes_left, 0, MAGIC_BLANK).ljust(bytes_left, b"\0")
+            unit_position += bytes_left
         self._tail += UNIT.pack(
             UNIT_BYTES, previous, magic, write_ms, delay_ms, position, size_bytes, topic_hash, 0
         )
-        self.end = end + UNIT_BYTES
-        return end
+        self.end = unit_position + UNIT_BYTES
+        return unit_position
 
     def write(self) -> None:
         """Write the appended units to the files, and create files as necessary. Sync nothing.
 
         Raises OSError; then all units stay in memory for the next call.
         """
-        done = 0
         tail = self._tail
         start = self._tail_start
-        while done < len(tail):
-            segment = self._segments.at(start + done)
+        end = start + len(tail)
+        position = start
+        while position < end:
+            segment = self._segments.at(position)
             if segment is None:
-                if not self._files.exists(self._segments.directory):
-                    self._files.make_directory(self._segments.directory)
-                self._is_name_new = True
-                position = start + done
-                segment = self._segments.add(position - position % self._file_bytes)
-            piece = bytes(tail[done : done + segment.end - start - done])
-            segment.write(piece, start + done)
-            done += len(piece)
-        if self._dense_end >= start:
-            self._dense_end = max(self._dense_end, start + done)
+                segment = self._add_file(position)
+            piece = bytes(tail[position - start : segment.end - start])
+            segment.write(piece, position)
+            position += len(piece)
+        has_hole = self._dense_end < start
+        if not has_hole:
+            self._dense_end = max(self._dense_end, end)
         tail.clear()
-        self._tail_start = start + done
+        self._tail_start = end
+
+    def _add_file(self, position: int) -> Segment:
+        """Create the file that contains `position`, and the directory if it does not exist."""
+        if not self._files.exists(self._segments.directory):
+            self._files.make_directory(self._segments.directory)
+        self._is_name_new = True
+        return self._segments.add(position - position % self._file_bytes)
 
     @property
     def written_end(self) -> int:
@@ -290,22 +295,23 @@ class TimerLog:
         only in memory are not.
         """
         position = start
-        while (unit := self._stored_unit(position)) is not None or self._is_blank(position):
-            if unit is None or not unit.is_valid:
-                if not self._is_blank(position):
-                    return
+        while True:
+            unit = self._read_stored_unit(position)
+            if unit is not None and unit.is_valid:
+                yield position, unit
+                position += UNIT_BYTES
+            elif self._is_blank(position):
                 position += self._file_bytes - position % self._file_bytes
-                continue
-            yield position, unit
-            position += UNIT_BYTES
+            else:
+                return
 
     def _is_blank(self, position: int) -> bool:
         """Return whether a blank at this position closes its file."""
         segment = self._segments.at(position)
         if segment is None or position + _BLANK.size > segment.end:
             return False
-        room, _, magic = _BLANK.unpack(segment.read(position, _BLANK.size))
-        return bool(magic == MAGIC_BLANK and room == segment.end - position)
+        blank_bytes, _, magic = _BLANK.unpack(segment.read(position, _BLANK.size))
+        return bool(magic == MAGIC_BLANK and blank_bytes == segment.end - position)
 
     @property
     def segment_starts(self) -> list[int]:
@@ -315,7 +321,9 @@ class TimerLog:
     def read(self, position: int, size: int) -> bytes:
         """Return `size` bytes from a position, read with `pread`; fewer if the file ends before."""
         segment = self._segments.at(position)
-        return b"" if segment is None else segment.read(position, min(size, segment.end - position))
+        if segment is None:
+            return b""
+        return segment.read(position, min(size, segment.end - position))
 
     def checksum(self, end: int) -> int:
         """Return a CRC-32 of the last `CHECKED_BYTES` of the files before `end`.
@@ -325,9 +333,12 @@ class TimerLog:
         """
         crc = 0
         position = max(end - CHECKED_BYTES, self.start)
-        while position < end and (data := self.read(position, min(_PIECE_BYTES, end - position))):
-            crc = zlib.crc32(data, zlib.crc32(position.to_bytes(8), crc))
-            position += len(data)
+        while position < end:
+            piece = self.read(position, min(_PIECE_BYTES, end - position))
+            if not piece:
+                break
+            crc = zlib.crc32(piece, zlib.crc32(position.to_bytes(8), crc))
+            position += len(piece)
         return crc
 
     @property
@@ -412,7 +423,7 @@ class TimerWheel:
         """
         if not self.exists:
             return
-        size = self._open().size()
+        size = self._open_file().size()
         if size == 0:
             if removes:
                 self.remove()
@@ -423,7 +434,7 @@ class TimerWheel:
                 " from the commit log.",
             )
 
-    def _open(self) -> File:
+    def _open_file(self) -> File:
         """Return the open file. Open it if necessary, and create it if it does not exist."""
         file = self._file
         if file is None:
@@ -432,7 +443,9 @@ class TimerWheel:
 
     def checksum(self) -> int:
         """Return the `identity.content_checksum` of the file, 0 without a file."""
-        return content_checksum(self._open()) if self.exists else 0
+        if not self.exists:
+            return 0
+        return content_checksum(self._open_file())
 
     def remove(self) -> None:
         """Remove the file and all changes in memory, so that all slots are empty."""
@@ -454,6 +467,7 @@ class TimerWheel:
     def get(self, time_ms: int) -> Slot | None:
         """Return the slot of a time, None if it is empty. HOT: called for every timed message.
 
+        A slot locates the units (log entries) that are due in one interval of the precision.
         A slot of another turn of the wheel counts as empty.
         """
         time = time_ms // self.precision_ms
@@ -462,20 +476,22 @@ class TimerWheel:
         if slot is None:
             if self._file is None and not self.exists:
                 return None
-            data = self._open().pread(SLOT_BYTES, index * SLOT_BYTES)
-            if len(data) < SLOT_BYTES:
+            stored = self._open_file().pread(SLOT_BYTES, index * SLOT_BYTES)
+            if len(stored) < SLOT_BYTES:
                 return None
-            slot = Slot._make(SLOT.unpack(data))
-        return slot if slot.time == time and slot.last_unit != NO_UNIT else None
+            slot = Slot._make(SLOT.unpack(stored))
+        if slot.time != time or slot.last_unit == NO_UNIT:
+            return None
+        return slot
 
-    def put(self, time_ms: int, first: int, last: int, messages: int) -> None:
+    def put(self, time_ms: int, first_unit: int, last_unit: int, message_count: int) -> None:
         """Replace the slot of a time, in memory.
 
-        `first` and `last` are the positions of the first and last unit of its chain in the timer
-        log, and `messages` is the number of messages to deliver.
+        `first_unit` and `last_unit` are the positions of the first and last unit of its chain in
+        the timer log, and `message_count` is the number of messages to deliver.
         """
         time = time_ms // self.precision_ms
-        self._changed[time % SLOTS] = Slot(time, first, last, messages)
+        self._changed[time % SLOTS] = Slot(time, first_unit, last_unit, message_count)
 
     def iter_occupied_ms(self, start_ms: int, end_ms: int) -> Iterator[int]:
         """Yield the times of the slots in [start_ms, end_ms) that are not empty, in order.
@@ -483,28 +499,40 @@ class TimerWheel:
         At most one turn of the wheel is read. Slots that change during the iteration may be missed
         or yielded twice.
         """
+        # Times are divided by the precision from here on, as in `Slot.time`.
         step = self.precision_ms
-        first = start_ms // step
-        last = min(-(-end_ms // step), first + SLOTS)
-        while first < last:
-            turn_end = first - first % SLOTS + SLOTS
-            stop = min(last, first + _CHUNK_SLOTS - first % SLOTS % _CHUNK_SLOTS, turn_end)
-            times: set[int] = set()
-            for slots in (self._changed, self._writing):
-                if len(slots) < stop - first:
-                    times |= {slot.time for slot in slots.values() if first <= slot.time < stop}
-                else:
-                    times |= {time for time in range(first, stop) if time % SLOTS in slots}
-            if self._file is not None or self.exists:
-                size = (stop - first) * SLOT_BYTES
-                begin = first % SLOTS * SLOT_BYTES
-                data = self._open().pread(size, begin)
-                if data.rstrip(b"\0"):
-                    times |= {time for time, *_ in SLOT.iter_unpack(data) if first <= time < stop}
-            for time in sorted(times):
-                if self.get(time * step) is not None:
-                    yield time * step
-            first = stop
+        time = start_ms // step
+        end_time = min(-(-end_ms // step), time + SLOTS)
+        while time < end_time:
+            # A chunk ends at a multiple of its size in the file, or where the wheel begins again.
+            index = time % SLOTS
+            turn_end = time - index + SLOTS
+            stop = min(end_time, time + _CHUNK_SLOTS - index % _CHUNK_SLOTS, turn_end)
+            times = self._find_changed_times(time, stop) | self._read_stored_times(time, stop)
+            for occupied_time in sorted(times):
+                if self.get(occupied_time * step) is not None:
+                    yield occupied_time * step
+            time = stop
+
+    def _find_changed_times(self, start: int, stop: int) -> set[int]:
+        """Return the times in [start, stop) that may have a slot in memory."""
+        times: set[int] = set()
+        for slots in (self._changed, self._writing):
+            if len(slots) < stop - start:
+                times |= {slot.time for slot in slots.values() if start <= slot.time < stop}
+            else:
+                times |= {time for time in range(start, stop) if time % SLOTS in slots}
+        return times
+
+    def _read_stored_times(self, start: int, stop: int) -> set[int]:
+        """Return the times in [start, stop), within one turn, that have a slot in the file."""
+        if self._file is None and not self.exists:
+            return set()
+        size = (stop - start) * SLOT_BYTES
+        stored = self._open_file().pread(size, start % SLOTS * SLOT_BYTES)
+        if not stored.rstrip(b"\0"):  # the common case: all slots are empty
+            return set()
+        return {time for time, *_ in SLOT.iter_unpack(stored) if start <= time < stop}
 
     @property
     def has_unsaved_slots(self) -> bool:
@@ -530,19 +558,14 @@ class TimerWheel:
         """
         if not slots:
             return
-        file = self._open()
+        file = self._open_file()
         if file.size() < WHEEL_BYTES:
             file.truncate(WHEEL_BYTES)
             file.sync()
             self._files.sync_directory(self._path.rpartition("/")[0])
-        pack = SLOT.pack
-        indices = sorted(slots)
-        start = 0
-        for stop in range(1, len(indices) + 1):
-            if stop == len(indices) or indices[stop] != indices[stop - 1] + 1:
-                run = indices[start:stop]
-                file.pwrite(b"".join([pack(*slots[i]) for i in run]), run[0] * SLOT_BYTES)
-                start = stop
+        for indices in _split_into_runs(sorted(slots)):
+            encoded = b"".join([SLOT.pack(*slots[index]) for index in indices])
+            file.pwrite(encoded, indices[0] * SLOT_BYTES)
         file.sync()
 
     def finish_write(self, *, is_written: bool) -> None:
@@ -553,6 +576,16 @@ class TimerWheel:
         if not is_written:
             self._changed = self._writing | self._changed
         self._writing = {}
+
+
+def _split_into_runs(numbers: list[int]) -> Iterator[list[int]]:
+    """Yield the runs of consecutive numbers in an ascending list."""
+    start = 0
+    for stop in range(1, len(numbers) + 1):
+        is_end_of_run = stop == len(numbers) or numbers[stop] != numbers[stop - 1] + 1
+        if is_end_of_run:
+            yield numbers[start:stop]
+            start = stop
 
 
 CHECKPOINT_BYTES: Final = 4096
@@ -630,19 +663,23 @@ def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
     if not files.exists(path):
         return None
     with closing(files.open(path)) as file:
-        data = file.pread(_CRC_OFFSET + _CRC.size, 0)
-    if len(data) < _FIELDS.size or not any(data):
+        content = file.pread(_CRC_OFFSET + _CRC.size, 0)
+    if len(content) < _FIELDS.size or not any(content):
         return None
-    fields = _FIELDS.unpack_from(data)
-    has_extension = len(data) == _CRC_OFFSET + _CRC.size
-    if not has_extension:
+    fields = _FIELDS.unpack_from(content)
+    if not _has_valid_extension(content):
         return TimerCheckpoint(*fields)
-    (crc,) = _CRC.unpack_from(data, _CRC_OFFSET)
-    if crc != zlib.crc32(data[:_CRC_OFFSET]):
-        return TimerCheckpoint(*fields)
-    _, *extension, name = _EXTENSION.unpack_from(data, _FIELDS.size)
-    incarnation = name.rstrip(b"\0").decode("ascii", "replace")
+    _magic, *extension, encoded_incarnation = _EXTENSION.unpack_from(content, _FIELDS.size)
+    incarnation = encoded_incarnation.rstrip(b"\0").decode("ascii", "replace")
     return TimerCheckpoint._make((*fields, *extension, incarnation))
+
+
+def _has_valid_extension(content: bytes) -> bool:
+    """Return whether the content of a checkpoint file ends with an extension and its right CRC."""
+    if len(content) != _CRC_OFFSET + _CRC.size:
+        return False
+    (crc,) = _CRC.unpack_from(content, _CRC_OFFSET)
+    return bool(crc == zlib.crc32(content[:_CRC_OFFSET]))
 
 
 def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint) -> None:
@@ -657,9 +694,11 @@ def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint)
         is_new = file.size() < CHECKPOINT_BYTES
         if is_new:
             file.truncate(CHECKPOINT_BYTES)
+        content = checkpoint.encode()
         proves_delivery = checkpoint.replay_offset != NO_UNIT
-        extension = checkpoint.encode_extension() if proves_delivery else b""
-        file.pwrite(checkpoint.encode() + extension, 0)
+        if proves_delivery:
+            content += checkpoint.encode_extension()
+        file.pwrite(content, 0)
         file.sync()
     if is_new:
         files.sync_directory(directory)

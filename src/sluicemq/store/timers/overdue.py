@@ -61,15 +61,15 @@ def delivery_key(record: TimedRecord, more_rolls: int = 0) -> bytes:
     the next roll, -1 that of the record before the last roll.
     """
     properties = record.properties
-    rolls = natural(find_property(properties, ROLL_COUNT_KEY) or b"") or 0
-    parts = (
+    roll_count = natural(find_property(properties, ROLL_COUNT_KEY) or b"") or 0
+    fields = (
         find_property(properties, UNIQUE_ID_KEY) or b"",
         find_property(properties, TIMER_OUT_KEY) or b"",
-        b"%d" % (rolls + more_rolls),
+        b"%d" % (roll_count + more_rolls),
         b"%d %d" % (record.born_time_ms, record.body_crc),
         record.born_host,
     )
-    return hashlib.blake2b(b"\x00".join(parts), digest_size=_KEY_BYTES).digest()
+    return hashlib.blake2b(b"\x00".join(fields), digest_size=_KEY_BYTES).digest()
 
 
 class DeliveryLookup:
@@ -124,34 +124,54 @@ class DeliveryLookup:
         self._waiting = {}
         self._floors = {}
         self.waiting_count = 0
-        for queue, messages in waiting.items():
-            yield from self._drop_delivered(queue, floors[queue], messages)
-        left = [message for keys in waiting.values() for one in keys.values() for message in one]
-        return sorted(left, key=lambda message: (message.due_ms, message.position))
+        for queue, messages_by_key in waiting.items():
+            yield from self._drop_delivered(queue, floors[queue], messages_by_key)
+
+        undelivered: list[OverdueMessage] = []
+        for messages_by_key in waiting.values():
+            for messages in messages_by_key.values():
+                undelivered += messages
+        return sorted(undelivered, key=lambda message: (message.due_ms, message.position))
 
     def _drop_delivered(
-        self, queue: tuple[str, int], floor: int, messages: dict[bytes, list[OverdueMessage]]
+        self, queue: tuple[str, int], floor: int, messages_by_key: dict[bytes, list[OverdueMessage]]
     ) -> Generator[None]:
-        """Remove from `messages` those whose delivery is in a queue, from position `floor` on."""
+        """Remove the messages whose delivery is in a queue, from position `floor` of the log on.
+
+        The keys of `messages_by_key` are those of `delivery_key`.
+        """
         store = self._store
         offset = store.first_offset_from(*queue, floor)
-        while messages:
+        while messages_by_key:
             units = store.committed_units(*queue, offset, _CHUNK_UNITS)
             if not len(units):
                 return
             for position, size, _ in UNIT.iter_unpack(units):
-                if position >= self._end and size != BLANK_SIZE:
+                if size == BLANK_SIZE:
+                    continue
+                if position >= self._end:
                     return
-                view = store.committed_record(position, size) if size != BLANK_SIZE else None
+                view = store.committed_record(position, size)
+                # Most records are no deliveries, which is cheap to find out.
                 if view is not None and TIMER_OUT_KEY in bytes(view):
-                    record = parse_record(view)
-                    key = delivery_key(record) if record is not None else b""
-                    if key in messages:
-                        messages[key].pop(0)
-                        if not messages[key]:
-                            del messages[key]
+                    _drop_message_of(view, messages_by_key)
             offset += len(units) // UNIT.size
             yield
+
+
+def _drop_message_of(
+    delivery: memoryview, messages_by_key: dict[bytes, list[OverdueMessage]]
+) -> None:
+    """Remove the first message to which a delivered record belongs, if there is one."""
+    record = parse_record(delivery)
+    if record is None:
+        return
+    key = delivery_key(record)
+    messages = messages_by_key.get(key)
+    if messages is not None:
+        messages.pop(0)
+        if not messages:
+            del messages_by_key[key]
 
 
 def target_queue(record: TimedRecord) -> tuple[str, int]:

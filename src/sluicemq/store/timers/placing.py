@@ -128,32 +128,40 @@ class SlotRules:
         Return None if the message has no valid TIMER_OUT_MS. A message that is due beyond the
         window rolls: its unit is in the slot in which it is put into the timer queue again.
         """
-        out = find_property(record.properties, TIMER_OUT_KEY)
-        if out is None or not out.isdigit() or len(out) > _DIGITS_MAX:
+        due_text = find_property(record.properties, TIMER_OUT_KEY)
+        if due_text is None or not due_text.isdigit() or len(due_text) > _DIGITS_MAX:
             return None
-        slot_ms = self.slot_start(int(out))
+        slot_ms = self.slot_start(int(due_text))
         magic = MAGIC_DEFAULT
         start_ms = min(self.slot_start(self.stored_at_ms(record, slot_ms)), write_ms)
         if slot_ms - start_ms >= self._window_ms:
             magic |= MAGIC_ROLL
-            # The message rolls at the end of the window, or half-way if less than a third of a
-            # window would remain after that.
-            left_ms = slot_ms - start_ms - self._window_ms
-            is_near = left_ms < self._window_slots // 3 * self.precision_ms
-            slots = self._window_slots // 2 if is_near else self._window_slots
-            slot_ms = start_ms + slots * self.precision_ms
+            slot_ms = self._roll_slot(start_ms, slot_ms)
         if TIMER_DELETES_KEY in record.properties:
             magic |= MAGIC_DELETE
         return SlotAssignment(slot_ms, magic)
+
+    def _roll_slot(self, start_ms: int, slot_ms: int) -> int:
+        """Return the slot in which a message with slot `slot_ms`, beyond the window, rolls.
+
+        The window begins at `start_ms`. The message rolls at its end, or half-way if less than a
+        third of a window would remain after that.
+        """
+        left_ms = slot_ms - start_ms - self._window_ms
+        rolled_slots = self._window_slots
+        if left_ms < self._window_slots // 3 * self.precision_ms:
+            rolled_slots = self._window_slots // 2
+        return start_ms + rolled_slots * self.precision_ms
 
     def stored_at_ms(self, record: TimedRecord, slot_ms: int) -> int:
         """Return the broker's clock at the time when a record with slot `slot_ms` was stored.
 
         It is the store time of the record plus the lead that this clock had over the wall clock.
         """
-        named_ms = named_due_ms(record.properties, record.store_time_ms)
-        lead_ms = 0 if named_ms is None else clock_lead_ms(named_ms, slot_ms, self.precision_ms)
-        return record.store_time_ms + lead_ms
+        due_ms = named_due_ms(record.properties, record.store_time_ms)
+        if due_ms is None:
+            return record.store_time_ms
+        return record.store_time_ms + clock_lead_ms(due_ms, slot_ms, self.precision_ms)
 
     def compute_due_ms(self, record: TimedRecord) -> int:
         """Return when a message is due, in milliseconds since 1970.
@@ -212,15 +220,20 @@ def named_due_ms(properties: bytes, store_time_ms: int) -> int | None:
     """
     has_rolled = ROLL_COUNT_KEY + b"\x01" in properties
     for name, unit_ms, is_relative in _TIMES:
-        value = find_property(properties, name)
-        if value is None or (has_rolled and is_relative):
+        encoded = find_property(properties, name)
+        if encoded is None or (has_rolled and is_relative):
             continue
-        if (number := natural(value)) is not None:
-            return number * unit_ms + (store_time_ms if is_relative else 0)
+        amount = natural(encoded)
+        if amount is None:
+            continue
+        due_ms = amount * unit_ms
+        if is_relative:
+            due_ms += store_time_ms
+        return due_ms
     return None
 
 
 def recall_key(properties: bytes) -> bytes:
     """Return the key by which a recall names a message: its topic, "+" and its unique id."""
-    name = find_property(properties, REAL_TOPIC_KEY) or b""
-    return name + b"+" + (find_property(properties, UNIQUE_ID_KEY) or b"")
+    topic = find_property(properties, REAL_TOPIC_KEY) or b""
+    return topic + b"+" + (find_property(properties, UNIQUE_ID_KEY) or b"")

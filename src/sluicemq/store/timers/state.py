@@ -24,8 +24,10 @@ A slave has its master's checkpoint, but neither wheel nor log (`discard_timer_f
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -38,6 +40,7 @@ from sluicemq.store.timers.files import (
     MAGIC_DELETE,
     NO_UNIT,
     UNIT_BYTES,
+    Slot,
     TimerCheckpoint,
     TimerLog,
     TimerUnit,
@@ -74,6 +77,22 @@ class TimerStart(NamedTuple):
     is_rebuilt: bool
     is_exact: bool
     is_settled: bool
+
+
+@dataclass
+class _Save:
+    """One save of the timer files: what is written, and whether that has failed for good.
+
+    `number` counts the saves of this process. The units of the log from `log_start` on, up to the
+    end in the checkpoint, were added since the last save.
+    """
+
+    number: int
+    checkpoint: TimerCheckpoint
+    record_source: RecordSource
+    changed_slots: Mapping[int, Slot]
+    log_start: int
+    has_failed: bool = False
 
 
 class TimerFiles:
@@ -178,7 +197,7 @@ class TimerFiles:
         except StoreDamagedError as error:
             return error.fact.rstrip("."), False
         source = self._store.record_source
-        verdict = self._identity.check(source, lambda: self._checksum(checkpoint.log_end))
+        verdict = self._identity.check(source, lambda: self._compute_checksum(checkpoint.log_end))
         if self.checkpoint.time_ms == 0 and not self.wheel.exists:
             return "there is no checkpoint of them yet", False
         if verdict in DISTRUST_REASONS:
@@ -195,7 +214,7 @@ class TimerFiles:
         is_sealed = verdict is FileVerdict.SEALED
         identity = self._identity.identity
         if is_sealed and identity is not None:
-            if identity.details != self._details(checkpoint):
+            if identity.details != self._make_details(checkpoint):
                 return "config/timercheck is not that of the last orderly stop", False
             self._sealed_checksum = identity.checksum
         return "", is_sealed
@@ -208,20 +227,18 @@ class TimerFiles:
         `is_exact` says whether the checkpoint proves what was delivered (`TimerStart`). Raises
         OSError.
         """
-        identity = self._identity.identity
-        has_files = self.wheel.exists or not self.log.is_empty
-        has_own_checkpoint = self.checkpoint.incarnation == self._store.incarnation.text
-        is_discarded = identity is not None and identity.state is FileState.DISCARDED
-        is_new = not self.checkpoint.time_ms and not self.wheel.exists
-        is_planned = is_new or is_discarded or not (has_files or has_own_checkpoint)
+        consequence = ""
+        if not is_exact:
+            consequence = "; deliveries are looked up in the queues of the messages"
+        level = logging.INFO if self._is_rebuild_expected() else logging.WARNING
         log.log(
-            logging.INFO if is_planned else logging.WARNING,
+            level,
             "timer wheel and timer log of %s are rebuilt from the commit log: %s%s",
             self._root,
             reason,
-            "" if is_exact else "; deliveries are looked up in the queues of the messages",
+            consequence,
         )
-        self._log_lost_messages()
+        self._log_lost_messages()  # before the timer log, which names them, is removed
         self.discard()
         first_offset, _ = self._store.queue_offsets(TIMER_TOPIC, 0)
         self.queue_offset = first_offset
@@ -229,24 +246,41 @@ class TimerFiles:
         replay_offset = max(self.checkpoint.replay_offset, first_offset)
         self.log_end_at_start = self.log_position_of(replay_offset)
 
+    def _is_rebuild_expected(self) -> bool:
+        """Return whether a rebuild of the files needs no warning.
+
+        That is so for a new store, for files that were discarded on purpose, and if neither files
+        nor a checkpoint of this store exist.
+        """
+        identity = self._identity.identity
+        if identity is not None and identity.state is FileState.DISCARDED:
+            return True
+        is_new = not self.checkpoint.time_ms and not self.wheel.exists
+        has_files = self.wheel.exists or not self.log.is_empty
+        has_own_checkpoint = self.checkpoint.incarnation == self._store.incarnation.text
+        return is_new or not (has_files or has_own_checkpoint)
+
     def _log_lost_messages(self) -> None:
         """Log the waiting messages whose records are no longer in the commit log as lost.
 
         A rebuild cannot find them. Only the timer log still names them.
         """
         with suppress(OSError):
-            removed = find_removed_units(self.log, self._store.log_start, self.checkpoint.read_ms)
-            if not removed:
+            removed_units = find_removed_units(
+                self.log, self._store.log_start, self.checkpoint.read_ms
+            )
+            if not removed_units:
                 return
+            due_times_ms = [due_ms for due_ms, _ in removed_units]
             log.error(
                 "%d timed messages are lost: they are due from %d to %d (ms since 1970), and"
                 " retention has removed their records, at commit log positions %s and later;"
                 " the commit log begins at %d."
                 " Set fileReservedTime to more than the longest delay.",
-                len(removed),
-                min(removed)[0],
-                max(removed)[0],
-                ", ".join(str(position) for _, position in removed[:20]),
+                len(removed_units),
+                min(due_times_ms),
+                max(due_times_ms),
+                ", ".join(str(position) for _, position in removed_units[:20]),
                 self._store.log_start,
             )
 
@@ -256,7 +290,9 @@ class TimerFiles:
         Return the end of the commit log if there is no such message yet.
         """
         units = self._store.committed_units(TIMER_TOPIC, 0, queue_offset, 1)
-        return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
+        if not len(units):
+            return self._store.written_offset
+        return int.from_bytes(units[:8])  # a unit begins with the position
 
     def _recover_units(self) -> None:
         """Add the good units behind the checkpoint to the slots, and zero the log behind them.
@@ -314,19 +350,23 @@ class TimerFiles:
         other increments it. The method is called for every timed message.
         """
         slot = self.wheel.get(slot_ms)
-        first, last, count = (
-            (slot.first_unit, slot.last_unit, slot.message_count) if slot else (NO_UNIT, NO_UNIT, 0)
-        )
+        previous_unit = NO_UNIT if slot is None else slot.last_unit
         unit = self.log.append(
-            last, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
+            previous_unit, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
         )
-        count += -1 if magic & MAGIC_DELETE else 1
-        self.wheel.put(slot_ms, unit if first == NO_UNIT else first, unit, count)
+        count_change = -1 if magic & MAGIC_DELETE else 1  # a recall cancels a message
+        if slot is None:
+            self.wheel.put(slot_ms, unit, unit, count_change)
+        else:
+            first_unit = unit if slot.first_unit == NO_UNIT else slot.first_unit
+            self.wheel.put(slot_ms, first_unit, unit, slot.message_count + count_change)
 
     @property
     def last_unit(self) -> TimerUnit | None:
         """The last unit of the timer log, None if the log is empty."""
-        return self.log.unit_at(self.log.end - UNIT_BYTES) if self.log.end else None
+        if not self.log.end:
+            return None
+        return self.log.unit_at(self.log.end - UNIT_BYTES)
 
     def message_count(self, slot_ms: int) -> int:
         """Return the number of messages in the slot `slot_ms`, less the number of recalls."""
@@ -382,80 +422,91 @@ class TimerFiles:
         if self._is_broken:
             return
         self.log.write()
-        old = self.checkpoint
+        old_checkpoint = self.checkpoint
         if not force and not self._has_changes_to_save(read_ms, now_ms):
             return
-        record_source = self._store.record_source
-        record_position = self.record_position
-        new = TimerCheckpoint(
-            read_ms=read_ms,
-            log_end=self.log.end,
-            queue_offset=self.queue_offset,
-            master_queue_offset=self.queue_offset,
-            state_version=old.state_version,
-            time_ms=now_ms,
-            counter=old.counter + 1,
-            done_ms=done_ms,
-            replay_offset=replay_offset,
-            log_position=log_position,
-            record_position=record_position,
-            incarnation=self._store.incarnation.text,
-        )
-        # Fixed now: the event loop may add units while `write` runs in another thread.
+        # Fixed now: the event loop may add units while another thread writes.
         changed_slots = self.wheel.take_changed_slots()
-        log_end = self.log.end
-        if changed_slots or log_end != old.log_end:
-            self._sealed_checksum = None
         self._started += 1
-        number = self._started
-        is_written = has_failed = False
+        save = _Save(
+            number=self._started,
+            checkpoint=TimerCheckpoint(
+                read_ms=read_ms,
+                log_end=self.log.end,
+                queue_offset=self.queue_offset,
+                master_queue_offset=self.queue_offset,
+                state_version=old_checkpoint.state_version,
+                time_ms=now_ms,
+                counter=old_checkpoint.counter + 1,
+                done_ms=done_ms,
+                replay_offset=replay_offset,
+                log_position=log_position,
+                record_position=self.record_position,
+                incarnation=self._store.incarnation.text,
+            ),
+            record_source=self._store.record_source,
+            changed_slots=changed_slots,
+            log_start=old_checkpoint.log_end,
+        )
+        if changed_slots or self.log.end != old_checkpoint.log_end:
+            self._sealed_checksum = None
 
-        def write() -> None:
-            nonlocal has_failed, new
-            with self._saving:
-                if number <= self._saved:
-                    return
-                try:
-                    # In this order: the wheel on disk must not refer to units that are not on disk,
-                    # and the checkpoint must not describe files that are not.
-                    self._store.sync()
-                    self._identity.mark_open()
-                    self.log.sync(old.log_end, log_end)
-                    self.wheel.write(changed_slots)
-                    new = _with_record_crc(new, record_source)
-                    write_timer_checkpoint(self._files, self._check_path, new)
-                except OSError as error:
-                    has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
-                    raise
-                self._saved = number
-
+        is_written = False
         try:
-            yield write
+            yield partial(self._write, save)
             is_written = True
         finally:
-            if has_failed and not self._is_broken:
-                self._is_broken = True
-                log.error(
-                    "cannot write the timer files of %s: they are not saved until the next start. "
-                    "Check the disk and restart the broker.",
-                    self._root,
-                )
+            if save.has_failed:
+                self._stop_saving()
             self.wheel.finish_write(is_written=is_written)
             if is_written:
-                self.checkpoint = new
+                self.checkpoint = save.checkpoint
+
+    def _write(self, save: "_Save") -> None:
+        """Write log, wheel and checkpoint of a save, unless a later save has finished.
+
+        Adds the CRC of the last record to the checkpoint of `save`. Raises OSError and StoreError;
+        `has_failed` is set if the error is final.
+        """
+        with self._saving:
+            if save.number <= self._saved:
+                return
+            try:
+                # In this order: the wheel on disk must not refer to units that are not on disk, and
+                # the checkpoint must not describe files that are not.
+                self._store.sync()
+                self._identity.mark_open()
+                self.log.sync(save.log_start, save.checkpoint.log_end)
+                self.wheel.write(save.changed_slots)
+                save.checkpoint = _add_record_crc(save.checkpoint, save.record_source)
+                write_timer_checkpoint(self._files, self._check_path, save.checkpoint)
+            except OSError as error:
+                save.has_failed = error.errno not in FULL_ERRORS | TRANSIENT_ERRORS
+                raise
+            self._saved = save.number
+
+    def _stop_saving(self) -> None:
+        """Save nothing any more after an error of the disk, which is logged once."""
+        if not self._is_broken:
+            self._is_broken = True
+            log.error(
+                "cannot write the timer files of %s: they are not saved until the next start. "
+                "Check the disk and restart the broker.",
+                self._root,
+            )
 
     def _has_changes_to_save(self, read_ms: int, now_ms: int) -> bool:
         """Return whether the state differs from the checkpoint enough to write a new one.
 
         If only `read_ms` has advanced, it does once the checkpoint is `_IDLE_SAVE_MS` old.
         """
-        old = self.checkpoint
+        checkpoint = self.checkpoint
         if self.wheel.has_unsaved_slots:
             return True
-        if self.log.end != old.log_end or self.queue_offset != old.queue_offset:
+        if self.log.end != checkpoint.log_end or self.queue_offset != checkpoint.queue_offset:
             return True
-        is_young = not old.time_ms or now_ms - old.time_ms < _IDLE_SAVE_MS
-        return read_ms != old.read_ms and not is_young
+        is_young = not checkpoint.time_ms or now_ms - checkpoint.time_ms < _IDLE_SAVE_MS
+        return read_ms != checkpoint.read_ms and not is_young
 
     def seal(self) -> None:
         """Seal the files after the last save of a clean shutdown.
@@ -475,22 +526,24 @@ class TimerFiles:
             return
         checksum = self._sealed_checksum
         if checksum is None:
-            checksum = self._checksum(checkpoint.log_end)
+            checksum = self._compute_checksum(checkpoint.log_end)
         self._identity.mark_sealed(
             self._store.record_source,
             checkpoint.record_position,
             checksum,
-            self._details(checkpoint),
+            self._make_details(checkpoint),
         )
 
-    def _checksum(self, log_end: int) -> int:
+    def _compute_checksum(self, log_end: int) -> int:
+        """Return the checksum of the wheel, and of the log before position `log_end`."""
         return timer_files_checksum(self.wheel, self.log, log_end)
 
-    def _details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
+    def _make_details(self, checkpoint: TimerCheckpoint) -> dict[str, int | str]:
+        """Return the `details` of the identity file for a checkpoint."""
         return identity_details(checkpoint, self._precision_ms)
 
 
-def _with_record_crc(checkpoint: TimerCheckpoint, source: RecordSource) -> TimerCheckpoint:
+def _add_record_crc(checkpoint: TimerCheckpoint, source: RecordSource) -> TimerCheckpoint:
     """Return a checkpoint with the CRC of the record at its `record_position`.
 
     If the log does not have the record, `record_position` is NO_UNIT in the result.

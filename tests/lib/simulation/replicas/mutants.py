@@ -54,7 +54,7 @@ def same_disk() -> Any:
     def opened(self: Incarnation, *, is_empty: bool, is_synced: bool) -> str:
         real(self, is_empty=is_empty, is_synced=is_synced)
         self.text = "the same"
-        self._write()
+        self._write_if_changed()
         return self.text
 
     return patch.object(Incarnation, "open", opened)
