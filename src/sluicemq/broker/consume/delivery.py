@@ -126,21 +126,28 @@ class SpanEstimator:
             queue.adjust_delay(passed_s)
         if not queue.span:
             return
-        span = queue.span
+
+        # Each answer counts once.
+        answered_span = queue.span
         queue.span = 0
         if not self._grows_at_s:
             self._grows_at_s = now_s + GROWTH_DELAY_S
         if passed_s < QUICK_S:
             if now_s >= self._grows_at_s:
-                self.span_max = max(self.span_max, min(2 * span, SPAN_MAX))
-                if span >= self._failed_span:  # the earlier pause had another reason
+                self.span_max = max(self.span_max, min(2 * answered_span, SPAN_MAX))
+                if answered_span >= self._failed_span:  # the earlier pause had another reason
                     self._backoff_s = BACKOFF_MIN_S
-        # The span shrinks once for several pulls that come late at the same time.
+        # The limit shrinks once for several pulls that come late at the same time.
         elif LATE_S <= passed_s <= SLOW_S and now_s >= self._shrinks_at_s:
-            self.span_max = max(self.span_max // 2, SPAN_MIN)
-            self._failed_span = span
-            self._shrinks_at_s = self._grows_at_s = now_s + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
+            self._shrink_span_max(answered_span, now_s)
+
+    def _shrink_span_max(self, failed_span: int, now_s: float) -> None:
+        """Halve `span_max` because a client paused after `failed_span`, and begin a pause."""
+        self.span_max = max(self.span_max // 2, SPAN_MIN)
+        self._failed_span = failed_span
+        self._shrinks_at_s = now_s + self._backoff_s
+        self._grows_at_s = self._shrinks_at_s
+        self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
 
     def make_span_limit(
         self, queue_id: int, offset: int, commit_offset: int | None, is_parked: bool
@@ -155,11 +162,14 @@ class SpanEstimator:
         queue = self._queue_timings.get(queue_id)
         if queue is None:
             queue = self._queue_timings[queue_id] = _QueueTiming()
-        consumed = offset if commit_offset is None else commit_offset
-        if commit_offset is None and queue.next_offset == offset and queue.first_held >= 0:
-            consumed = queue.first_held  # the client has processed none of the last answer
+        if commit_offset is not None:
+            processed_end = commit_offset
+        elif queue.next_offset == offset and queue.first_held >= 0:
+            processed_end = queue.first_held  # the client has processed none of the last answer
+        else:
+            processed_end = offset
         is_patient = not is_parked and queue.delay_s > 0
-        return SpanLimit(consumed, self.span_max, is_patient)
+        return SpanLimit(processed_end, self.span_max, is_patient)
 
     def record_delay(self, queue_id: int) -> float:
         """Record that the answer to a pull out of reach is delayed. Return the delay in seconds."""

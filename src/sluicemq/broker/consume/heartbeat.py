@@ -22,10 +22,11 @@ from functools import cache, partial
 from typing import Any, Final
 
 from sluicemq.broker.consume.client_memory import CONSUMER, estimate_member_bytes
-from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot, Producers
+from sluicemq.broker.consume.clients import Consumers, Member, MemberSnapshot
 from sluicemq.broker.consume.contracts import ContractError
 from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
+from sluicemq.broker.produce.producers import Producers
 from sluicemq.broker.topics import UNIT_SYS_FLAG
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import (
