@@ -37,7 +37,7 @@ from sluicemq.filter.subscriptions import (
     preparation_jobs,
 )
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
 from sluicemq.net.dispatch import Peer, encode_response_to
 from sluicemq.net.work.background import WorkItem, decode_body
 from sluicemq.wire import bodies
@@ -114,11 +114,11 @@ class HeartbeatHandlers(BrokerComponent):
         return the encoded answer. Otherwise return Postponed: the heartbeat is processed in steps.
         The version in the answer lets old clients use SQL92 (spec/remoting.md §4).
         """
-        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
-        if last is not None and self._renew_if_repeated(
-            last, command.fields, command.version, command.body, peer
+        repeatable: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
+        if repeatable is not None and self._renew_if_repeated(
+            repeatable, command.fields, command.version, command.body, peer
         ):
-            return last.encode_answer(command.opaque)
+            return repeatable.encode_answer(command.opaque)
         return Postponed(self._process(command, peer))
 
     def heartbeat_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
@@ -127,21 +127,21 @@ class HeartbeatHandlers(BrokerComponent):
         `header` is the decoded JSON header. Return the encoded answer, or False for every request
         that `heartbeat` has to handle. Keep it cheap.
         """
-        last: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
+        repeatable: RepeatableHeartbeat | None = peer.attributes.get(REPEATABLE_LABEL)
         opaque = header.get("opaque")
         flag = header.get("flag")
         if (
-            last is None
+            repeatable is None
             or flag != 0
             or opaque.__class__ is not int
             or not 0 <= opaque <= OPAQUE_MAX
-            or len(last.snapshots) + len(last.producers) > FAST_PATH_GROUPS_MAX
+            or len(repeatable.snapshots) + len(repeatable.producers) > FAST_PATH_GROUPS_MAX
             or not self._renew_if_repeated(
-                last, header.get("extFields"), header.get("version"), body, peer
+                repeatable, header.get("extFields"), header.get("version"), body, peer
             )
         ):
             return False
-        return last.encode_answer(opaque)
+        return repeatable.encode_answer(opaque)
 
     def _process(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
         """Process a heartbeat: make the client a member of its groups, and return the answer.
@@ -155,10 +155,10 @@ class HeartbeatHandlers(BrokerComponent):
         Work item: a heartbeat may name thousands of groups, each with expressions to compile.
         Raises RequestError if the client would use too much memory.
         """
-        data, sizes = yield from decode_body(_decode_with_sizes, command.body)
+        heartbeat, member_sizes = yield from decode_body(_decode_with_sizes, command.body)
         new_member = partial(
             Member,
-            client_id=data.client_id,
+            client_id=heartbeat.client_id,
             peer=peer,
             language=command.language,
             version=command.version,
@@ -168,53 +168,62 @@ class HeartbeatHandlers(BrokerComponent):
         needs_full = False
         creates_topic = False
         refusal = ""
-        for consumer, size in zip(data.consumers, sizes, strict=True):
+        for consumer, member_bytes in zip(heartbeat.consumers, member_sizes, strict=True):
             yield from self._precompile(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
             if config is None:
-                self._log_unknown_group(consumer.group, data.client_id)
+                self._log_unknown_group(consumer.group, heartbeat.client_id)
                 continue
-            retry_topic = RETRY_PREFIX + consumer.group
-            if retry_topic not in self.topics and config.retry_queues > 0:
+            if self._create_retry_topic(consumer, config):
                 creates_topic = True
-                self.topics.ensure(
-                    retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
-                )
-            if data.without_subscriptions:
+
+            if heartbeat.without_subscriptions:
                 needs_full_heartbeat = self.consumers.record_short_heartbeat(
-                    consumer.group, new_member(), data.fingerprint
+                    consumer.group, new_member(), heartbeat.fingerprint
                 )
             else:
-                self.consumers.memory.reserve(peer, (CONSUMER, consumer.group), size)
+                self.consumers.memory.reserve(peer, (CONSUMER, consumer.group), member_bytes)
                 subscribed = yield from self.consumers.prepare_subscriptions(consumer)
                 try:
                     needs_full_heartbeat = self.consumers.record_heartbeat(
-                        consumer, new_member(), data.fingerprint, subscribed
+                        consumer, new_member(), heartbeat.fingerprint, subscribed
                     )
                 except ContractError as error:
                     refusal = str(error)
                     needs_full_heartbeat = False
             needs_full = needs_full or needs_full_heartbeat
             snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
-        yield from self._add_producer(data.producer_groups, new_member)
+        yield from self._add_producer(heartbeat.producer_groups, new_member)
 
+        accepts_lanes = command.fields is not None and LANES_FIELD in command.fields
         response = HeartbeatResponse(
             supports_v2=True,
-            subscription_changed=needs_full if data.fingerprint else True,
-            lanes=True if command.fields and LANES_FIELD in command.fields else None,
+            subscription_changed=needs_full if heartbeat.fingerprint else True,
+            lanes=True if accepts_lanes else None,
         )
-        answer = Command(ResponseCode.SUCCESS, encode_header(response))
-        producers = [
-            (group, self.producers.groups.get(group, {}).get(peer))
-            for group in data.producer_groups
-        ]
         peer.attributes.pop(REPEATABLE_LABEL, None)
         if not (needs_full or creates_topic or refusal):
+            producers = [
+                (group, self.producers.groups.get(group, {}).get(peer))
+                for group in heartbeat.producer_groups
+            ]
             self._save_repeatable(command, peer, response, snapshots, producers)
+
         if refusal:
             # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
+        else:
+            answer = Command(ResponseCode.SUCCESS, encode_header(response))
         return Announced(answer) if creates_topic else answer
+
+    def _create_retry_topic(self, consumer: bodies.ConsumerData, config: GroupConfig) -> bool:
+        """Create the retry topic of a group if it has retries and no such topic. Return whether."""
+        retry_topic = RETRY_PREFIX + consumer.group
+        if retry_topic in self.topics or config.retry_queues <= 0:
+            return False
+        sys_flag = UNIT_SYS_FLAG if consumer.unit_mode else 0
+        self.topics.ensure(retry_topic, config.retry_queues, sys_flag)
+        return True
 
     def _log_unknown_group(self, group: str, client_id: str) -> None:
         """Log once that a group does not exist, for the first UNKNOWN_GROUPS_LOGGED_MAX groups.
@@ -254,47 +263,52 @@ class HeartbeatHandlers(BrokerComponent):
         """
         known_producers = [(group, member) for group, member in producers if member is not None]
         known_snapshots = [snapshot for snapshot in snapshots if snapshot is not None]
-        if len(known_snapshots) == len(snapshots) and len(known_producers) == len(producers):
-            peer.attributes[REPEATABLE_LABEL] = RepeatableHeartbeat(
-                body_hash=hash(bytes(command.body)),
-                fields=command.fields,
-                version=command.version,
-                header_template=_header_template(answer),
-                snapshots=known_snapshots,
-                producers=known_producers,
-            )
+        if len(known_producers) < len(producers) or len(known_snapshots) < len(snapshots):
+            return
+        peer.attributes[REPEATABLE_LABEL] = RepeatableHeartbeat(
+            body_hash=hash(bytes(command.body)),
+            fields=command.fields,
+            version=command.version,
+            header_template=_header_template(answer),
+            snapshots=known_snapshots,
+            producers=known_producers,
+        )
 
     def _renew_if_repeated(
         self,
-        last: RepeatableHeartbeat,
+        repeatable: RepeatableHeartbeat,
         fields: Any,
         version: Any,
         body: bytes | memoryview,
         peer: Peer,
     ) -> bool:
-        """If a heartbeat repeats `last`, update the heartbeat times of its members.
+        """If a heartbeat repeats `repeatable`, update the heartbeat times of its members.
 
         Return whether it does. Return False, with nothing updated, if the fields, the version or
-        the body differ, or if something has changed since on which the effect of `last` depends:
-        a member, its group or a retry topic. Keep it cheap.
+        the body differ, or if something has changed since on which the effect of `repeatable`
+        depends: a member, its group or a retry topic. Keep it cheap.
         """
-        if last.fields != fields or last.version != version or last.body_hash != hash(bytes(body)):
+        if (
+            repeatable.fields != fields
+            or repeatable.version != version
+            or repeatable.body_hash != hash(bytes(body))
+        ):
             return False
-        for snapshot in last.snapshots:
-            name = snapshot.group.name
+        for snapshot in repeatable.snapshots:
+            group_name = snapshot.group.name
             lacks_retry_topic = (
-                RETRY_PREFIX + name not in self.topics and snapshot.config.retry_queues > 0
+                RETRY_PREFIX + group_name not in self.topics and snapshot.config.retry_queues > 0
             )
-            if lacks_retry_topic or self.consumers.snapshot_member(name, peer) != snapshot:
+            if lacks_retry_topic or self.consumers.snapshot_member(group_name, peer) != snapshot:
                 return False
-        for group, member in last.producers:
+        for group, member in repeatable.producers:
             if self.producers.groups.get(group, {}).get(peer) is not member:
                 return False
 
         now_s = self.clock.monotonic_s()
-        for snapshot in last.snapshots:
+        for snapshot in repeatable.snapshots:
             snapshot.member.heartbeat_s = now_s
-        for group, member in last.producers:
+        for group, member in repeatable.producers:
             member.heartbeat_s = now_s
             self.producers.record_heartbeat(group, member)
         return True
@@ -368,8 +382,9 @@ class HeartbeatHandlers(BrokerComponent):
 
 def _decode_with_sizes(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list[int]]:
     """Decode a heartbeat. Return it and the estimated bytes of a member of each of its groups."""
-    data = bodies.decode_heartbeat(body)
-    return data, [estimate_member_bytes(consumer.subscriptions) for consumer in data.consumers]
+    heartbeat = bodies.decode_heartbeat(body)
+    sizes = [estimate_member_bytes(consumer.subscriptions) for consumer in heartbeat.consumers]
+    return heartbeat, sizes
 
 
 @cache

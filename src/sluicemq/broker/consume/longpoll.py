@@ -114,15 +114,16 @@ class LongPolls:
         the pops of a group, the one that has waited longest is retried first (`_offer`). Called for
         each commit: keep it cheap.
         """
-        waiting = self._by_queue.get((topic, queue_id), NO_WAITERS)
-        if not (waiting or self.parked_pops):
+        requests_by_key = self._by_queue.get((topic, queue_id), NO_WAITERS)
+        if not (requests_by_key or self.parked_pops):
             return
-        pulls = tuple(waiting.get("", {}).items())  # pulls have the competition key ""
+
+        pulls = tuple(requests_by_key.get("", {}).items())  # pulls have the competition key ""
         if len(pulls) >= FLUSH_PULLS_MIN:
             self.flush()
         for parked, peer in pulls:
-            is_new = offset_max is None or offset_max > parked.scan_offset
-            if parked.is_done or parked.is_attempt_pending or not is_new:
+            has_unread = offset_max is None or offset_max > parked.scan_offset
+            if parked.is_done or parked.is_attempt_pending or not has_unread:
                 continue
             if self.scheduler.has_to_wait(peer):
                 parked.is_attempt_pending = True
@@ -131,9 +132,10 @@ class LongPolls:
                 begin_s = self.scheduler.now_s()
                 self._retry(parked, peer, self.queue_frame)
                 self.scheduler.spent(peer, begin_s)
+
         if self.parked_pops:
-            anywhere = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
-            for competition_key, pops in (*waiting.items(), *anywhere.items()):
+            pops_of_any_queue = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
+            for competition_key, pops in (*requests_by_key.items(), *pops_of_any_queue.items()):
                 if competition_key:
                     self._offer(pops)
 
@@ -244,14 +246,14 @@ class LongPolls:
         Call it when the topic has left the table of topics: the last retry of each request then
         answers TOPIC_NOT_EXIST (17).
         """
-        waiting = [
-            (parked, peer)
-            for (name, _), requests_by_key in self._by_queue.items()
-            if name == topic
-            for requests in requests_by_key.values()
-            for parked, peer in requests.items()
-            if parked.queues[0][0] == topic  # a pop also waits for its retry topics
-        ]
+        # Listed before the first retry, because it removes the request from the tables.
+        waiting: list[tuple[Parked, Peer]] = []
+        for (queue_topic, _), requests_by_key in self._by_queue.items():
+            if queue_topic != topic:
+                continue
+            for requests in requests_by_key.values():
+                # A pop also waits for its retry topics, but its first queue is one of its topic.
+                waiting += [item for item in requests.items() if item[0].queues[0][0] == topic]
         for parked, peer in waiting:
             self._retry(parked, peer, Peer.write, is_last=True)
 
@@ -275,19 +277,19 @@ class LongPolls:
         parked.is_done = True
         self._size -= 1
         parked_of_peer = self._by_peer[peer]
-        for key in parked.queues:
-            requests_by_key = self._by_queue[key]
+        for queue in parked.queues:
+            requests_by_key = self._by_queue[queue]
             requests = requests_by_key[parked.competition_key]
             del requests[parked]
             if not requests:
                 del requests_by_key[parked.competition_key]
             if not requests_by_key:
-                del self._by_queue[key]
+                del self._by_queue[queue]
         self.parked_pops -= bool(parked.competition_key)
         parked_of_peer.discard(parked)
         if not parked_of_peer:
             del self._by_peer[peer]
         # Rebuild the heap when answered requests, which stay in it, are most of its entries.
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
-            self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
+            self._deadlines = [deadline for deadline in self._deadlines if not deadline[3].is_done]
             heapq.heapify(self._deadlines)
