@@ -118,15 +118,17 @@ class Manifest(NamedTuple):
         fields = json.loads(text)
         if fields["version"] != VERSION:
             raise ValueError(f"version {fields['version']}, not {VERSION}")
+        moments = [Moment(moment["end"], moment["timeMs"]) for moment in fields["moments"]]
+        units = [
+            (topic, queue_id, offset, bytes.fromhex(unit_hex))
+            for topic, queue_id, offset, unit_hex in fields["units"]
+        ]
         return cls(
             log_file_bytes=fields["logFileBytes"],
             queue_file_bytes=fields["queueFileBytes"],
             index_file_bytes=fields["indexFileBytes"],
-            moments=[Moment(moment["end"], moment["timeMs"]) for moment in fields["moments"]],
-            units=[
-                (topic, queue_id, offset, bytes.fromhex(unit))
-                for topic, queue_id, offset, unit in fields["units"]
-            ],
+            moments=moments,
+            units=units,
             timer_log_file_bytes=fields.get("timerLogFileBytes", 0),
             timer_precision_ms=fields.get("timerPrecisionMs", 0),
         )
@@ -218,6 +220,8 @@ def back_up(
         raise StoreError(
             f"{target} is not empty, and is not a backup.", fix="Specify another directory."
         )
+
+    # Before the end of the log is searched, so that no document is newer than the log.
     state = _read_state(files, f"{root}/config")
     log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
     log.segments.load(removes=False)
@@ -226,23 +230,31 @@ def back_up(
         begin = manifest.moments[-1].end
         _check_same_store(log, f"{target}/commitlog", begin, manifest)
     end = _find_backup_end(log, begin, config, progress)
+
+    # Copy the log and the documents.
+    log_directory = f"{target}/commitlog"
     copied_bytes = 0
     for segment in log.segments:
         if segment.end > begin and segment.base < end:
-            copied_bytes += _copy_segment(files, segment, f"{target}/commitlog", begin, end, shares)
-    files.make_directory(f"{target}/commitlog")
+            copied_bytes += _copy_segment(files, segment, log_directory, begin, end, shares)
+    files.make_directory(log_directory)
     state_directory = f"{target}/state/{end:0{NAME_DIGITS}d}"
     remove_tree(files, state_directory)
     _write_state(files, state_directory, state)
-    moments = [] if manifest is None else [one for one in manifest.moments if one.end < end]
+
+    # Write the manifest last, because it makes the new moment a part of the backup.
+    earlier_moments = manifest.moments if manifest is not None else []
+    moments = [moment for moment in earlier_moments if moment.end < end]
     moments.append(Moment(end, clock.now_ms()))
-    new_manifest = _make_manifest(files, config, log.start, moments[-MOMENTS_MAX:])
+    moments = moments[-MOMENTS_MAX:]
+    new_manifest = _make_manifest(files, config, log.start, moments)
     overwrite_text(files, f"{target}/{MANIFEST}", new_manifest.to_text())
-    for name in files.names(f"{target}/state"):
-        if int(name) not in [moment.end for moment in new_manifest.moments]:
-            remove_tree(files, f"{target}/state/{name}")
+    _remove_old_states(files, f"{target}/state", moments)
     log.close()
-    start = int(files.names(f"{target}/commitlog")[0]) if end > log.start else end
+
+    start = end
+    if end > log.start:
+        start = int(files.names(log_directory)[0])
     return BackupReport(
         start=start,
         end=end,
@@ -250,6 +262,14 @@ def back_up(
         copied_bytes=copied_bytes,
         moments=len(new_manifest.moments),
     )
+
+
+def _remove_old_states(files: Files, directory: str, moments: list[Moment]) -> None:
+    """Remove the documents in `directory` that are of none of these moments."""
+    moment_ends = {moment.end for moment in moments}
+    for name in files.names(directory):
+        if int(name) not in moment_ends:
+            remove_tree(files, f"{directory}/{name}")
 
 
 def _make_manifest(
@@ -261,8 +281,9 @@ def _make_manifest(
     units = expired_units(files, config.consume_queue_path, queue_file_bytes, log_start)
     index_file_bytes = 0
     for name in filter(is_index_name, files.names(f"{root}/index")):
-        with closing(files.open(f"{root}/index/{name}")) as file:
-            index_file_bytes = index_file_bytes or file.size()
+        if not index_file_bytes:
+            with closing(files.open(f"{root}/index/{name}")) as file:
+                index_file_bytes = file.size()
     timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, root)
     return Manifest(
         log_file_bytes=config.commit_log_file_bytes,
@@ -300,7 +321,7 @@ def _read_state(files: Files, directory: str) -> dict[str, bytes]:
     The files are read until two successive reads give the same, so that all contents are of one
     moment. Raises StoreError if they differ each of STATE_READS_MAX times.
     """
-    before: dict[str, bytes] | None = None
+    last_contents: dict[str, bytes] | None = None
     for _ in range(STATE_READS_MAX):
         try:
             contents = {}
@@ -308,15 +329,14 @@ def _read_state(files: Files, directory: str) -> dict[str, bytes]:
                 with closing(files.open(path)) as file:
                     contents[path[len(directory) + 1 :]] = file.pread(file.size(), 0)
         except FileNotFoundError:  # the broker has replaced a file meanwhile
-            before = None
+            last_contents = None
             continue
-        if contents == before:
-            return {
-                name: data
-                for name, data in contents.items()
-                if not name.startswith(REPLICA_STATE_FILES)
-            }
-        before = contents
+        if contents == last_contents:
+            for name in list(contents):
+                if name.startswith(REPLICA_STATE_FILES):
+                    del contents[name]
+            return contents
+        last_contents = contents
     raise StoreError(
         f"The files in {directory} changed each of the {STATE_READS_MAX} times they were read.",
         fix="Try again when fewer topics and groups are being changed.",
@@ -342,21 +362,24 @@ def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manife
     """
     backup = CommitLog(log.segments.files, directory, manifest.log_file_bytes)
     backup.segments.load(removes=False)
-    position = max(end - COMPARED_BYTES, log.start, backup.start)
     fact = ""
     if manifest.log_file_bytes != log.segments.file_bytes or end > log.segments.end:
         fact = f"the store in {log.segments.directory} is another one, or was truncated"
     elif end < log.start:
         fact = f"the store in {log.segments.directory} now begins at {log.start}"
+
+    # Compare the last bytes of the backup, file by file.
+    position = max(end - COMPARED_BYTES, log.start, backup.start)
     while not fact and position < end:
         backed_up = backup.segments.at(position)
         stored = log.segments.at(position)
         assert backed_up is not None
         assert stored is not None
-        stop = min(backed_up.end, end)
-        if backed_up.read(position, stop - position) != stored.read(position, stop - position):
+        compared_end = min(backed_up.end, end)
+        size = compared_end - position
+        if backed_up.read(position, size) != stored.read(position, size):
             fact = f"the store in {log.segments.directory} has other bytes from {position} on"
-        position = stop
+        position = compared_end
     backup.close()
     if fact:
         raise StoreError(
@@ -372,21 +395,23 @@ def _find_backup_end(log: CommitLog, begin: int, config: StoreConfig, progress: 
     log is durable behind that position.
     """
     files = log.segments.files
-    stop = log.segments.end
+    log_end = log.segments.end
     confirmed_position = load_text(
         files,
         f"{config.root}/config/{REPLICA_STATE_FILES[0]}",
         lambda text: int(json.loads(text)["confirmed"]),
     )
     if confirmed_position is not None:
-        stop = min(stop, max(confirmed_position, begin))
+        log_end = min(log_end, max(confirmed_position, begin))
+
     end = begin
-    for found in sweep_records(log, begin, stop):
-        end = found.end
-        progress(end - begin, stop - begin)
-    end = min(log.skip_blank(end), max(stop, end))
+    for sweep in sweep_records(log, begin, log_end):
+        end = sweep.end
+        progress(end - begin, log_end - begin)
+    end = min(log.skip_blank(end), max(log_end, end))
+
     checkpoint = read_checkpoint(files, f"{config.root}/checkpoint").latest
-    if checkpoint is not None and end < min(checkpoint.log_offset, stop):
+    if checkpoint is not None and end < min(checkpoint.log_offset, log_end):
         raise StoreDamagedError(
             f"The log in {log.segments.directory} contains no whole record at {end}, but the"
             f" checkpoint says that it is complete up to {checkpoint.log_offset}.",
@@ -414,16 +439,18 @@ def _copy_segment(
     is_new = begin <= segment.base
     if is_new and files.exists(path):  # an interrupted run has left it
         files.remove(path)
-    if is_new and segment.end <= end and any(share(segment.path, path) for share in shares):
+    is_needed_completely = is_new and segment.end <= end
+    if is_needed_completely and any(share(segment.path, path) for share in shares):
         files.sync_directory(directory)
         return 0
+
     position = max(begin, segment.base)
     stop = min(end, segment.end)
     with closing(files.open(path, create=True)) as file:
         file.truncate(segment.size)
-        for at in range(position, stop, _CHUNK_BYTES):
-            data = segment.read(at, min(_CHUNK_BYTES, stop - at))
-            file.pwrite(data, at - segment.base)
+        for chunk_start in range(position, stop, _CHUNK_BYTES):
+            chunk = segment.read(chunk_start, min(_CHUNK_BYTES, stop - chunk_start))
+            file.pwrite(chunk, chunk_start - segment.base)
         file.sync()
     # The directory is synced after each file, so that a power loss leaves no gap between files.
     files.sync_directory(directory)
@@ -437,12 +464,12 @@ def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
     The directory is created even if there are no files.
     """
     files.make_directory(f"{directory}/config")
-    for name, data in state.items():
+    for name, content in state.items():
         path = f"{directory}/config/{name}"
         parent = path.rpartition("/")[0]
         files.make_directory(parent)
         with closing(files.open(path, create=True)) as file:
-            file.pwrite(data, 0)
+            file.pwrite(content, 0)
             file.sync()
         files.sync_directory(parent)
 
@@ -489,18 +516,25 @@ def restore(
         raise StoreError(
             f"{root} is not empty.", fix="Specify a directory that does not exist yet."
         )
+
     log = CommitLog(files, f"{source}/commitlog", manifest.log_file_bytes)
     log.segments.load(removes=False)
-    last = manifest.moments[-1].end
-    end = last if at is None else at
-    if not log.start <= end <= last:
+    backup_end = manifest.moments[-1].end
+    end = backup_end if at is None else at
+    if not log.start <= end <= backup_end:
         raise StoreError(
-            f"The backup in {source} contains the log from {log.start} to {last}, not {end}.",
+            f"The backup in {source} contains the log from {log.start} to {backup_end}, not {end}.",
             fix="Specify a position in that range.",
         )
-    earlier = [moment for moment in manifest.moments if moment.end <= end]
-    moment = earlier[-1] if earlier else manifest.moments[0]
+
+    # The documents are those of the newest moment before the end.
+    moment = manifest.moments[0]
+    for later_moment in manifest.moments:
+        if later_moment.end <= end:
+            moment = later_moment
     state = _read_state(files, f"{source}/state/{moment.end:0{NAME_DIGITS}d}/config")
+
+    # From here until it is removed, RESTORING_FILE prevents that a broker opens the store.
     for name in set(files.names(root)) - {RESTORING_FILE}:
         remove_tree(files, f"{root}/{name}")
     files.make_directory(root)
@@ -511,12 +545,12 @@ def restore(
             _copy_segment(files, segment, f"{root}/commitlog", 0, end, shares)
             progress(segment.end - log.start, end - log.start)
     log.close()
-    result = _build_derived_files(
-        files, clock, manifest, moment, manifest.store_config(root, delay_levels)
-    )
+
+    config = manifest.store_config(root, delay_levels)
+    report = _build_derived_files(files, clock, manifest, moment, config)
     files.remove(f"{root}/{RESTORING_FILE}")
     files.sync_directory(root)
-    return result
+    return report
 
 
 def _build_derived_files(
@@ -533,18 +567,21 @@ def _build_derived_files(
         store.begin_queue(topic, queue_id, offset, unit)
     while config.index_enable and not store.keys.catch_up():
         pass
-    ranges = [store.queue_offsets(*key) for key in store.queues()]
-    messages = sum(high - low for low, high in ranges)
+
+    message_count = 0
+    for key in store.queues():
+        offset_min, offset_end = store.queue_offsets(*key)
+        message_count += offset_end - offset_min
     timers = build_timer_files(store, files, config, clock.now_ms())
-    result = RestoreReport(
+    report = RestoreReport(
         start=store.log_start,
         end=store.written_offset,
         moment=moment,
-        messages=messages,
+        messages=message_count,
         timed_messages=timers.waiting,
     )
     store.close()
     if not config.index_enable:
         # A broker with an index, also RocketMQ's, then builds one at its first start.
         write_abort(files, f"{config.root}/abort")
-    return result
+    return report
