@@ -91,12 +91,14 @@ class IndexFile:
         self.positions: Positions = entries["position"].astype(np.int64)
         self.times: Positions = entries["seconds"].astype(np.int64)
         self.previous: Positions = entries["previous"].astype(np.int64)
-        count = len(self.positions)
-        self.position_max = int(self.positions.max()) if count else -1
+
         # The median decides when the next file is loaded: the maximum may be a damaged entry.
-        self.position_median = (
-            int(np.partition(self.positions, count // 2)[count // 2]) if count else -1
-        )
+        self.position_max = -1
+        self.position_median = -1
+        if len(self.positions):
+            middle = len(self.positions) // 2
+            self.position_max = int(self.positions.max())
+            self.position_median = int(np.partition(self.positions, middle)[middle])
 
     def expected_times(self, store_times_ms: Positions) -> Positions:
         """Return the times that entries must have for messages with these store times."""
@@ -130,31 +132,46 @@ class IndexFile:
                 return ["the file has no entries, but slots that are in use"]
             return []
 
+        if self.is_cut:  # header and slots know entries that were not loaded
+            return self._find_order_problems() + self._find_chain_problems()
+        return [
+            *self._find_header_problems(),
+            *self._find_order_problems(),
+            *self._find_chain_problems(),
+        ]
+
+    def _find_order_problems(self) -> list[str]:
+        """Return descriptions of entries that are for an earlier position than the one before."""
         backward_rows = np.flatnonzero(np.diff(self.positions) < 0)[:_PROBLEMS_MAX]
-        order_problems = [
+        return [
             f"entry {row + 2} is for an earlier position of the log than entry {row + 1}"
             for row in backward_rows
         ]
 
-        # Every entry leads to the previous entry of its slot, and the slot leads to the newest.
+    def _find_chain_problems(self) -> list[str]:
+        """Return descriptions of entries and slots that lead to another entry than they should.
+
+        Every entry leads to the previous entry of its slot, and the slot leads to the newest. Slots
+        are not checked if the file is cut.
+        """
         expected_links = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
         wrong_rows = np.flatnonzero(expected_links.previous != self.previous)[:_PROBLEMS_MAX]
-        chain_problems = [
+        problems = [
             f"entry {row + 1} leads to entry {self.previous[row]}, but the previous entry of its"
             f" slot is {expected_links.previous[row]}"
             for row in wrong_rows.tolist()
         ]
         if self.is_cut:
-            return order_problems + chain_problems
+            return problems
 
         newest_entries = np.zeros(len(self.slots), np.int64)
         newest_entries[expected_links.slots] = expected_links.newest
         wrong_slots = np.flatnonzero(newest_entries != self.slots)[:_PROBLEMS_MAX]
-        chain_problems += [
+        problems += [
             f"slot {slot} leads to entry {self.slots[slot]} instead of {newest_entries[slot]}"
             for slot in wrong_slots.tolist()
         ]
-        return [*self._find_header_problems(), *order_problems, *chain_problems]
+        return problems
 
     def _find_header_problems(self) -> list[str]:
         """Return descriptions of what the header says otherwise than slots and entries."""
@@ -215,10 +232,10 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
             return None
         slots = np.frombuffer(file.pread(SLOT_BYTES * slot_count, HEADER.size), ">i4")
         # Entry 0 is never used, so the entries begin one entry behind the slots.
-        entry_data = file.pread(
+        entries_bytes = file.pread(
             ENTRY.itemsize * (header.entry_limit - 1), slots_end + ENTRY.itemsize
         )
-        return IndexFile(path, header, slots, np.frombuffer(entry_data, ENTRY), is_cut=is_cut)
+        return IndexFile(path, header, slots, np.frombuffer(entries_bytes, ENTRY), is_cut=is_cut)
     finally:
         file.close()
 
@@ -253,14 +270,14 @@ def _search_slot_count(file: File, header: IndexHeader) -> int | None:
     follows a number of slots, which is right if the first and the last entry fit it. The file must
     have an entry.
     """
-    data = file.pread(file.size(), 0)
-    bytes_after_header = len(data) - HEADER.size
+    content = file.pread(file.size(), 0)
+    bytes_after_header = len(content) - HEADER.size
     packed_position = struct.pack(">q", header.end_position)
     # The distance from the end of the slots to the position in the last entry, which follows the
     # entry's hash of 4 bytes.
     last_position_offset = (header.entry_limit - 1) * ENTRY.itemsize + 4
 
-    match_index = data.find(packed_position, HEADER.size)
+    match_index = content.find(packed_position, HEADER.size)
     while match_index >= 0:
         slot_bytes = match_index - last_position_offset - HEADER.size
         slot_count, slot_remainder = divmod(slot_bytes, SLOT_BYTES)
@@ -269,7 +286,7 @@ def _search_slot_count(file: File, header: IndexHeader) -> int | None:
         has_whole_entries = entry_bytes % ENTRY.itemsize == 0
         if has_whole_slots and has_whole_entries and _fits_entries(file, header, slot_count):
             return slot_count
-        match_index = data.find(packed_position, match_index + 1)
+        match_index = content.find(packed_position, match_index + 1)
     return None
 
 
@@ -284,10 +301,10 @@ def _fits_entries(file: File, header: IndexHeader, slot_count: int) -> bool:
         (header.entry_limit - 1, header.end_position),
     )
     for entry_number, position in first_and_last:
-        data = file.pread(ENTRY.itemsize, entries_start + entry_number * ENTRY.itemsize)
-        if len(data) < ENTRY.itemsize:
+        entry_bytes = file.pread(ENTRY.itemsize, entries_start + entry_number * ENTRY.itemsize)
+        if len(entry_bytes) < ENTRY.itemsize:
             return False
-        if np.frombuffer(data, ENTRY)["position"][0] != position:
+        if np.frombuffer(entry_bytes, ENTRY)["position"][0] != position:
             return False
     return True
 
@@ -481,17 +498,8 @@ class IndexCheck:
 
         A file that is unreadable or no index file is not loaded, but gets a finding too.
         """
-        # After an interruption, the checkpoint vouches only for the first entries of its file.
-        checkpoint = self._checkpoint
-        entry_limit = None
-        if (
-            self._was_interrupted
-            and checkpoint is not None
-            and _file_number(path) == checkpoint.index_file
-        ):
-            entry_limit = checkpoint.index_count
         try:
-            file = load_index(self._layout.files, path, entry_limit)
+            file = load_index(self._layout.files, path, self._find_entry_limit(path))
         except OSError as error:
             self._findings.add(ERROR, "unreadable", self._layout.shorten_path(path), str(error))
             return
@@ -510,6 +518,18 @@ class IndexCheck:
         self._loaded_files.append(file)
         for problem in file.find_problems():
             self._add_finding(file, problem)
+
+    def _find_entry_limit(self, path: str) -> int | None:
+        """Return the number of the first entry of a file that is not loaded; None loads all.
+
+        After an interruption, the checkpoint vouches only for the first entries of its file.
+        """
+        checkpoint = self._checkpoint
+        if not self._was_interrupted or checkpoint is None:
+            return None
+        if _file_number(path) != checkpoint.index_file:
+            return None
+        return checkpoint.index_count
 
     def _check_header_times(self, file: IndexFile, rows: Positions, times_ms: Positions) -> None:
         """Check that the header has the times of the first and the last message.

@@ -72,9 +72,9 @@ class QueueRepair:
         # The offset behind the last record of each queue that has records.
         self._end_offsets: dict[QueueKey, int] = {}
         # The bytes at which the files of each queue begin.
-        self._file_bases: dict[QueueKey, set[int]] = {
-            key: {segment.base for segment in sequence.segments} for key, sequence in queues.items()
-        }
+        self._file_bases: dict[QueueKey, set[int]] = {}
+        for key, sequence in queues.items():
+            self._file_bases[key] = {segment.base for segment in sequence.segments}
         # The units that are wrong unless the topic turns out to have been created again.
         self._later_unit_counts: dict[QueueKey, int] = {}
         self.skipped_positions: set[int] = set()
@@ -149,6 +149,7 @@ class QueueRepair:
         if not len(wrong_rows):
             return
         if self._writer is not None:
+            # Overwrite everything from the first wrong unit to the last one.
             first_row = int(wrong_rows[0])
             last_row = int(wrong_rows[-1])
             wrong_part = expected[first_row * UNIT_BYTES : (last_row + 1) * UNIT_BYTES]
@@ -194,17 +195,19 @@ class QueueRepair:
         units[leads_too_far | is_unused] = _BLANK
         return units.tobytes()
 
-    def _write_units(self, key: QueueKey, position: int, data: bytes, writer: RepairWriter) -> None:
+    def _write_units(
+        self, key: QueueKey, position: int, unit_bytes: bytes, writer: RepairWriter
+    ) -> None:
         """Write units at byte `position` of a queue, and create the files that they need."""
         file_bytes = self._file_bytes
         written_bytes = 0
-        while written_bytes < len(data):
+        while written_bytes < len(unit_bytes):
             piece_start = position + written_bytes
             base = piece_start - piece_start % file_bytes
             if base not in self._file_bases.get(key, ()):
                 self._create_files(key, piece_start, writer)
             bytes_left_in_file = base + file_bytes - piece_start
-            piece = data[written_bytes : written_bytes + bytes_left_in_file]
+            piece = unit_bytes[written_bytes : written_bytes + bytes_left_in_file]
             writer.write(self._file_path(key, base), piece_start - base, piece)
             written_bytes += len(piece)
 
@@ -217,11 +220,11 @@ class QueueRepair:
         bases = self._file_bases.setdefault(key, set())
         base = position - position % file_bytes
         # Queues have no missing files: create those between the last one and this one.
-        earlier_bases = [file_base for file_base in bases if file_base < base]
-        last_base = max(earlier_bases, default=base - file_bytes)
+        previous_base = base - file_bytes
+        last_base = max((known for known in bases if known < base), default=previous_base)
         if base - last_base > NEW_FILES_MAX * file_bytes:
             # The earlier file is a leftover of a deleted topic.
-            last_base = base - file_bytes
+            last_base = previous_base
         for new_base in range(last_base + file_bytes, base + 1, file_bytes):
             path = self._file_path(key, new_base)
             writer.resize_file(path, file_bytes)
@@ -284,8 +287,8 @@ class QueueRepair:
         """
         if self._durable_end is not None:
             return
-        for _, data in sequence.iter_data(start, end, UNIT_BYTES):
-            unit_rows = np.frombuffer(data, np.uint8).reshape(-1, UNIT_BYTES)
+        for _, unit_bytes in sequence.iter_data(start, end, UNIT_BYTES):
+            unit_rows = np.frombuffer(unit_bytes, np.uint8).reshape(-1, UNIT_BYTES)
             self.wrong_unit_count += int(np.count_nonzero(unit_rows.any(axis=1)))
 
 
@@ -294,8 +297,8 @@ def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator
 
     Only the first such unit of each piece that is read is yielded.
     """
-    for position, data in sequence.iter_data(align=UNIT_BYTES):
-        units = np.frombuffer(data, UNIT_COLUMNS)
+    for position, unit_bytes in sequence.iter_data(align=UNIT_BYTES):
+        units = np.frombuffer(unit_bytes, UNIT_COLUMNS)
         leads_behind_log = (units["position"] >= log_end) & (units["size"] > 0)
         rows = np.flatnonzero(leads_behind_log)
         if len(rows):

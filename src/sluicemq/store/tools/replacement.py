@@ -64,8 +64,9 @@ def build_replacement(
     is at the end of the log; otherwise valid records follow.
     """
     is_end_of_file = invalid.end == file_end
-    # The end of a file is kept free for the blank record.
-    placeholders_end = invalid.end - BLANK.size if is_end_of_file else invalid.end
+    placeholders_end = invalid.end
+    if is_end_of_file:
+        placeholders_end -= BLANK.size  # kept free for the blank record
     bytes_with_properties = sum(_placeholder_size(message, has_properties=True) for message in lost)
     has_properties = bytes_with_properties <= placeholders_end - invalid.start
 

@@ -88,12 +88,12 @@ class TimerCheck:
         Messages whose delivery or next roll the run contains are removed again.
         """
         records = run.records
-        data = records.raw.tobytes()
-        if _TIMER_OUT_START not in data:
+        record_bytes = records.raw.tobytes()
+        if _TIMER_OUT_START not in record_bytes:
             return
-        for row in _iter_rows_with_due_time(data, records.starts, records.ends):
+        for row in _iter_rows_with_due_time(record_bytes, records.starts, records.ends):
             start = int(records.starts[row])
-            record = parse_record(data[start : int(records.ends[row])])
+            record = parse_record(record_bytes[start : int(records.ends[row])])
             if record is None:
                 continue
             out_digits = find_property(record.properties, TIMER_OUT_KEY)
@@ -201,13 +201,14 @@ class TimerCheck:
         if not timer_files.is_live(message) or self._is_recalled(message):
             return
         will_be_rebuilt = bool(timer_files.distrust_reason)
-        consequence = (
-            "; a start of SluiceMQ delivers it"
-            if will_be_rebuilt
-            else ": it is lost. Send it again"
-        )
+        if will_be_rebuilt:
+            severity = WARNING
+            consequence = "; a start of SluiceMQ delivers it"
+        else:
+            severity = ERROR
+            consequence = ": it is lost. Send it again"
         self._findings.add(
-            WARNING if will_be_rebuilt else ERROR,
+            severity,
             "timer-missing",
             f"{TIMER_TOPIC}/0 offset {message.offset}",
             f"the timed message at commit log position {message.position}, due at"
