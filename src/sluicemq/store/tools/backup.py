@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
-from sluicemq.files import SYSTEM_FILES, Files, clone, link, load_text, overwrite_text
+from sluicemq.files import SYSTEM_FILES, File, Files, clone, link, load_text, overwrite_text
 from sluicemq.files.identity import read_identity
 from sluicemq.store.directory import RESTORING_FILE, detect_file_sizes, read_checkpoint, write_abort
 from sluicemq.store.dispatch import sweep_records
@@ -223,8 +223,7 @@ def back_up(
 
     # Before the end of the log is searched, so that no document is newer than the log.
     state = _read_state(files, f"{root}/config")
-    log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
-    log.segments.load(removes=False)
+    log = _load_log(files, config.commit_log_path, config.commit_log_file_bytes)
     begin = log.start
     if manifest is not None:
         begin = manifest.moments[-1].end
@@ -238,15 +237,12 @@ def back_up(
         if segment.end > begin and segment.base < end:
             copied_bytes += _copy_segment(files, segment, log_directory, begin, end, shares)
     files.make_directory(log_directory)
-    state_directory = f"{target}/state/{end:0{NAME_DIGITS}d}"
+    state_directory = _state_directory(target, end)
     remove_tree(files, state_directory)
     _write_state(files, state_directory, state)
 
     # Write the manifest last, because it makes the new moment a part of the backup.
-    earlier_moments = manifest.moments if manifest is not None else []
-    moments = [moment for moment in earlier_moments if moment.end < end]
-    moments.append(Moment(end, clock.now_ms()))
-    moments = moments[-MOMENTS_MAX:]
+    moments = _add_moment(manifest, Moment(end, clock.now_ms()))
     new_manifest = _make_manifest(files, config, log.start, moments)
     overwrite_text(files, f"{target}/{MANIFEST}", new_manifest.to_text())
     _remove_old_states(files, f"{target}/state", moments)
@@ -260,8 +256,31 @@ def back_up(
         end=end,
         new_bytes=end - begin,
         copied_bytes=copied_bytes,
-        moments=len(new_manifest.moments),
+        moments=len(moments),
     )
+
+
+def _load_log(files: Files, directory: str, file_bytes: int) -> CommitLog:
+    """Return the commit log in a directory. Its files are not changed."""
+    log = CommitLog(files, directory, file_bytes)
+    log.segments.load(removes=False)
+    return log
+
+
+def _state_directory(backup: str, end: int) -> str:
+    """Return the directory in a backup with the documents of the moment that ends at `end`."""
+    return f"{backup}/state/{end:0{NAME_DIGITS}d}"
+
+
+def _add_moment(manifest: Manifest | None, moment: Moment) -> list[Moment]:
+    """Return the moments of a manifest and a new one, but at most the last MOMENTS_MAX.
+
+    An earlier moment with the same end is replaced. `manifest` is None for a new backup.
+    """
+    earlier_moments = manifest.moments if manifest is not None else []
+    moments = [earlier for earlier in earlier_moments if earlier.end < moment.end]
+    moments.append(moment)
+    return moments[-MOMENTS_MAX:]
 
 
 def _remove_old_states(files: Files, directory: str, moments: list[Moment]) -> None:
@@ -276,24 +295,28 @@ def _make_manifest(
     files: Files, config: StoreConfig, log_start: int, moments: list[Moment]
 ) -> Manifest:
     """Return the manifest of a backup of the store of `config`, whose log begins at `log_start`."""
-    root = config.root
     queue_file_bytes = config.consume_queue_file_bytes
     units = expired_units(files, config.consume_queue_path, queue_file_bytes, log_start)
-    index_file_bytes = 0
-    for name in filter(is_index_name, files.names(f"{root}/index")):
-        if not index_file_bytes:
-            with closing(files.open(f"{root}/index/{name}")) as file:
-                index_file_bytes = file.size()
-    timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, root)
+    timer_log_file_bytes, timer_precision_ms = _read_timer_settings(files, config.root)
     return Manifest(
         log_file_bytes=config.commit_log_file_bytes,
         queue_file_bytes=queue_file_bytes,
-        index_file_bytes=index_file_bytes,
+        index_file_bytes=_read_index_file_bytes(files, f"{config.root}/index"),
         moments=moments,
         units=units,
         timer_log_file_bytes=timer_log_file_bytes,
         timer_precision_ms=timer_precision_ms,
     )
+
+
+def _read_index_file_bytes(files: Files, directory: str) -> int:
+    """Return the size of the first index file in a directory that is not empty, or 0."""
+    for name in filter(is_index_name, files.names(directory)):
+        with closing(files.open(f"{directory}/{name}")) as file:
+            file_bytes = file.size()
+        if file_bytes:
+            return file_bytes
+    return 0
 
 
 def _read_timer_settings(files: Files, root: str) -> tuple[int, int]:
@@ -360,8 +383,7 @@ def _check_same_store(log: CommitLog, directory: str, end: int, manifest: Manife
 
     The store must have the same file size, and the same bytes before `end`.
     """
-    backup = CommitLog(log.segments.files, directory, manifest.log_file_bytes)
-    backup.segments.load(removes=False)
+    backup = _load_log(log.segments.files, directory, manifest.log_file_bytes)
     fact = ""
     if manifest.log_file_bytes != log.segments.file_bytes or end > log.segments.end:
         fact = f"the store in {log.segments.directory} is another one, or was truncated"
@@ -444,18 +466,23 @@ def _copy_segment(
         files.sync_directory(directory)
         return 0
 
-    position = max(begin, segment.base)
-    stop = min(end, segment.end)
+    copy_start = max(begin, segment.base)
+    copy_end = min(end, segment.end)
     with closing(files.open(path, create=True)) as file:
         file.truncate(segment.size)
-        for chunk_start in range(position, stop, _CHUNK_BYTES):
-            chunk = segment.read(chunk_start, min(_CHUNK_BYTES, stop - chunk_start))
-            file.pwrite(chunk, chunk_start - segment.base)
+        _copy_bytes(segment, file, copy_start, copy_end)
         file.sync()
     # The directory is synced after each file, so that a power loss leaves no gap between files.
     files.sync_directory(directory)
     segment.release()
-    return stop - position
+    return copy_end - copy_start
+
+
+def _copy_bytes(segment: Segment, file: File, start: int, end: int) -> None:
+    """Copy the positions [start, end) of a log into a file that has the base of `segment`."""
+    for chunk_start in range(start, end, _CHUNK_BYTES):
+        chunk = segment.read(chunk_start, min(_CHUNK_BYTES, end - chunk_start))
+        file.pwrite(chunk, chunk_start - segment.base)
 
 
 def _write_state(files: Files, directory: str, state: dict[str, bytes]) -> None:
@@ -517,8 +544,7 @@ def restore(
             f"{root} is not empty.", fix="Specify a directory that does not exist yet."
         )
 
-    log = CommitLog(files, f"{source}/commitlog", manifest.log_file_bytes)
-    log.segments.load(removes=False)
+    log = _load_log(files, f"{source}/commitlog", manifest.log_file_bytes)
     backup_end = manifest.moments[-1].end
     end = backup_end if at is None else at
     if not log.start <= end <= backup_end:
@@ -527,12 +553,8 @@ def restore(
             fix="Specify a position in that range.",
         )
 
-    # The documents are those of the newest moment before the end.
-    moment = manifest.moments[0]
-    for later_moment in manifest.moments:
-        if later_moment.end <= end:
-            moment = later_moment
-    state = _read_state(files, f"{source}/state/{moment.end:0{NAME_DIGITS}d}/config")
+    moment = _choose_moment(manifest, end)
+    state = _read_state(files, f"{_state_directory(source, moment.end)}/config")
 
     # From here until it is removed, RESTORING_FILE prevents that a broker opens the store.
     for name in set(files.names(root)) - {RESTORING_FILE}:
@@ -551,6 +573,18 @@ def restore(
     files.remove(f"{root}/{RESTORING_FILE}")
     files.sync_directory(root)
     return report
+
+
+def _choose_moment(manifest: Manifest, end: int) -> Moment:
+    """Return the moment whose documents a restore up to position `end` uses.
+
+    That is the newest one whose end is not behind `end`, or else the first one.
+    """
+    chosen = manifest.moments[0]
+    for moment in manifest.moments:
+        if moment.end <= end:
+            chosen = moment
+    return chosen
 
 
 def _build_derived_files(

@@ -26,7 +26,7 @@ from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, parse_slots
 from sluicemq.store.tools.checks import JSON_DOCUMENTS, read_document
-from sluicemq.store.tools.index_check import HEADER, IndexHeader, load_index
+from sluicemq.store.tools.index_check import HEADER, IndexFile, IndexHeader, load_index
 from sluicemq.store.tools.layout import (
     FileSequence,
     QueueKey,
@@ -561,14 +561,7 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
 
     A key selects entries by its hash, so entries of other keys may be among them. Raises OSError.
     """
-    wanted_hashes: set[int] | None = None
-    if selection.key is not None:
-        if selection.topic is None:
-            topics = {topic for topic, _ in layout.queues}
-        else:
-            topics = {selection.topic}
-        wanted_hashes = {hash_key(topic, selection.key) for topic in topics}
-
+    wanted_hashes = _find_wanted_hashes(layout, selection)
     for path, file_bytes, header in iter_index_headers(layout):
         name = layout.shorten_path(path)
         index_file = load_index(layout.files, path)
@@ -581,31 +574,57 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
         }
         if index_file is None:
             continue
+        for row in _select_entries(index_file, selection, wanted_hashes):
+            if _has_topic(layout, int(index_file.positions[row]), selection.topic):
+                yield {"kind": "entry", "file": name, **_describe_entry(index_file, row)}
 
-        is_selected = np.ones(len(index_file.hashes), np.bool_)
-        if wanted_hashes is not None:
-            is_selected = np.isin(index_file.hashes, list(wanted_hashes))
-        # The time of an entry is in seconds: its message may have been stored up to 999 ms later.
-        times_ms = index_file.header.begin_time_ms + index_file.times * 1000
-        is_selected &= times_ms + 999 >= selection.time_min_ms
-        is_selected &= times_ms <= selection.time_max_ms
-        for row in np.flatnonzero(is_selected).tolist():
-            position = int(index_file.positions[row])
-            if selection.topic is not None:
-                record = read_record(layout.log, position)
-                if record is None or record.topics[0][0] != selection.topic.encode():
-                    continue
-            yield {
-                "kind": "entry",
-                "file": name,
-                "number": row + 1,
-                "slot": int(index_file.hashes[row] % len(index_file.slots)),
-                "hash": int(index_file.hashes[row]),
-                "position": position,
-                "seconds": int(index_file.times[row]),
-                "time_ms": int(times_ms[row]),
-                "previous": int(index_file.previous[row]),
-            }
+
+def _find_wanted_hashes(layout: StoreLayout, selection: Selection) -> set[int] | None:
+    """Return the hashes of the selected key for the topics of the store; None selects all keys."""
+    if selection.key is None:
+        return None
+    if selection.topic is None:
+        topics = {topic for topic, _ in layout.queues}
+    else:
+        topics = {selection.topic}
+    return {hash_key(topic, selection.key) for topic in topics}
+
+
+def _select_entries(
+    index_file: IndexFile, selection: Selection, wanted_hashes: set[int] | None
+) -> list[int]:
+    """Return the rows of an index file with a wanted hash and a selected time."""
+    is_selected = np.ones(len(index_file.hashes), np.bool_)
+    if wanted_hashes is not None:
+        is_selected = np.isin(index_file.hashes, list(wanted_hashes))
+    # The time of an entry is in seconds: its message may have been stored up to 999 ms later.
+    times_ms = index_file.header.begin_time_ms + index_file.times * 1000
+    is_selected &= times_ms + 999 >= selection.time_min_ms
+    is_selected &= times_ms <= selection.time_max_ms
+    rows: list[int] = np.flatnonzero(is_selected).tolist()
+    return rows
+
+
+def _has_topic(layout: StoreLayout, position: int, topic: str | None) -> bool:
+    """Return whether the record at `position` has a topic; True for all records if it is None."""
+    if topic is None:
+        return True
+    record = read_record(layout.log, position)
+    return record is not None and record.topics[0][0] == topic.encode()
+
+
+def _describe_entry(index_file: IndexFile, row: int) -> dict[str, int]:
+    """Return the fields of the entry in a row of an index file."""
+    seconds = int(index_file.times[row])
+    return {
+        "number": row + 1,
+        "slot": int(index_file.hashes[row] % len(index_file.slots)),
+        "hash": int(index_file.hashes[row]),
+        "position": int(index_file.positions[row]),
+        "seconds": seconds,
+        "time_ms": index_file.header.begin_time_ms + seconds * 1000,
+        "previous": int(index_file.previous[row]),
+    }
 
 
 def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:

@@ -297,21 +297,18 @@ class _Repair:
         # The invalid ranges, and the store time of the last record before each of them.
         invalid_ranges: list[InvalidRange] = []
         times_ms: list[int] = []
-        time_ms = 0
+        last_time_ms = 0
         walk = self._start_walk()
         for log_part in self._iter_with_progress(walk):
-            if isinstance(log_part, InvalidRange):
-                is_start_of_file = log_part.start % self._log_file_bytes == 0
-                is_adjacent = bool(invalid_ranges) and invalid_ranges[-1].end == log_part.start
-                if is_adjacent and not is_start_of_file:
-                    invalid_ranges[-1] = invalid_ranges[-1]._replace(end=log_part.end)
-                else:
-                    invalid_ranges.append(log_part)
-                    times_ms.append(time_ms)
-            else:
+            if isinstance(log_part, Run):
                 finder.add_run(log_part)
                 comparison.add_run(log_part)
-                time_ms = log_part.store_time_ms
+                last_time_ms = log_part.store_time_ms
+            elif invalid_ranges and self._continues_range(invalid_ranges[-1], log_part):
+                invalid_ranges[-1] = invalid_ranges[-1]._replace(end=log_part.end)
+            else:
+                invalid_ranges.append(log_part)
+                times_ms.append(last_time_ms)
         comparison.finish(walk.valid_end)
         finder.finish(layout.queues)
 
@@ -319,11 +316,17 @@ class _Repair:
         for invalid in finder.contradicted:
             index = bisect_left(invalid_ranges, invalid)
             invalid_ranges.insert(index, invalid)
-            times_ms.insert(index, times_ms[index - 1] if index else time_ms)
-        self._make_plan(walk.valid_end, invalid_ranges, times_ms, time_ms, finder)
+            times_ms.insert(index, times_ms[index - 1] if index else last_time_ms)
+
+        self._make_plan(walk.valid_end, invalid_ranges, times_ms, last_time_ms, finder)
         report.log_end = walk.valid_end
         report.wrong_units = comparison.wrong_unit_count
         report.missing_queues = len(comparison.missing_queues)
+
+    def _continues_range(self, previous: InvalidRange, invalid: InvalidRange) -> bool:
+        """Return whether an invalid range follows the previous one in the same file."""
+        is_start_of_file = invalid.start % self._log_file_bytes == 0
+        return previous.end == invalid.start and not is_start_of_file
 
     def _start_walk(self) -> LogWalk:
         """Return a walk over the log up to its last file or its durable end."""
@@ -359,6 +362,8 @@ class _Repair:
                 f"{self._log_file_path(newest.log_start)} and the files behind it, up to"
                 f" {segments[0].base:020d}, are missing"
             )
+
+        # Files of the log.
         expected_base = segments[0].base
         for segment in segments:
             while expected_base < segment.base:
@@ -369,6 +374,8 @@ class _Repair:
                     f"{segment.path} has {segment.size} of {self._log_file_bytes} bytes"
                 )
             expected_base += self._log_file_bytes
+
+        # Files of consume queues.
         for sequence in self.layout.queues.values():
             for segment in sequence.segments:
                 if segment.size != self._queue_file_bytes:
@@ -402,11 +409,7 @@ class _Repair:
 
         # Records that are valid except for their offset get the right one if a unit has it.
         lost = finder.find_lost(ranges, self.layout.queues)
-        contradicted = {invalid.start: key for invalid, key in finder.contradicted.items()}
-        offset_fixes: dict[int, int] = {}
-        for message in lost:
-            if contradicted.get(message.position) == message.key:
-                offset_fixes[message.position] = message.offset
+        offset_fixes = _find_offset_fixes(finder, lost)
         lost = [message for message in lost if message.position not in offset_fixes]
         is_unfixed = [invalid.start not in offset_fixes for invalid in ranges]
         ranges = list(compress(ranges, is_unfixed))
@@ -430,12 +433,17 @@ class _Repair:
             offset_fixes=offset_fixes,
             doubtful_positions=finder.doubtful_positions,
         )
-        for invalid, messages in zip(ranges, lost_by_range, strict=True):
+        self._report_damaged_ranges(damage_end)
+        self.report.lost = _group_into_ranges(lost)
+
+    def _report_damaged_ranges(self, damage_end: int) -> None:
+        """Add the damaged ranges of the plan to the report, up to position `damage_end`."""
+        plan = self._plan
+        for invalid, messages in zip(plan.damaged_ranges, plan.lost_messages, strict=True):
             path = self._log_file_path(invalid.start - invalid.start % self._log_file_bytes)
             shown_end = min(invalid.end, damage_end)
             damaged = DamagedRange(path, invalid.start, shown_end, invalid.reason, len(messages))
             self.report.damaged.append(damaged)
-        self.report.lost = _group_into_ranges(lost)
 
     def _log_file_path(self, base: int) -> str:
         """Return the path of the file of the log that begins at position `base`."""
@@ -534,28 +542,7 @@ class _Repair:
         """
         plan = self._plan
         self._complete_log_files(writer)
-
-        # Fill the damaged ranges.
-        log_end = plan.log_end
-        time_ms = plan.last_time_ms
-        without_room: list[LostMessage] = []
-        for invalid, lost, previous_time_ms in zip(
-            plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True
-        ):
-            is_last = invalid.start >= plan.log_end
-            base = invalid.start - invalid.start % self._log_file_bytes
-            replacement = build_replacement(
-                invalid,
-                base + self._log_file_bytes,
-                lost,
-                # The first record of the log has none before it, and a log may have no record.
-                previous_time_ms or time_ms or 1,
-                is_last=is_last,
-            )
-            without_room += replacement.without_room
-            self._write_pieces(writer, invalid, replacement.pieces)
-            if replacement.placed or not is_last:
-                log_end = max(log_end, replacement.end)
+        without_room, log_end = self._fill_damaged_ranges(writer)
 
         # Fix queue offsets.
         for position, offset in plan.offset_fixes.items():
@@ -567,7 +554,30 @@ class _Repair:
         for invalid in plan.tail:
             self._write_pieces(writer, invalid, [])
         writer.flush()
-        return without_room, log_end, time_ms
+        return without_room, log_end, plan.last_time_ms
+
+    def _fill_damaged_ranges(self, writer: RepairWriter) -> tuple[list[LostMessage], int]:
+        """Write placeholders for the lost messages, and other fillers, into the damaged ranges.
+
+        Returns (lost messages for whose placeholders there is no room, end of the log).
+        """
+        plan = self._plan
+        log_end = plan.log_end
+        without_room: list[LostMessage] = []
+        ranges = zip(plan.damaged_ranges, plan.lost_messages, plan.times_ms, strict=True)
+        for invalid, lost, previous_time_ms in ranges:
+            is_last = invalid.start >= plan.log_end
+            base = invalid.start - invalid.start % self._log_file_bytes
+            # The first record of the log has none before it, and a log may have no record.
+            time_ms = previous_time_ms or plan.last_time_ms or 1
+            replacement = build_replacement(
+                invalid, base + self._log_file_bytes, lost, time_ms, is_last=is_last
+            )
+            without_room += replacement.without_room
+            self._write_pieces(writer, invalid, replacement.pieces)
+            if replacement.placed or not is_last:
+                log_end = max(log_end, replacement.end)
+        return without_room, log_end
 
     def _complete_log_files(self, writer: RepairWriter) -> None:
         """Create the missing files of the log, and extend those that are too short."""
@@ -650,6 +660,19 @@ def _group_into_ranges(lost: list[LostMessage]) -> list[LostRange]:
         else:
             ranges.append(LostRange(topic, queue_id, offset, offset))
     return ranges
+
+
+def _find_offset_fixes(finder: LostMessageFinder, lost: list[LostMessage]) -> dict[int, int]:
+    """Return position -> offset of the contradicted records whose right offset is known.
+
+    It is known if one of the lost messages, found by its unit, was in the place of the record.
+    """
+    contradicted_keys = {invalid.start: key for invalid, key in finder.contradicted.items()}
+    offset_fixes: dict[int, int] = {}
+    for message in lost:
+        if contradicted_keys.get(message.position) == message.key:
+            offset_fixes[message.position] = message.offset
+    return offset_fixes
 
 
 def _assign_to_ranges(
