@@ -105,6 +105,11 @@ class Member:
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     """Its subscription to each topic."""
 
+    @property
+    def reported_state(self) -> tuple[object, ...]:
+        """What a heartbeat may change, apart from its time."""
+        return (self.client_id, self.subscription_key, self.fingerprint, self.subscriptions)
+
 
 @dataclass(slots=True, eq=False)
 class ConsumerGroup:
@@ -440,12 +445,7 @@ class Consumers:
         group.consume_from_where = consumer.consume_from_where
         group.members[member.peer] = stored_member
         # Compared at the end, to find out whether the heartbeat has changed the member.
-        before_update = (
-            stored_member.client_id,
-            stored_member.subscription_key,
-            stored_member.fingerprint,
-            stored_member.subscriptions,
-        )
+        old_state = stored_member.reported_state
         stored_member.client_id = member.client_id
         stored_member.heartbeat_s = member.heartbeat_s
         stored_member.subscriptions = subscribed.by_topic
@@ -460,18 +460,11 @@ class Consumers:
             self.filters.update_group(group.name, group.list_member_subscriptions())
 
         # In a group with lanes each member has a fingerprint of its own.
-        old_fingerprint = group.fingerprint
-        group.fingerprint = fingerprint
         has_lanes = group.name in self.lanes.table
-        if has_lanes:
-            old_fingerprint = stored_member.fingerprint
+        old_fingerprint = stored_member.fingerprint if has_lanes else group.fingerprint
+        group.fingerprint = fingerprint
         stored_member.fingerprint = fingerprint
-        if joined or before_update != (
-            stored_member.client_id,
-            key,
-            fingerprint,
-            stored_member.subscriptions,
-        ):
+        if joined or stored_member.reported_state != old_state:
             group.change_count += 1
 
         # None as keys means that all members rebalance, and an empty set that none does.
@@ -582,10 +575,7 @@ class Consumers:
         has_lanes = group.name in self.lanes.table
         have_all_same_key = set(other_keys.values()) <= {key}
         if not has_lanes and have_all_same_key:
-            if key and key != group.subscription_key:
-                from_first = group.consume_from_where == FROM_FIRST_OFFSET
-                self.lanes.storage.start_join_offsets(group.name, key, from_first=from_first)
-                group.subscription_key = key
+            self._set_group_key(group, key)
             if not key and other_keys:
                 return set()
             topics_changed = group.replace_subscriptions(member.subscriptions, compiled)
@@ -605,6 +595,16 @@ class Consumers:
             self.contracts.record_lane_member(group.name, member.client_id, key, other_keys)
         group.merge_member_subscriptions()
         return {key, old_key} if is_new_in_lane else set()
+
+    def _set_group_key(self, group: ConsumerGroup, key: str) -> None:
+        """Make `key` the subscription key of a group, unless it is "" or the same as before.
+
+        The offsets at which later lanes join are then recorded for the new key.
+        """
+        if key and key != group.subscription_key:
+            from_first = group.consume_from_where == FROM_FIRST_OFFSET
+            self.lanes.storage.start_join_offsets(group.name, key, from_first=from_first)
+            group.subscription_key = key
 
     def record_short_heartbeat(self, group_name: str, member: Member, fingerprint: int) -> bool:
         """Update or add a member by a heartbeat without subscriptions (V2).

@@ -193,30 +193,35 @@ class FilterHandlers(BrokerComponent):
             criteria = yield from self.compile_criteria(subscription)
         queue_count = topic_entry.config.read_queues if topic_entry is not None else 0
         for queue_id in range(queue_count):
-            committed, in_flight, extra = self.unfinished(group, topic, queue_id)
-            tally = None
-            if criteria is not None:
-                now_s = self.clock.monotonic_s()
-                tally = yield from self.match_counter.count_lag(
-                    group, topic, queue_id, criteria, committed, now_s
-                )
-            # Messages may have arrived during the count: the lag ends where the count ended.
-            offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
-            if tally is not None:
-                offset_max = tally.end
-            queues.append(
-                QueueLag(
-                    queue_id=queue_id,
-                    committed=committed,
-                    offset_min=offset_min,
-                    offset_max=offset_max,
-                    tally=tally,
-                    in_flight=in_flight,
-                    extra=extra,
-                )
-            )
+            queue_lag = yield from self._count_queue_lag(group, topic, queue_id, criteria)
+            queues.append(queue_lag)
             yield None
         return queues
+
+    def _count_queue_lag(
+        self, group: str, topic: str, queue_id: int, criteria: MatchCriteria | None
+    ) -> WorkItem[QueueLag]:
+        """Count the lag in one queue, without a tally if `criteria` is None. Work item."""
+        committed, in_flight, extra = self.unfinished(group, topic, queue_id)
+        tally = None
+        if criteria is not None:
+            now_s = self.clock.monotonic_s()
+            tally = yield from self.match_counter.count_lag(
+                group, topic, queue_id, criteria, committed, now_s
+            )
+        # Messages may have arrived during the count: the lag ends where the count ended.
+        offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
+        if tally is not None:
+            offset_max = tally.end
+        return QueueLag(
+            queue_id=queue_id,
+            committed=committed,
+            offset_min=offset_min,
+            offset_max=offset_max,
+            tally=tally,
+            in_flight=in_flight,
+            extra=extra,
+        )
 
     def count_group_lag(self, group: str, topic: str) -> WorkItem[list[QueueLag]]:
         """Count the lag of a group in each queue of a topic, with its own subscription.
@@ -249,20 +254,7 @@ class FilterHandlers(BrokerComponent):
         """
         queues = []
         for queue_id in range(queue_count):
-            now_s = self.clock.monotonic_s()
-            group_lanes.ensure_queue((topic, queue_id))
-            live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
-            # Listed before the first count, because lanes may end while the counts go on.
-            lanes = [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]
-            lane_tallies: list[tuple[Lane, Tally]] = []
-            for lane in lanes:
-                lane_queue = lane.queues.get((topic, queue_id))
-                if lane_queue is not None:
-                    tally = yield from self.match_counter.count_lane_lag(
-                        f"{group}@{lane.id}", topic, queue_id, lane_queue, now_s
-                    )
-                    lane_tallies.append((lane, tally))
-
+            lane_tallies = yield from self._tally_lanes(group, group_lanes, topic, queue_id)
             # Without a lane in this queue, the group's own offset counts, and its lag is unknown.
             offset_min, offset_max = self.store.queue_offsets(topic, queue_id)
             committed = self.offsets.committed(group, topic, queue_id)
@@ -283,6 +275,25 @@ class FilterHandlers(BrokerComponent):
             )
             yield None
         return queues
+
+    def _tally_lanes(
+        self, group: str, group_lanes: GroupLanes, topic: str, queue_id: int
+    ) -> WorkItem[list[tuple[Lane, Tally]]]:
+        """Return each lane of a group that has a queue, with its tally there. Work item."""
+        now_s = self.clock.monotonic_s()
+        group_lanes.ensure_queue((topic, queue_id))
+        live_keys, idle_keys = group_lanes.get_live_and_idle_keys()
+        # Listed before the first count, because lanes may end while the counts go on.
+        lanes = [group_lanes.lanes[key] for key in (*live_keys, *idle_keys)]
+        lane_tallies: list[tuple[Lane, Tally]] = []
+        for lane in lanes:
+            lane_queue = lane.queues.get((topic, queue_id))
+            if lane_queue is not None:
+                tally = yield from self.match_counter.count_lane_lag(
+                    f"{group}@{lane.id}", topic, queue_id, lane_queue, now_s
+                )
+                lane_tallies.append((lane, tally))
+        return lane_tallies
 
     # --- evaluations that failed
 

@@ -177,21 +177,14 @@ class HeartbeatHandlers(BrokerComponent):
             if self._create_retry_topic(consumer, config):
                 creates_topic = True
 
-            if heartbeat.without_subscriptions:
-                needs_full_heartbeat = self.consumers.record_short_heartbeat(
-                    consumer.group, new_member(), heartbeat.fingerprint
+            try:
+                needs_full_heartbeat = yield from self._record_member(
+                    heartbeat, consumer, new_member(), member_bytes
                 )
+            except ContractError as error:
+                refusal = str(error)
             else:
-                self.consumers.memory.reserve(peer, (CONSUMER, consumer.group), member_bytes)
-                subscribed = yield from self.consumers.prepare_subscriptions(consumer)
-                try:
-                    needs_full_heartbeat = self.consumers.record_heartbeat(
-                        consumer, new_member(), heartbeat.fingerprint, subscribed
-                    )
-                except ContractError as error:
-                    refusal = str(error)
-                    needs_full_heartbeat = False
-            needs_full = needs_full or needs_full_heartbeat
+                needs_full = needs_full or needs_full_heartbeat
             snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
         yield from self._add_producer(heartbeat.producer_groups, new_member)
 
@@ -217,13 +210,37 @@ class HeartbeatHandlers(BrokerComponent):
         return Announced(answer) if creates_topic else answer
 
     def _create_retry_topic(self, consumer: bodies.ConsumerData, config: GroupConfig) -> bool:
-        """Create the retry topic of a group if it has retries and no such topic. Return whether."""
+        """Create the retry topic of a group that has retries, unless it exists.
+
+        Return whether it was created.
+        """
         retry_topic = RETRY_PREFIX + consumer.group
         if retry_topic in self.topics or config.retry_queues <= 0:
             return False
         sys_flag = UNIT_SYS_FLAG if consumer.unit_mode else 0
         self.topics.ensure(retry_topic, config.retry_queues, sys_flag)
         return True
+
+    def _record_member(
+        self,
+        heartbeat: bodies.Heartbeat,
+        consumer: bodies.ConsumerData,
+        member: Member,
+        member_bytes: int,
+    ) -> WorkItem[bool]:
+        """Add or update a member of the group of `consumer`, one part of a heartbeat. Work item.
+
+        `member_bytes` is its estimated memory. Return whether the client has to send a full
+        heartbeat. Raises RequestError if it would use too much memory, and ContractError if the
+        group refuses its subscriptions.
+        """
+        if heartbeat.without_subscriptions:
+            return self.consumers.record_short_heartbeat(
+                consumer.group, member, heartbeat.fingerprint
+            )
+        self.consumers.memory.reserve(member.peer, (CONSUMER, consumer.group), member_bytes)
+        subscribed = yield from self.consumers.prepare_subscriptions(consumer)
+        return self.consumers.record_heartbeat(consumer, member, heartbeat.fingerprint, subscribed)
 
     def _log_unknown_group(self, group: str, client_id: str) -> None:
         """Log once that a group does not exist, for the first UNKNOWN_GROUPS_LOGGED_MAX groups.

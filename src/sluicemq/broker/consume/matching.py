@@ -472,21 +472,18 @@ class MatchCounter:
             """
             counts.extend(_count_block(vectorised, block_or_load) for block_or_load in batch)
 
-        loads: list[Load] = []
-        rows_in_memory = 0
-        for block_or_load in batch:
-            if isinstance(block_or_load, ColumnBlock):
-                rows_in_memory += block_or_load.rows
-            else:
-                loads.append(block_or_load)
-        if loads or not criteria.is_fast_for(rows_in_memory):
-            yield count_blocks
-        else:
+        blocks = [block for block in batch if isinstance(block, ColumnBlock)]
+        loads = [load for load in batch if not isinstance(load, ColumnBlock)]
+        is_fast = criteria.is_fast_for(sum(block.rows for block in blocks))
+        if is_fast and not loads:
             count_blocks()
             yield None
+        else:
+            yield count_blocks
         for load in loads:
             self._store.columns.accept_load(load)
 
+        # Where the columns could not decide, evaluate records.
         match_count = 0
         for block_or_load, block_count in zip(batch, counts, strict=True):
             if block_count is not None:

@@ -24,6 +24,7 @@ from sluicemq.broker.context import BrokerComponent, BrokerContext
 from sluicemq.broker.group_commit import Announced, Postponed
 from sluicemq.broker.topics import Topic
 from sluicemq.errors import RequestError
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.work.background import WorkItem
@@ -329,14 +330,10 @@ class GroupOffsetHandlers(BrokerComponent):
             else:
                 subscription = compiled.subscription
                 filter_text = "null"
-        wanted_codes = subscription.codes if subscription is not None else ()
 
         def encode_body() -> bytes:
             """Return the body of the answer. Runs on another thread."""
-            decoded_units = [
-                bodies.QueueUnit(position, size, code, not wanted_codes or code in wanted_codes)
-                for position, size, code in UNIT.iter_unpack(units)
-            ]
+            decoded_units = _decode_units(units, subscription)
             return bodies.encode_queue_units(
                 bodies.QueueUnits(offset_min, offset_end, decoded_units, subscription, filter_text)
             )
@@ -366,3 +363,15 @@ class GroupOffsetHandlers(BrokerComponent):
     def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
         """Return the name of a queue of this broker."""
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
+
+
+def _decode_units(units: bytes, subscription: Subscription | None) -> list[bodies.QueueUnit]:
+    """Return the units of a queue, each with whether its tag code matches a subscription.
+
+    All of them match if `subscription` is None or selects no tags.
+    """
+    wanted_codes = subscription.codes if subscription is not None else ()
+    return [
+        bodies.QueueUnit(position, size, code, not wanted_codes or code in wanted_codes)
+        for position, size, code in UNIT.iter_unpack(units)
+    ]

@@ -583,11 +583,9 @@ def _find_wanted_hashes(layout: StoreLayout, selection: Selection) -> set[int] |
     """Return the hashes of the selected key for the topics of the store; None selects all keys."""
     if selection.key is None:
         return None
-    if selection.topic is None:
-        topics = {topic for topic, _ in layout.queues}
-    else:
-        topics = {selection.topic}
-    return {hash_key(topic, selection.key) for topic in topics}
+    if selection.topic is not None:
+        return {hash_key(selection.topic, selection.key)}
+    return {hash_key(topic, selection.key) for topic, _ in layout.queues}
 
 
 def _select_entries(
