@@ -48,6 +48,7 @@ from sluicemq.record.properties import (
     Shape,
     ValueSpans,
     in_row_order,
+    join_values,
     make_even_offsets,
     make_hex_array,
     make_text_array,
@@ -498,13 +499,22 @@ def build_block(
 
     odd_rows = np.empty(0, np.int64)
     if len(located.rows) != row_count:
-        # The arrays contain only the rows that are not odd. Insert the code -1 for odd rows.
         odd_rows = np.setdiff1d(np.arange(row_count), located.rows)
-        for name, array in arrays.items():
-            codes = np.full(row_count, -1, np.int32)
-            codes[located.rows] = _codes(array)
-            arrays[name] = make_dictionary_array(codes, array.dictionary)
+        arrays = {
+            name: _insert_null_rows(array, located.rows, row_count)
+            for name, array in arrays.items()
+        }
     return ColumnBlock(first_offset, row_count, ArrowColumns(arrays), excluded, odd_rows)
+
+
+def _insert_null_rows(array: Any, rows: Positions, row_count: int) -> Any:
+    """Return a dictionary array of `row_count` rows with the values of `array` in `rows`.
+
+    Other rows are null, which is the code -1.
+    """
+    codes = np.full(row_count, -1, np.int32)
+    codes[rows] = _codes(array)
+    return make_dictionary_array(codes, array.dictionary)
 
 
 def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) -> _PropertyRows:
@@ -540,7 +550,7 @@ def _locate_properties(piece: LogPiece, positions: Positions, sizes: Positions) 
 def _merge_pieces(located_pieces: list[_PropertyRows]) -> _PropertyRows:
     """Merge the property bytes of several pieces into one buffer, sorted by row.
 
-    If only one part has rows, return it as it is.
+    If only one piece has rows, return it as it is.
     """
     located_pieces = [located for located in located_pieces if len(located.rows)]
     if not located_pieces:
@@ -549,27 +559,23 @@ def _merge_pieces(located_pieces: list[_PropertyRows]) -> _PropertyRows:
     if len(located_pieces) == 1:
         return located_pieces[0]
 
-    # Copy the properties of each piece behind each other.
+    # Copy the properties of all pieces behind each other.
     buffers = []
     starts = []
     buffered_bytes = 0
     for located in located_pieces:
-        # The data buffer of a binary array contains the values without gaps.
-        array = make_value_array(located.raw, located.starts, located.lengths, pa.binary())
-        _, offsets, value_data = array.buffers()
-        value_bounds = np.frombuffer(offsets, np.int32, len(located.rows) + 1).astype(np.int64)
-        value_bytes = int(value_bounds[-1])
-        if value_bytes:
-            buffers.append(np.frombuffer(value_data, np.uint8, value_bytes))
-        starts.append(value_bounds[:-1] + buffered_bytes)
-        buffered_bytes += value_bytes
+        joined, joined_starts = join_values(located.raw, located.starts, located.lengths)
+        buffers.append(joined)
+        starts.append(joined_starts + buffered_bytes)
+        buffered_bytes += len(joined)
 
+    # Sort them by row.
     rows = np.concatenate([located.rows for located in located_pieces])
     order = np.argsort(rows, kind="stable")
     lengths = np.concatenate([located.lengths for located in located_pieces])
     # `read_properties` reads one byte behind the last value, whatever it is.
-    joined = np.concatenate([*buffers, np.zeros(1, np.uint8)])
-    return _PropertyRows(joined, np.concatenate(starts)[order], lengths[order], rows[order])
+    raw = np.concatenate([*buffers, np.zeros(1, np.uint8)])
+    return _PropertyRows(raw, np.concatenate(starts)[order], lengths[order], rows[order])
 
 
 def _make_column_arrays(

@@ -565,10 +565,7 @@ def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Pos
     name_ends = separators[int(np.searchsorted(separators, 8)) :]
     last_bytes = unaligned_view(raw, ">u8")[name_ends - 8]
 
-    may_need_care = np.isin(last_bytes, _CARE).any() or any(
-        (last_bytes & mask == name).any() for mask, name in _CARE_SHORT
-    )
-    if may_need_care or (raw[ends - 1] != VALUE_END).any():
+    if _may_need_care(last_bytes) or (raw[ends - 1] != VALUE_END).any():
         return None
     if _ZEROS in data and any(_ZEROS in encoded for encoded in properties.slices()):
         return None
@@ -604,6 +601,13 @@ _TAGS: Final = np.uint64(int.from_bytes(b"\x02TAGS", "big"))
 _TAGS_FIRST: Final = np.uint64(int.from_bytes(b"TAGS", "big"))
 _FIVE: Final = np.uint64((1 << 40) - 1)
 _FOUR: Final = np.uint64((1 << 32) - 1)
+
+
+def _may_need_care(last_bytes: NDArray[np.uint64]) -> bool:
+    """Return whether a name may be one of `_NEEDS_CARE`, by the last 8 bytes of all names."""
+    if np.isin(last_bytes, _CARE).any():
+        return True
+    return any((last_bytes & mask == name).any() for mask, name in _CARE_SHORT)
 
 
 def encode_records(

@@ -112,6 +112,20 @@ def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, arrow_ty
     return pa.Array.from_buffers(view_type, count, buffers).cast(arrow_type)
 
 
+def join_values(raw: Bytes, starts: Positions, lengths: Positions) -> tuple[Bytes, Positions]:
+    """Return (joined, joined starts): the values of `make_value_array` behind each other.
+
+    Value i begins at `joined_starts[i]`.
+    """
+    # The data buffer of a binary array contains the values without gaps.
+    _, offsets, value_bytes = make_value_array(raw, starts, lengths, pa.binary()).buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
+    joined_bytes = int(bounds[-1])
+    if not joined_bytes:
+        return np.empty(0, np.uint8), bounds[:-1]
+    return np.frombuffer(value_bytes, np.uint8, joined_bytes), bounds[:-1]
+
+
 def _make_views(raw: Bytes, starts: Positions, lengths: Positions) -> NDArray[np.int32]:
     """Return an Arrow view of each value, one in each row of four numbers of 4 bytes.
 
@@ -296,12 +310,8 @@ def _search_whole_rows(raw: Bytes, starts: Positions, sizes: Positions) -> Posit
     That is all of them if there is none. The bytes of all rows are copied behind each other and
     searched at once.
     """
-    _, offsets, data = make_value_array(raw, starts, sizes, pa.binary()).buffers()
-    bounds = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
-    total_bytes = int(bounds[-1])
-    copied = np.frombuffer(data, np.uint8, total_bytes) if total_bytes else np.empty(0, np.uint8)
-    separators = np.append(np.flatnonzero(copied == SEPARATOR), total_bytes)
-    row_starts = bounds[:-1]
+    joined, row_starts = join_values(raw, starts, sizes)
+    separators = np.append(np.flatnonzero(joined == SEPARATOR), len(joined))
     distances = separators[np.searchsorted(separators, row_starts)] - row_starts
     byte_counts: Positions = np.minimum(distances, sizes)
     return byte_counts
@@ -368,19 +378,26 @@ def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
     # The last word of a value writes up to 7 surplus bytes into the values behind it. Each value
     # begins with its first word, so the first words are written last and in order.
     for index, column in enumerate(columns):
-        column_starts = target_starts[:, index]
-        for word_start in range(_WORD, column.length_max, _WORD):
-            if column.text is not None:
-                target[column_starts + word_start] = _first_word(column.text[word_start:])
-            elif isinstance(column.lengths, int):
-                words = read_words(column.raw, column.starts + word_start)
-                target[column_starts + word_start] = words
-            else:
-                longer = np.flatnonzero(column.lengths > word_start)
-                words = read_words(column.raw, column.starts[longer] + word_start)
-                target[column_starts[longer] + word_start] = words
+        _write_later_words(target, target_starts[:, index], column)
     target[target_starts.reshape(-1)] = first_words.reshape(-1)
     return _make_valid_text_array(lengths.size, offsets, data[:size])
+
+
+def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: ValueSpans) -> None:
+    """Write the values of a column from their second word on.
+
+    Value i goes to byte `target_starts[i]` of `target`, whose element n is the word at byte n.
+    """
+    for word_start in range(_WORD, column.length_max, _WORD):
+        if column.text is not None:  # all values are the same
+            target[target_starts + word_start] = _first_word(column.text[word_start:])
+        elif isinstance(column.lengths, int):
+            words = read_words(column.raw, column.starts + word_start)
+            target[target_starts + word_start] = words
+        else:
+            longer = np.flatnonzero(column.lengths > word_start)
+            words = read_words(column.raw, column.starts[longer] + word_start)
+            target[target_starts[longer] + word_start] = words
 
 
 def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
@@ -672,27 +689,41 @@ def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Proper
             unsorted_rows = unsorted_rows[1:]
             continue
 
-        sample_indices = np.arange(SAMPLE_ROWS) * _SCATTER % len(unsorted_rows)
-        sample_rows = unsorted_rows[sample_indices].tolist()
-        sample = [raw[starts[row] : ends[row]].tobytes() for row in sample_rows]
-        names = tuple(name for name, _ in pairs)
-        are_all_unsorted = len(unsorted_rows) == len(starts)
-        shape_starts = starts if are_all_unsorted else starts[unsorted_rows]
-        shape_ends = ends if are_all_unsorted else ends[unsorted_rows]
-        matcher = TemplateMatcher(raw, shape_starts, shape_ends)
-        matcher.match(names, guess_values(pairs, sample))
-        matched = matcher.rows  # indices in `unsorted_rows`
-        if matched is None:
-            rows = None if are_all_unsorted else unsorted_rows
-            unsorted_rows = unsorted_rows[:0]
-        else:
-            rows = unsorted_rows[matched]
-            shape_starts = shape_starts[matched]
-            unsorted_rows = np.delete(unsorted_rows, matched)
-        shapes.append(Shape(names, rows, shape_starts, tuple(matcher.values)))
+        shape, unsorted_rows = _extract_shape(raw, starts, ends, unsorted_rows, pairs)
+        shapes.append(shape)
     odd_rows = np.sort(np.array([*odd, *unsorted_rows.tolist()], np.int64))
     decoded = [decode_properties(raw[starts[row] : ends[row]].data) for row in odd_rows.tolist()]
     return Properties(len(starts), shapes, odd_rows, decoded)
+
+
+def _extract_shape(
+    raw: Bytes, starts: Positions, ends: Positions, unsorted_rows: Positions, pairs: Pairs
+) -> tuple[Shape, Positions]:
+    """Return the shape of the first of `unsorted_rows`, and those of them with another shape.
+
+    `pairs` are the names and values of that first row, the template. The encoded properties of row
+    i are `raw[starts[i]:ends[i]]`.
+    """
+    sample_indices = np.arange(SAMPLE_ROWS) * _SCATTER % len(unsorted_rows)
+    sample_rows = unsorted_rows[sample_indices].tolist()
+    sample = [raw[starts[row] : ends[row]].tobytes() for row in sample_rows]
+
+    are_all_unsorted = len(unsorted_rows) == len(starts)
+    if not are_all_unsorted:
+        starts = starts[unsorted_rows]
+        ends = ends[unsorted_rows]
+    names = tuple(name for name, _ in pairs)
+    matcher = TemplateMatcher(raw, starts, ends)
+    matcher.match(names, guess_values(pairs, sample))
+
+    values = tuple(matcher.values)
+    matched = matcher.rows  # indices in `unsorted_rows`
+    if matched is not None:
+        shape = Shape(names, unsorted_rows[matched], starts[matched], values)
+        return shape, np.delete(unsorted_rows, matched)
+    # All of the rows have this shape. None as rows means all rows of the block.
+    shape = Shape(names, None if are_all_unsorted else unsorted_rows, starts, values)
+    return shape, unsorted_rows[:0]
 
 
 def shape_arrays(
@@ -702,8 +733,8 @@ def shape_arrays(
 ) -> Any:
     """Return one Arrow array with an element for each row of the block, in order.
 
-    `column(shape)` returns the array for the rows of a shape, and `odd_column(dicts)` the array for
-    the odd rows, whose decoded properties are `dicts`. Both must return the same type.
+    `make_column(shape)` returns the array for the rows of a shape, and `make_odd_column(dicts)` the
+    array for the odd rows, whose decoded properties are `dicts`. Both must return the same type.
     """
     arrays = [make_column(shape) for shape in properties.shapes]
     if len(arrays) == 1 and properties.shapes[0].rows is None:
@@ -720,8 +751,8 @@ def shape_arrays(
 def in_row_order(arrays: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
     """Return one Arrow array of `count` rows, put together from `arrays`.
 
-    Element k of `arrays[i]` is the value of row `rows[i][k]`. Each row must be in a part. If a row
-    is in several parts, the last of them counts.
+    Element k of `arrays[i]` is the value of row `rows[i][k]`. Each row must be in an array. If a
+    row is in several arrays, the last of them counts.
     """
     row_by_element = np.concatenate(rows)
     element_by_row = np.empty(count, np.int64)

@@ -531,7 +531,6 @@ class Records:
         """
         if self.topic is not None:
             return [self.topic], np.zeros(len(self), np.int64)
-        starts = self.topic_starts
         lengths = np.where(self.valid, self.topic_lengths, 0)
         topic_indices = np.full(len(self), -1, np.int64)
         index_by_topic: dict[bytes, int] = {}
@@ -540,13 +539,7 @@ class Records:
         # `_TOPICS_MAX` times.
         rows = np.arange(len(self))  # those without an index
         while len(rows) and len(index_by_topic) < _TOPICS_MAX:
-            start = int(starts[rows[0]])
-            length = int(lengths[rows[0]])
-            topic = self.raw[start : start + length].tobytes()
-            has_topic = lengths[rows] == length
-            if length:
-                candidates = rows_at(self.raw, starts[rows[has_topic]], length)
-                has_topic[has_topic] = rows_begin_with(candidates, topic)
+            topic, has_topic = self._compare_with_first_topic(rows, lengths[rows])
             topic_index = len(index_by_topic)
             index_by_topic[topic] = topic_index
             topic_indices[rows[has_topic]] = topic_index
@@ -556,7 +549,7 @@ class Records:
         # step.
         for length in np.unique(lengths[rows]).tolist():
             rows_of_length = rows[lengths[rows] == length]
-            joined_topics = rows_at(self.raw, starts[rows_of_length], length).tobytes()
+            joined_topics = rows_at(self.raw, self.topic_starts[rows_of_length], length).tobytes()
             offsets: Sequence[int] = [0] * len(rows_of_length)  # for topics of length 0
             if length:
                 offsets = range(0, len(joined_topics), length)
@@ -567,6 +560,20 @@ class Records:
                 for offset in offsets
             ]
         return list(index_by_topic), topic_indices
+
+    def _compare_with_first_topic(self, rows: Positions, lengths: Positions) -> tuple[bytes, Mask]:
+        """Return the topic of the first of `rows`, and which of `rows` have it.
+
+        `lengths` are the lengths of the topics of `rows`.
+        """
+        length = int(lengths[0])
+        start = int(self.topic_starts[rows[0]])
+        topic = self.raw[start : start + length].tobytes()
+        has_topic: Mask = lengths == length
+        if length:
+            candidates = rows_at(self.raw, self.topic_starts[rows[has_topic]], length)
+            has_topic[has_topic] = rows_begin_with(candidates, topic)
+        return topic, has_topic
 
     def record_bytes(self, row: int) -> memoryview:
         """Return all bytes of the record in `row`."""

@@ -182,18 +182,12 @@ class GroupOffsetHandlers(BrokerComponent):
             if not header.force and offset >= committed:
                 offsets[queue] = committed
 
+        # Only after all queues were checked, because an error must not reset a part of them.
         if language == "CPP":
             body = bodies.encode_queue_offset_list(offsets)
         else:
             body = bodies.encode_queue_offsets(offsets)
-        reset_request = ResetOffsetRequest(
-            topic=header.topic, group=header.group, time_ms=header.time_ms, force=header.force
-        )
-        fields = encode_header(reset_request)
-        for member_peer in tuple(group.members):
-            member_peer.send_oneway(
-                Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body)
-            )
+        _send_resets(tuple(group.members), header, body)
         return Command(
             ResponseCode.SUCCESS,
             body=bodies.encode_queue_offsets(offsets),
@@ -363,6 +357,19 @@ class GroupOffsetHandlers(BrokerComponent):
     def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
         """Return the name of a queue of this broker."""
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
+
+
+def _send_resets(members: Iterable[Peer], header: ResetOffsetRequest, body: bytes) -> None:
+    """Send RESET_CONSUMER_CLIENT_OFFSET (220) to members, with the offsets in `body`.
+
+    `header` is that of the request that asked for the reset.
+    """
+    member_request = ResetOffsetRequest(
+        topic=header.topic, group=header.group, time_ms=header.time_ms, force=header.force
+    )
+    fields = encode_header(member_request)
+    for peer in members:
+        peer.send_oneway(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
 
 
 def _decode_units(units: bytes, subscription: Subscription | None) -> list[bodies.QueueUnit]:

@@ -13,14 +13,14 @@ a broker does not start if a file has another size than its settings say (spec/s
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.files import read_text
 from sluicemq.files.identity import is_last_text, read_identity
 from sluicemq.model.system_names import SCHEDULE_TOPIC
-from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, parse_slots
+from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, Checkpoint, parse_slots
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.tools.layout import (
     FileSequence,
@@ -143,21 +143,17 @@ def _check_sizes(
         for segment in sequence.segments:
             name = layout.shorten_path(segment.path)
             if segment.size != usual_bytes:
-                findings.add(
-                    ERROR,
-                    "file-size",
-                    name,
+                text = (
                     f"the file has {segment.size} bytes, but files of {directory_name} have"
-                    f" {usual_bytes}: no broker starts",
+                    f" {usual_bytes}: no broker starts"
                 )
+                findings.add(ERROR, "file-size", name, text)
             if segment.base % usual_bytes:
-                findings.add(
-                    ERROR,
-                    "file-name",
-                    name,
+                text = (
                     "the name of the file is not a multiple of the size of files of its kind,"
-                    f" {usual_bytes}",
+                    f" {usual_bytes}"
                 )
+                findings.add(ERROR, "file-name", name, text)
             if reports_gaps and previous_end is not None and segment.base > previous_end:
                 text = f"the file {previous_end:020d} before it is missing"
                 findings.add(ERROR, "missing-file", name, text)
@@ -216,15 +212,8 @@ def _check_checkpoint_slots(
     They are written alternately, each into a slot with a checksum; the newest valid one counts.
     """
     checkpoints = parse_slots(content)
+    _report_torn_slots(findings, content, checkpoints)
     valid_checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint is not None]
-    if valid_checkpoints:
-        damage = "the checkpoint there is torn; the other one is used"
-    else:
-        damage = "the checkpoints there are damaged: the next start scans more of the log"
-    for slot_start, checkpoint in zip(SLOTS, checkpoints, strict=True):
-        is_used = any(content[slot_start : slot_start + _SLOT_BYTES])
-        if is_used and checkpoint is None:
-            findings.add(WARNING, "checkpoint", f"checkpoint byte {slot_start}", damage)
     if not valid_checkpoints:
         return
 
@@ -245,6 +234,23 @@ def _check_checkpoint_slots(
             f"it says that the log was durable up to {newest.log_offset}, but the log ends at"
             f" {log_end}",
         )
+
+
+def _report_torn_slots(
+    findings: Findings, content: bytes, checkpoints: Sequence[Checkpoint | None]
+) -> None:
+    """Add a finding for each slot that was written, but has no valid checkpoint.
+
+    `checkpoints` are those in the slots of the file with these bytes, in order.
+    """
+    if any(checkpoint is not None for checkpoint in checkpoints):
+        damage = "the checkpoint there is torn; the other one is used"
+    else:
+        damage = "the checkpoints there are damaged: the next start scans more of the log"
+    for slot_start, checkpoint in zip(SLOTS, checkpoints, strict=True):
+        is_written = any(content[slot_start : slot_start + _SLOT_BYTES])
+        if is_written and checkpoint is None:
+            findings.add(WARNING, "checkpoint", f"checkpoint byte {slot_start}", damage)
 
 
 def read_document(layout: StoreLayout, path: str) -> Any:

@@ -438,17 +438,20 @@ class IndexCheck:
                     )
                     continue
 
-                time_ms = np.array([times_ms[position]])
-                self._check_header_times(file, np.array([row]), time_ms)
-                if file.times[row] != file.expected_times(time_ms)[0]:
-                    self._add_wrong_time(file, row + 1)
-
+                self._check_entry_time(file, row, times_ms[position])
                 # An entry may be repeated more often than expected, which does no harm.
                 if missing_counts[position, key_hash] > 0:
                     missing_counts[position, key_hash] -= 1
                 self._last_indexed_position = max(self._last_indexed_position, position)
         missing_positions = [position for position, _ in missing_counts.elements()]
         self._count_missing(np.array(missing_positions, np.int64))
+
+    def _check_entry_time(self, file: IndexFile, row: int, stored_ms: int) -> None:
+        """Compare the time of one entry, and of the header, with the store time of its record."""
+        time_ms = np.array([stored_ms])
+        self._check_header_times(file, np.array([row]), time_ms)
+        if file.times[row] != file.expected_times(time_ms)[0]:
+            self._add_wrong_time(file, row + 1)
 
     def add_invalid_range(self, invalid: InvalidRange) -> None:
         """Add one note if entries lead to the bytes of an invalid range."""

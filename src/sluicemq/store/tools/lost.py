@@ -334,23 +334,30 @@ class LostMessageFinder:
         state = self._states.get(key)
         position_by_offset: dict[int, int] = {}
         last_position = -1
-        range_starts, range_ends = np.array([invalid[:2] for invalid in invalid_ranges]).T
         for first_offset, units in _iter_units(sequence):
-            positions = units["position"].astype(np.int64)
-            range_indexes = np.searchsorted(range_starts, positions, side="right") - 1
-            is_inside = (range_indexes >= 0) & (units["size"] >= RECORD_BYTES_MIN)
-            is_inside &= positions + units["size"] <= range_ends[np.maximum(range_indexes, 0)]
+            is_inside = _lead_into_ranges(units, invalid_ranges)
             if self._log_start == 0:  # the log must have room for the messages before
                 offsets = first_offset + np.arange(len(units))
-                is_inside &= offsets * RECORD_BYTES_MIN <= positions
+                is_inside &= offsets * RECORD_BYTES_MIN <= units["position"]
             for row in np.flatnonzero(is_inside).tolist():
                 offset = first_offset + row
-                position = int(positions[row])
+                position = int(units["position"][row])
                 agrees_with_records = state is None or state.may_lack(offset, position)
                 if position > last_position and agrees_with_records:
                     position_by_offset[offset] = position
                     last_position = position
         return position_by_offset
+
+
+def _lead_into_ranges(units: NDArray[Any], invalid_ranges: list[InvalidRange]) -> NDArray[Any]:
+    """Return which units lead to a record that would be within one of the ranges."""
+    range_starts, range_ends = np.array([invalid[:2] for invalid in invalid_ranges]).T
+    positions = units["position"].astype(np.int64)
+    range_indexes = np.searchsorted(range_starts, positions, side="right") - 1
+    begins_in_range = (range_indexes >= 0) & (units["size"] >= RECORD_BYTES_MIN)
+    ends_in_range = positions + units["size"] <= range_ends[np.maximum(range_indexes, 0)]
+    is_inside: NDArray[Any] = begins_in_range & ends_in_range
+    return is_inside
 
 
 def _read_unit_position(sequence: FileSequence | None, offset: int) -> int | None:

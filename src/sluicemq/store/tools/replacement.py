@@ -76,14 +76,14 @@ def build_replacement(
     without_room: list[LostMessage] = []
     position = invalid.start
     for message in lost:
-        size = _placeholder_size(message, has_properties=has_properties)
-        if position + size > placeholders_end:
+        placeholder_bytes = _placeholder_size(message, has_properties=has_properties)
+        if position + placeholder_bytes > placeholders_end:
             without_room.append(message)
             continue
         record = _encode_placeholder(message, position, time_ms, has_properties=has_properties)
         pieces.append((position, record))
         placed.append(message)
-        position += size
+        position += placeholder_bytes
     if is_last:
         return Replacement(pieces, position, placed, without_room)
 

@@ -37,7 +37,7 @@ from sluicemq.record.codec import (
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.table import Mask, Positions, Records, rows_at, rows_begin_with
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import SEARCH_BYTES_MAX, parse_log_record
+from sluicemq.store.log import SEARCH_BYTES_MAX, LogRecord, parse_log_record
 from sluicemq.store.recover import may_be_lost_write
 from sluicemq.store.tools.checks import (
     ERROR,
@@ -55,6 +55,7 @@ from sluicemq.store.tools.layout import QueueKey, StoreLayout
 from sluicemq.store.tools.timers import TimerCheck
 from sluicemq.store.tools.units import (
     BATCH_UNIT_TYPE,
+    Extension,
     UnitArray,
     UnitReader,
     blank_mask,
@@ -358,6 +359,7 @@ class QueueCheck:
                 self._add_unmatched(key, offsets, positions, None)
                 continue
 
+            # Compare the units in the queue with those that the records demand.
             units, exists = queue.units.read_at(offsets)
             has_same_position = exists & (units["position"] == positions)
             agrees = has_same_position & (units["size"] == expected_units["size"])
@@ -413,12 +415,7 @@ class QueueCheck:
                 text = f"its unit's address {code} does not lead to an extension unit"
                 self._findings.add(ERROR, "extension", place, text)
                 return
-            if extension.store_time_ms != record.store_time_ms:
-                text = (
-                    f"its extension unit has store time {extension.store_time_ms}, its record"
-                    f" {record.store_time_ms}"
-                )
-                self._findings.add(ERROR, "extension", place, text)
+            self._check_extension_time(place, extension, record)
             code = extension.tag_code
         if code == expected_code:
             return
@@ -436,6 +433,15 @@ class QueueCheck:
             f"its unit has code {code}, the record at {record.position} has tag"
             f" {properties.get(TAGS, '')!r} (code {expected_code})",
         )
+
+    def _check_extension_time(self, place: str, extension: Extension, record: LogRecord) -> None:
+        """Add a finding if an extension unit has another store time than the record of its unit."""
+        if extension.store_time_ms != record.store_time_ms:
+            text = (
+                f"its extension unit has store time {extension.store_time_ms}, its record"
+                f" {record.store_time_ms}"
+            )
+            self._findings.add(ERROR, "extension", place, text)
 
     # --- at the end
 
@@ -564,18 +570,30 @@ class QueueCheck:
 
             # The records of confirmed units must ascend.
             rows = np.flatnonzero(is_confirmed)
-            positions = units["position"][rows].astype(np.int64)
-            is_backward = np.diff(positions, prepend=last_position) <= 0
-            for index in np.flatnonzero(is_backward).tolist():
-                self._findings.add(
-                    ERROR,
-                    "unit-order",
-                    f"{name} offset {offset + int(rows[index])}",
-                    f"its record at {positions[index]} lies before that of the previous unit",
-                )
             if len(rows):
+                positions = units["position"][rows].astype(np.int64)
+                self._check_unit_order(name, offset + rows, positions, last_position)
                 last_position = int(positions[-1])
+        self._check_behind_end(name, queue)
 
+    def _check_unit_order(
+        self, name: str, offsets: Positions, positions: Positions, last_position: int
+    ) -> None:
+        """Add a finding for each of the units at `offsets` whose record is before the previous one.
+
+        `positions` are those of the records, and `last_position` that of the record before them.
+        """
+        is_backward = np.diff(positions, prepend=last_position) <= 0
+        for index in np.flatnonzero(is_backward).tolist():
+            self._findings.add(
+                ERROR,
+                "unit-order",
+                f"{name} offset {offsets[index]}",
+                f"its record at {positions[index]} lies before that of the previous unit",
+            )
+
+    def _check_behind_end(self, name: str, queue: CheckedQueue) -> None:
+        """Add a finding if a queue has bytes other than zeros behind its last unit."""
         stale_position = queue.units.find_data_behind_end()
         if stale_position is not None:
             self._findings.add(
