@@ -231,19 +231,24 @@ class PropertyTable:
             return np.array(list(map(code_of, values)), np.int64)
 
         # Values of up to 8 bytes are compared as words, which are filled up with zeros.
-        words = gather(self.flat, starts, "<u8") & _MASKS[sizes]
-        codes = np.empty(len(words), np.int64)
-        has_no_code = np.ones(len(words), np.bool_)
-        for _ in range(_DISTINCT_MAX):
-            word = words[has_no_code.argmax()]  # that of the first row without a code
-            is_equal = words == word
-            codes[is_equal] = code_of(_word_text(word))
-            has_no_code &= ~is_equal
-            if not has_no_code.any():
-                return codes
+        return _map_words(gather(self.flat, starts, "<u8") & _MASKS[sizes], code_of)
 
-        code_by_word = {word: code_of(_word_text(word)) for word in set(words.tolist())}
-        return np.array([code_by_word[word] for word in words.tolist()], np.int64)
+
+def _map_words(words: NDArray[np.uint64], code_of: Callable[[bytes], int]) -> Positions:
+    """Return an array with the code of each word, whose bytes are a value filled up with zeros."""
+    codes = np.empty(len(words), np.int64)
+    has_no_code = np.ones(len(words), np.bool_)
+    for _ in range(_DISTINCT_MAX):
+        word = words[has_no_code.argmax()]  # that of the first row without a code
+        is_equal = words == word
+        codes[is_equal] = code_of(_word_text(word))
+        has_no_code &= ~is_equal
+        if not has_no_code.any():
+            return codes
+
+    # There are many different words: find the code of each in a dict.
+    code_by_word = {word: code_of(_word_text(word)) for word in set(words.tolist())}
+    return np.array([code_by_word[word] for word in words.tolist()], np.int64)
 
 
 def _word_text(number: int) -> bytes:
@@ -264,16 +269,10 @@ def make_property_table(properties: Spans) -> PropertyTable | None:
     sizes = properties.sizes
     count = len(properties)
     width = int(sizes.max())
-    shortest = int(sizes.min())
-    if width > WIDTH_MAX or shortest <= 0 or not properties.is_nearly_even():
+    if width > WIDTH_MAX or int(sizes.min()) <= 0 or not properties.is_nearly_even():
         return None
 
-    flat = np.zeros((count + 1) * width + _WORD_BYTES, np.uint8)
-    matrix = flat[: count * width].reshape(count, width)
-    matrix[...] = properties.read_rows(width)
-    if shortest < width:  # clear what follows shorter properties in the batch
-        matrix[:, shortest:] *= np.arange(shortest, width) < sizes[:, np.newaxis]
-
+    flat = _copy_into_rows(properties, width)
     all_ends = np.flatnonzero(flat == VALUE_END)
     ends_per_row = len(all_ends) // count
     if not ends_per_row or len(all_ends) != ends_per_row * count:
@@ -293,6 +292,21 @@ def make_property_table(properties: Spans) -> PropertyTable | None:
     if names is None:
         return None
     return PropertyTable(names, flat, width, starts, ends)
+
+
+def _copy_into_rows(properties: Spans, width: int) -> Bytes:
+    """Return the properties of each message in a row of `width` bytes, filled up with zeros.
+
+    The rows are consecutive. More zeros follow the last one, so that words can be read there.
+    """
+    count = len(properties)
+    flat = np.zeros((count + 1) * width + _WORD_BYTES, np.uint8)
+    matrix = flat[: count * width].reshape(count, width)
+    matrix[...] = properties.read_rows(width)
+    shortest = int(properties.sizes.min())
+    if shortest < width:  # clear what follows shorter properties in the batch
+        matrix[:, shortest:] *= np.arange(shortest, width) < properties.sizes[:, np.newaxis]
+    return flat
 
 
 def _read_common_names(

@@ -221,6 +221,21 @@ _V1_TOPIC_BYTES_MAX: Final = 127
 """The most bytes of a topic in the layout V1: its length field is a signed byte."""
 
 
+def _encode_topic(topic: bytes, *, version2: bool) -> bytes:
+    """Return the length field of a topic in a record, and the topic.
+
+    Raises ProtocolError if the topic is too long for the field.
+    """
+    bytes_max = PROPERTIES_BYTES_MAX if version2 else _V1_TOPIC_BYTES_MAX
+    if len(topic) > bytes_max:
+        raise ProtocolError(
+            f"The topic has {len(topic)} bytes, more than its length field can express."
+        )
+    if version2:
+        return _SHORT.pack(len(topic)) + topic
+    return bytes([len(topic)]) + topic
+
+
 def encode_record(
     *,
     topic: str,
@@ -252,15 +267,12 @@ def encode_record(
     encoded_topic = topic.encode()
     if version2 is None:
         version2 = len(encoded_topic) > _V1_TOPIC_BYTES_MAX
-    topic_bytes_max = PROPERTIES_BYTES_MAX if version2 else _V1_TOPIC_BYTES_MAX
-    if len(encoded_topic) > topic_bytes_max:
-        raise ProtocolError(
-            f"The topic has {len(encoded_topic)} bytes, more than its length field can express."
-        )
+    topic_part = _encode_topic(encoded_topic, version2=version2)
     if len(properties) > PROPERTIES_BYTES_MAX:
         raise ProtocolError(
             f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
         )
+    tail = b"".join((body, topic_part, _SHORT.pack(len(properties)), properties))
 
     host_bits = 0
     if len(born_host) == HOST_BYTES_IPV6:
@@ -268,18 +280,9 @@ def encode_record(
     if len(store_host) == HOST_BYTES_IPV6:
         host_bits |= STORE_HOST_IPV6
     head = RECORD_HEADS[host_bits]
-
-    if version2:
-        magic = MAGIC_V2
-        topic_length = _SHORT.pack(len(encoded_topic))
-    else:
-        magic = MAGIC_V1
-        topic_length = bytes([len(encoded_topic)])
-    properties_length = _SHORT.pack(len(properties))
-    tail = b"".join((body, topic_length, encoded_topic, properties_length, properties))
     head_values = (
         head.size + len(tail),
-        magic,
+        MAGIC_V2 if version2 else MAGIC_V1,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
         flag,

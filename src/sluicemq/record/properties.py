@@ -599,14 +599,8 @@ class TemplateMatcher:
             self._remove_other_rows(has_name)
             rows_read = rows_read[has_name]
         self._advance(name_bytes)
-        if length:
-            is_separator = rows_read[:, name_bytes:] == SEPARATOR
-            # Is the only separator of each row the one after `length` bytes?
-            if is_separator[:, length].all() and np.count_nonzero(is_separator) == len(rows_read):
-                values = rows_read[:, name_bytes : name_bytes + length]
-                self.values.append(ValueSpans(self._raw, self._positions, length, block=values))
-                self._advance(length)
-                return
+        if length and self._match_guessed_length(rows_read[:, name_bytes:], length):
+            return
 
         # The length is unknown, or the guess is wrong: search the separator of each row.
         first_words = matrix_column(rows_read, name_bytes, "<u8").copy()
@@ -615,6 +609,20 @@ class TemplateMatcher:
         self.values.append(ValueSpans(self._raw, self._positions, lengths, words=first_words))
         self._advance(lengths)
         self._remove_other_rows(lengths > 0)
+
+    def _match_guessed_length(self, value_rows: Bytes, length: int) -> bool:
+        """Add the values of a property if all of them have this length. Return whether they do.
+
+        Each row of the matrix `value_rows` has the next `length` + 1 bytes of a row.
+        """
+        # Is the only separator of each row the one after `length` bytes?
+        is_separator = value_rows == SEPARATOR
+        if not is_separator[:, length].all() or np.count_nonzero(is_separator) != len(value_rows):
+            return False
+        values = value_rows[:, :length]
+        self.values.append(ValueSpans(self._raw, self._positions, length, block=values))
+        self._advance(length)
+        return True
 
     def _advance(self, lengths: Positions | int) -> None:
         """Move the position of each row by `lengths` bytes. A separator precedes the next name."""

@@ -359,21 +359,9 @@ def _walk_to_ends(raw: Bytes, piece_starts: Positions, ends: Positions) -> Posit
     all pieces before it are proven. The result has the record starts in the proven pieces, up to
     the first record that would be too small. Return None if a piece takes too many steps.
     """
-    # One step moves all pieces by one record. A piece that has reached its end continues to be
-    # walked, in the records of the next one or in bytes behind the last end; that is ignored.
-    sizes_by_start = unaligned_view(raw, ">u4")
-    last_start = len(raw) - 4
-    current_starts = piece_starts
-    positions_by_step = [current_starts]
-    for _ in range(2 + int((ends - piece_starts).max()) // RECORD_BYTES_MIN):
-        current_starts = current_starts + sizes_by_start[np.minimum(current_starts, last_start)]
-        positions_by_step.append(current_starts)
-        if len(positions_by_step) % 4 == 0 and (current_starts >= ends).all():
-            break
-    else:
+    starts_by_step = _walk_in_steps(raw, piece_starts, ends)
+    if starts_by_step is None:
         return None
-
-    starts_by_step = np.stack(positions_by_step)  # [step, piece]
     step_counts = (starts_by_step >= ends).argmax(axis=0)  # the steps of each piece up to its end
     missed = np.flatnonzero(starts_by_step[step_counts, np.arange(len(ends))] != ends)
     proven_pieces = int(missed[0]) if len(missed) else len(ends)
@@ -381,6 +369,25 @@ def _walk_to_ends(raw: Bytes, piece_starts: Positions, ends: Positions) -> Posit
     starts: Positions = starts_by_step[:, :proven_pieces].T[is_inside.T]
     too_small = np.flatnonzero(np.diff(starts, append=ends[proven_pieces - 1]) < RECORD_BYTES_MIN)
     return starts[: too_small[0]] if len(too_small) else starts
+
+
+def _walk_in_steps(raw: Bytes, piece_starts: Positions, ends: Positions) -> Positions | None:
+    """Walk all pieces, one record at each step, until each has reached its end.
+
+    Return the starts of the records as a matrix [step, piece], or None if it takes too many steps.
+    A piece that has reached its end continues to be walked, in the records of the next one or in
+    bytes behind the last end; these starts are meaningless.
+    """
+    sizes_by_start = unaligned_view(raw, ">u4")
+    last_start = len(raw) - 4
+    starts = piece_starts
+    starts_by_step = [starts]
+    for _ in range(2 + int((ends - piece_starts).max()) // RECORD_BYTES_MIN):
+        starts = starts + sizes_by_start[np.minimum(starts, last_start)]
+        starts_by_step.append(starts)
+        if len(starts_by_step) % 4 == 0 and (starts >= ends).all():
+            return np.stack(starts_by_step)
+    return None
 
 
 # --- records

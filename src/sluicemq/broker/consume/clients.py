@@ -245,6 +245,16 @@ def _take_or_compile(
     return CompiledSubscription(subscription)
 
 
+def _list_atoms(consumer: ConsumerData) -> WorkItem[list[tuple[str, Atom]]]:
+    """Return the parts of a consumer's subscription key, one for each topic. Work item."""
+    atoms: list[tuple[str, Atom]] = []
+    for count, atom in enumerate(iter_topic_atoms(consumer.group, consumer.subscriptions), 1):
+        atoms.append(atom)
+        if count % SUBSCRIPTIONS_PER_STEP == 0:
+            yield None
+    return atoms
+
+
 class MemberSnapshot(NamedTuple):
     """A member and everything on which the effect of its next heartbeat depends.
 
@@ -394,13 +404,7 @@ class Consumers:
             if count % SUBSCRIPTIONS_PER_STEP == 0:
                 yield None
 
-        # The parts of the subscription key, one for each topic.
-        atoms: list[tuple[str, Atom]] = []
-        for count, atom in enumerate(iter_topic_atoms(consumer.group, consumer.subscriptions), 1):
-            atoms.append(atom)
-            if count % SUBSCRIPTIONS_PER_STEP == 0:
-                yield None
-
+        atoms = yield from _list_atoms(consumer)
         is_broadcast = consumer.message_model == BROADCASTING
         subscription_key = "" if is_broadcast else encode_key(atoms)
         is_tag_type = all(is_tag_kind(subscription.kind) for subscription in by_topic.values())

@@ -188,7 +188,15 @@ def check_checkpoint(
         )
         content = content.ljust(CHECKPOINT_BYTES, b"\0")
 
-    # The file begins with three times.
+    _check_checkpoint_times(findings, content, last_time_ms)
+    _check_checkpoint_slots(layout, findings, content, log_end)
+
+
+def _check_checkpoint_times(findings: Findings, content: bytes, last_time_ms: int) -> None:
+    """Check the three times with which the checkpoint file begins.
+
+    They must not be later than `last_time_ms`, the latest store time of the log (0 if unknown).
+    """
     for index, name in enumerate(("log", "queue", "index")):
         time_bytes = content[index * _LONG_BYTES : (index + 1) * _LONG_BYTES]
         time_ms = int.from_bytes(time_bytes, "big", signed=True)
@@ -201,7 +209,6 @@ def check_checkpoint(
                 f"its {name} time {time_ms} is later than the last record ({last_time_ms}):"
                 " the next start may trust too much",
             )
-    _check_checkpoint_slots(layout, findings, content, log_end)
 
 
 def _check_checkpoint_slots(

@@ -305,6 +305,20 @@ def _iter_positions_behind_log(sequence: FileSequence, log_end: int) -> Iterator
             yield position + int(rows[0]) * UNIT_BYTES
 
 
+def _may_differ(stored_codes: NDArray[Any], expected_codes: NDArray[Any]) -> NDArray[Any]:
+    """Return where another code than the expected one is right too.
+
+    That is the address of an extension unit, or another due time of a delayed message.
+    """
+    is_extension_address = stored_codes <= EXTENSION_ADDRESS_MAX
+    # Codes that are greater than any hash of a tag are due times.
+    has_due_time = expected_codes > _CODE_MAX
+    is_other_due_time = has_due_time & (abs(expected_codes - stored_codes) <= DELAY_MAX_MS)
+    is_placeholder = expected_codes == PLACEHOLDER_CODE
+    may_differ: NDArray[Any] = (is_extension_address | is_other_due_time) & ~is_placeholder
+    return may_differ
+
+
 def _find_wrong_rows(stored: bytes, expected: bytes) -> tuple[NDArray[Any], int]:
     """Return (rows, later count): the units that differ, and how many of them may be later ones.
 
@@ -326,16 +340,7 @@ def _find_wrong_rows(stored: bytes, expected: bytes) -> tuple[NDArray[Any], int]
 
     stored_codes = stored_units["code"].astype(np.int64)
     expected_codes = expected_units["code"].astype(np.int64)
-    is_extension_address = stored_codes <= EXTENSION_ADDRESS_MAX
-    # Codes that are no hash, because they are greater than any, are the due times of delayed
-    # messages.
-    is_other_due_time = (expected_codes > _CODE_MAX) & (
-        abs(expected_codes - stored_codes) <= DELAY_MAX_MS
-    )
-    may_have_other_code = (is_extension_address | is_other_due_time) & (
-        expected_codes != PLACEHOLDER_CODE
-    )
-    has_right_code = (stored_codes == expected_codes) | may_have_other_code
+    has_right_code = (stored_codes == expected_codes) | _may_differ(stored_codes, expected_codes)
 
     is_wrong = ~(has_same_position & has_same_size & has_right_code)
     is_later = (

@@ -382,15 +382,7 @@ class _TimerFilesOnDisk:
 
         messages: list[tuple[int, int]] = []
         for _, units in iter_unit_arrays(self.log, self.log.start, self.log.end):
-            due_times_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
-            is_in_future = (due_times_ms >= first_ms) & (due_times_ms < end_ms)
-            is_whole_unit = units["unit_bytes"] == UNIT_BYTES
-            is_recall = (units["magic"] & MAGIC_DELETE) != 0
-
-            rows = np.flatnonzero(is_in_future & is_whole_unit & ~is_recall)
-            due_list = due_times_ms[rows].tolist()
-            position_list = units["position"][rows].tolist()
-            for due_ms, position in zip(due_list, position_list, strict=True):
+            for due_ms, position in _iter_due_messages(units, first_ms, end_ms):
                 if due_ms in occupied_ms:
                     messages.append((due_ms, position))
         return messages
@@ -398,6 +390,20 @@ class _TimerFilesOnDisk:
     def is_live(self, message: _TimedMessage) -> bool:
         """Return whether a message still counts: its topic was not deleted after it was stored."""
         return self._deleted_topics.is_live(message.topic, message.position)
+
+
+def _iter_due_messages(units: np.ndarray, first_ms: int, end_ms: int) -> Iterator[tuple[int, int]]:
+    """Yield (due time in ms, position in the commit log) of messages due in [first_ms, end_ms).
+
+    `units` are entries of the timer log, each of which locates one message or recall. Recalls and
+    incomplete units are left out.
+    """
+    due_times_ms = units["write_ms"].astype(np.int64) + units["delay_ms"]
+    is_due = (due_times_ms >= first_ms) & (due_times_ms < end_ms)
+    is_whole_unit = units["unit_bytes"] == UNIT_BYTES
+    is_recall = (units["magic"] & MAGIC_DELETE) != 0
+    rows = np.flatnonzero(is_due & is_whole_unit & ~is_recall)
+    yield from zip(due_times_ms[rows].tolist(), units["position"][rows].tolist(), strict=True)
 
 
 def _file_size(layout: StoreLayout, path: str) -> int:

@@ -266,11 +266,7 @@ class _Verification:
                 for row in np.flatnonzero(is_retained).tolist():
                     position = int(units["position"][row])
                     size = int(units["size"][row])
-                    head = log.read(position, _SIZE_AND_POSITION.size)
-                    has_record = len(head) == _SIZE_AND_POSITION.size and (
-                        _SIZE_AND_POSITION.unpack(head) == (size, position)
-                    )
-                    if position + size > log_end or not has_record:
+                    if position + size > log_end or not self._has_record(position, size):
                         self._findings.add(
                             ERROR,
                             "unit",
@@ -278,6 +274,13 @@ class _Verification:
                             f"there is no record of {size} bytes at {position}, to which its unit"
                             " leads",
                         )
+
+    def _has_record(self, position: int, size: int) -> bool:
+        """Return whether the log has the size and the position of such a record at `position`."""
+        head = self._layout.log.read(position, _SIZE_AND_POSITION.size)
+        if len(head) < _SIZE_AND_POSITION.size:
+            return False
+        return _SIZE_AND_POSITION.unpack(head) == (size, position)
 
 
 UNMATCHED_RECORDS_MAX: Final = 100_000
@@ -643,12 +646,11 @@ class QueueCheck:
                 f" {log_end}"
             )
             self._findings.add(severity, "unit-behind-log", place, text)
+        elif position in [invalid.start for invalid in damaged_ranges if invalid.is_record]:
+            return  # the damaged record has a finding of its own already
         elif any(invalid.start <= position < invalid.end for invalid in damaged_ranges):
-            # A damaged record at this position has a finding of its own already.
-            damaged_records = {invalid.start for invalid in damaged_ranges if invalid.is_record}
-            if position not in damaged_records:
-                text = f"its record at {position} lies in damaged bytes: the message is lost"
-                self._findings.add(ERROR, "lost-message", place, text)
+            text = f"its record at {position} lies in damaged bytes: the message is lost"
+            self._findings.add(ERROR, "lost-message", place, text)
         else:
             self._findings.add(ERROR, "unit", place, self._describe_mismatch(position, size))
 
