@@ -221,19 +221,15 @@ _V1_TOPIC_BYTES_MAX: Final = 127
 """The most bytes of a topic in the layout V1: its length field is a signed byte."""
 
 
-def _encode_topic(topic: bytes, *, version2: bool) -> bytes:
-    """Return the length field of a topic in a record, and the topic.
-
-    Raises ProtocolError if the topic is too long for the field.
-    """
-    bytes_max = PROPERTIES_BYTES_MAX if version2 else _V1_TOPIC_BYTES_MAX
-    if len(topic) > bytes_max:
-        raise ProtocolError(
+def _length_error(topic: bytes, properties: Buffer, topic_length_max: int) -> ProtocolError:
+    """Return the error for a topic or properties that are too long for their length field."""
+    if len(topic) > topic_length_max:
+        return ProtocolError(
             f"The topic has {len(topic)} bytes, more than its length field can express."
         )
-    if version2:
-        return _SHORT.pack(len(topic)) + topic
-    return bytes([len(topic)]) + topic
+    return ProtocolError(
+        f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
+    )
 
 
 def encode_record(
@@ -267,12 +263,17 @@ def encode_record(
     encoded_topic = topic.encode()
     if version2 is None:
         version2 = len(encoded_topic) > _V1_TOPIC_BYTES_MAX
-    topic_part = _encode_topic(encoded_topic, version2=version2)
-    if len(properties) > PROPERTIES_BYTES_MAX:
-        raise ProtocolError(
-            f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
-        )
-    tail = b"".join((body, topic_part, _SHORT.pack(len(properties)), properties))
+    if version2:
+        magic = MAGIC_V2
+        topic_length_max = PROPERTIES_BYTES_MAX
+    else:
+        magic = MAGIC_V1
+        topic_length_max = _V1_TOPIC_BYTES_MAX
+    if len(encoded_topic) > topic_length_max or len(properties) > PROPERTIES_BYTES_MAX:
+        raise _length_error(encoded_topic, properties, topic_length_max)
+    topic_length = _SHORT.pack(len(encoded_topic)) if version2 else bytes([len(encoded_topic)])
+    properties_length = _SHORT.pack(len(properties))
+    tail = b"".join((body, topic_length, encoded_topic, properties_length, properties))
 
     host_bits = 0
     if len(born_host) == HOST_BYTES_IPV6:
@@ -282,7 +283,7 @@ def encode_record(
     head = RECORD_HEADS[host_bits]
     head_values = (
         head.size + len(tail),
-        MAGIC_V2 if version2 else MAGIC_V1,
+        magic,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
         flag,
