@@ -320,9 +320,9 @@ class RecordDecoder:
         return shape_arrays(block.properties, make_map_array, make_odd_map_array)
 
 
-def _replace_invalid_utf8(data: bytes) -> bytes:
+def _replace_invalid_utf8(encoded_text: bytes) -> bytes:
     """Return encoded text in which bytes that are not UTF-8 are replaced by U+FFFD."""
-    return data.decode(errors="replace").encode()
+    return encoded_text.decode(errors="replace").encode()
 
 
 def _make_message_id_column(block: _Rows) -> Any:

@@ -408,10 +408,10 @@ def find_message_starts(batch: bytes) -> list[int] | None:
     last_start = len(batch) - BATCH_FIXED_BYTES
     while start <= last_start:
         add_start(start)
-        (size,) = _unpack_size(batch, start)
-        if size < BATCH_FIXED_BYTES:
+        (message_bytes,) = _unpack_size(batch, start)
+        if message_bytes < BATCH_FIXED_BYTES:
             return None
-        start += size
+        start += message_bytes
     return starts if start == len(batch) else None
 
 
@@ -504,10 +504,10 @@ def has_more_messages(batch: bytes, count: int) -> bool:
     for _ in range(count):
         if start > last_start:
             return False
-        (size,) = _unpack_size(batch, start)
-        if size < BATCH_FIXED_BYTES:
+        (message_bytes,) = _unpack_size(batch, start)
+        if message_bytes < BATCH_FIXED_BYTES:
             return False
-        start += size
+        start += message_bytes
     return start <= last_start
 
 

@@ -209,12 +209,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return text.encode()
 
 
-def decode_properties(data: Buffer) -> dict[str, str]:
+def decode_properties(encoded: Buffer) -> dict[str, str]:
     """Return the dict of encoded properties, as `parse_property_text` does.
 
     Bytes that are not UTF-8 are replaced.
     """
-    return parse_property_text(str(data, "utf-8", "replace"))
+    return parse_property_text(str(encoded, "utf-8", "replace"))
 
 
 _V1_TOPIC_BYTES_MAX: Final = 127
@@ -312,14 +312,14 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
     of the body is not checked; `is_body_intact` does that.
     """
     try:
-        size, magic, sys_flag, _ = _FIRST(data, offset)
+        size_bytes, magic, sys_flag, _ = _FIRST(data, offset)
         if magic not in MAGICS:
             raise ProtocolError(
                 f"No record begins at {offset}: its magic number is {magic & 0xFFFFFFFF:#x}."
             )
-        if size < RECORD_BYTES_MIN or offset + size > len(data):
+        if size_bytes < RECORD_BYTES_MIN or offset + size_bytes > len(data):
             raise ProtocolError(
-                f"The record at {offset} has a size of {size} bytes, but fewer are left."
+                f"The record at {offset} has a size of {size_bytes} bytes, but fewer are left."
             )
         unpack_head, born_start, born_end, store_start, store_end, head_bytes = _HEAD_FORMS[
             sys_flag & HOST_BITS
@@ -341,9 +341,9 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
     except (struct.error, IndexError):
         raise ProtocolError(f"The record at {offset} is incomplete.") from None
     lengths = body_length, topic_length, properties_length
-    if properties.stop - offset != size or min(lengths) < 0:
+    if properties.stop - offset != size_bytes or min(lengths) < 0:
         raise ProtocolError(
-            f"The record at {offset} has a size of {size} bytes, but its parts have "
+            f"The record at {offset} has a size of {size_bytes} bytes, but its parts have "
             f"{properties.stop - offset}: body, topic and properties have {lengths}."
         )
     born_host = slice(offset + born_start, offset + born_end)
@@ -438,18 +438,19 @@ def split_records(
     end = len(data)
     while offset < end:
         try:
-            size, magic, queue_offset, sys_flag, body_length = _PLAIN(data, offset)
+            size_bytes, magic, queue_offset, sys_flag, body_length = _PLAIN(data, offset)
             topic_start = offset + RECORD_HEAD.size + body_length
             properties_start = topic_start + 1 + data[topic_start]
             record_end = properties_start + 2 + _SHORT.unpack_from(data, properties_start)[0]
         except (struct.error, IndexError):
             # Not a plain record. `decode_record` decodes it or raises the error.
-            size = magic = queue_offset = sys_flag = body_length = properties_start = record_end = 0
-        is_whole = record_end - offset == size and record_end <= end and body_length >= 0
+            size_bytes = magic = queue_offset = sys_flag = body_length = 0
+            properties_start = record_end = 0
+        is_whole = record_end - offset == size_bytes and record_end <= end and body_length >= 0
         if magic == MAGIC_V1 and is_whole and not sys_flag & _ODD:
             plain = bytes(data[offset:record_end])
             if not tags or _tag(plain, properties_start + 2 - offset) in tags:
-                records.append((queue_offset, size, plain))
+                records.append((queue_offset, size_bytes, plain))
         else:
             record = decode_record(data, offset, broker=broker, body_bytes_max=body_bytes_max)
             record_end = offset + record.size_bytes
@@ -585,11 +586,11 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
                 f"The properties of a message in the batch have {len(properties)} bytes,"
                 f" the limit is {PROPERTIES_BYTES_MAX}."
             )
-        size = BATCH_FIXED_BYTES + len(body) + len(properties)
+        message_bytes = BATCH_FIXED_BYTES + len(body) + len(properties)
         try:
-            batch_parts += (_pack_head(size, 0, 0, flag, len(body)), body)
+            batch_parts += (_pack_head(message_bytes, 0, 0, flag, len(body)), body)
         except struct.error as error:
-            misfit = BATCH_HEAD.describe_misfit(size, 0, 0, flag, len(body))
+            misfit = BATCH_HEAD.describe_misfit(message_bytes, 0, 0, flag, len(body))
             raise ProtocolError(misfit, fix="Use a number in that range.") from error
         batch_parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(batch_parts)
@@ -615,7 +616,7 @@ def iter_batch(batch: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]
     message_start = count = 0
     while message_start < batch_end:
         try:
-            size, flag, body_length = unpack_head(batch, message_start)
+            message_bytes, flag, body_length = unpack_head(batch, message_start)
             body_start = message_start + head_bytes
             body_end = body_start + body_length
             if body_length < 0:
@@ -624,7 +625,8 @@ def iter_batch(batch: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]
         except struct.error:
             raise _batch_error(message_start) from None
         message_end = body_end + 2 + properties_length
-        if properties_length < 0 or message_end - message_start != size or message_end > batch_end:
+        is_whole = message_end - message_start == message_bytes and message_end <= batch_end
+        if properties_length < 0 or not is_whole:
             raise _batch_error(message_start)
         count += 1
         if count > BATCH_MESSAGES_MAX:

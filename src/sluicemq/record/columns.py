@@ -73,13 +73,13 @@ class ColumnBlock(NamedTuple):
         Both must be within this block. Return the block itself if these are all of its rows. The
         columns of the result may have values that occur in no row.
         """
-        low = start - self.first_offset
-        high = stop - self.first_offset
-        if low == 0 and high == self.rows:
+        first_row = start - self.first_offset
+        end_row = stop - self.first_offset
+        if first_row == 0 and end_row == self.rows:
             return self
-        odd = self.odd[(self.odd >= low) & (self.odd < high)] - low
-        columns = self._take_columns(slice(low, high))
-        return ColumnBlock(start, high - low, columns, self.excluded, odd)
+        odd = self.odd[(self.odd >= first_row) & (self.odd < end_row)] - first_row
+        columns = self._take_columns(slice(first_row, end_row))
+        return ColumnBlock(start, end_row - first_row, columns, self.excluded, odd)
 
     def take_rows(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
         """Return the block of the rows with these indices, none of which may be odd.

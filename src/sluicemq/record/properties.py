@@ -99,8 +99,8 @@ def make_value_array(raw: Bytes, starts: Positions, lengths: Positions, arrow_ty
     count = len(starts)
     if count and (lengths == lengths[0]).all():
         length = int(lengths[0])
-        data = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
-        buffers = [None, make_even_offsets(count, length), pa.py_buffer(data)]
+        value_bytes = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
+        buffers = [None, make_even_offsets(count, length), pa.py_buffer(value_bytes)]
         return pa.Array.from_buffers(arrow_type, count, buffers)
 
     # Values of different lengths are described by Arrow views, which Arrow then copies.
@@ -267,9 +267,9 @@ class ValueSpans:
         return read_words(self.raw, self.starts) if self.words is None else self.words
 
 
-def _first_word(text: bytes) -> np.uint64:
-    """Return the first 8 bytes of `text` as a little-endian number; missing bytes are zeros."""
-    return np.uint64(int.from_bytes(text[:_WORD], "little"))
+def _first_word(value: bytes) -> np.uint64:
+    """Return the first 8 bytes of `value` as a little-endian number; missing bytes are zeros."""
+    return np.uint64(int.from_bytes(value[:_WORD], "little"))
 
 
 def first_separators(
@@ -345,12 +345,12 @@ def make_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         column = columns[0]
         if isinstance(column.lengths, int):  # all values have this length
             if column.text is not None:
-                data = np.frombuffer(column.text * rows, np.uint8)
+                text_bytes = np.frombuffer(column.text * rows, np.uint8)
             elif column.block is not None:
-                data = np.ascontiguousarray(column.block).reshape(-1)
+                text_bytes = np.ascontiguousarray(column.block).reshape(-1)
             else:
-                data = rows_at(column.raw, column.starts, column.lengths).reshape(-1)
-            return _make_valid_text_array(rows, make_even_offsets(rows, column.lengths), data)
+                text_bytes = rows_at(column.raw, column.starts, column.lengths).reshape(-1)
+            return _make_valid_text_array(rows, make_even_offsets(rows, column.lengths), text_bytes)
 
     length_max = max((column.length_max for column in columns), default=0)
     if length_max > _WRITTEN_MAX:
@@ -370,17 +370,17 @@ def _make_short_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         first_words[:, index] = column.first_words()
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    size = int(offsets[-1])
-    data = np.empty(size + _WORD, np.uint8)
+    total_bytes = int(offsets[-1])
+    text_bytes = np.empty(total_bytes + _WORD, np.uint8)
     target_starts = offsets[:-1].reshape(lengths.shape)  # [row, index of the column]
-    target = unaligned_view(data, "<u8")
+    target = unaligned_view(text_bytes, "<u8")
 
     # The last word of a value writes up to 7 surplus bytes into the values behind it. Each value
     # begins with its first word, so the first words are written last and in order.
     for index, column in enumerate(columns):
         _write_later_words(target, target_starts[:, index], column)
     target[target_starts.reshape(-1)] = first_words.reshape(-1)
-    return _make_valid_text_array(lengths.size, offsets, data[:size])
+    return _make_valid_text_array(lengths.size, offsets, text_bytes[:total_bytes])
 
 
 def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: ValueSpans) -> None:
@@ -413,24 +413,25 @@ def _make_long_text_array(columns: Sequence[ValueSpans], rows: int) -> Any:
         starts[:, index] = column.starts
         lengths[:, index] = column.lengths
     array = make_value_array(columns[0].raw, starts.reshape(-1), lengths.reshape(-1), pa.binary())
-    _, offsets, data = array.buffers()
-    return _make_valid_text_array(len(array), offsets, np.frombuffer(data, np.uint8))
+    _, offsets, text_bytes = array.buffers()
+    return _make_valid_text_array(len(array), offsets, np.frombuffer(text_bytes, np.uint8))
 
 
-def _make_valid_text_array(count: int, offsets: Any, data: Bytes) -> Any:
+def _make_valid_text_array(count: int, offsets: Any, text_bytes: Bytes) -> Any:
     """Return the pa.string() array of `count` values with these offsets and bytes.
 
     Bytes that are not UTF-8 are replaced by U+FFFD.
     """
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text_bytes)]
     array = pa.Array.from_buffers(pa.string(), count, buffers)
-    if data.max(initial=0) < _ASCII_END:
+    if text_bytes.max(initial=0) < _ASCII_END:
         return array
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        values = pa.Array.from_buffers(pa.binary(), count, buffers).to_pylist()
-        return pa.array([str(value, "utf-8", "replace") for value in values], pa.string())
+        encoded_values = pa.Array.from_buffers(pa.binary(), count, buffers).to_pylist()
+        values = [str(encoded_value, "utf-8", "replace") for encoded_value in encoded_values]
+        return pa.array(values, pa.string())
     return array
 
 

@@ -36,16 +36,16 @@ Role = tuple[str, str]
 
 def estimate_member_bytes(subscriptions: Iterable[Subscription]) -> int:
     """Return the estimated memory in bytes of a member with these subscriptions."""
-    size = MEMBER_BYTES
+    member_bytes = MEMBER_BYTES
     for subscription in subscriptions:
         characters = len(subscription.topic) + len(subscription.expression)
-        size += SUBSCRIPTION_BYTES + TEXT_BYTES * characters
-        size += CODE_BYTES * (len(subscription.tags) + len(subscription.codes)) + sum(
+        member_bytes += SUBSCRIPTION_BYTES + TEXT_BYTES * characters
+        member_bytes += CODE_BYTES * (len(subscription.tags) + len(subscription.codes)) + sum(
             map(len, subscription.tags)
         )
         if subscription.kind == SQL92:
-            size += SQL92_BYTES * len(subscription.expression)
-    return size
+            member_bytes += SQL92_BYTES * len(subscription.expression)
+    return member_bytes
 
 
 class _ConnectionMemory:
@@ -70,20 +70,20 @@ class ClientMemory:
         self._by_connection: dict[Peer, _ConnectionMemory] = {}
         self.total = 0
 
-    def reserve(self, peer: Peer, role: Role, size: int) -> None:
-        """Set the memory of a role of a connection to `size` bytes.
+    def reserve(self, peer: Peer, role: Role, role_bytes: int) -> None:
+        """Set the memory of a role of a connection to `role_bytes` bytes.
 
         Raises RequestError, with nothing changed, if the connection or all connections together
         would exceed their limit.
         """
         role_kind, group = role
         connection = self._by_connection.get(peer) or _ConnectionMemory()
-        added_bytes = size - connection.groups[role_kind].get(group, 0)
+        added_bytes = role_bytes - connection.groups[role_kind].get(group, 0)
         if added_bytes > 0:  # a role that shrinks is never refused
             self._check_limits(connection.total + added_bytes, self.total + added_bytes)
 
         self._by_connection[peer] = connection
-        connection.groups[role_kind][group] = size
+        connection.groups[role_kind][group] = role_bytes
         connection.total += added_bytes
         self.total += added_bytes
 
@@ -111,9 +111,9 @@ class ClientMemory:
         connection = self._by_connection.get(peer)
         if connection is None:
             return
-        size = connection.groups[role_kind].pop(group, 0)
-        connection.total -= size
-        self.total -= size
+        role_bytes = connection.groups[role_kind].pop(group, 0)
+        connection.total -= role_bytes
+        self.total -= role_bytes
         if not any(connection.groups.values()):
             del self._by_connection[peer]
 

@@ -17,7 +17,7 @@ import logging
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final
 
@@ -88,6 +88,25 @@ class RepeatableHeartbeat:
         """Return the answer to the request number `opaque` as a frame."""
         header = self.header_template % opaque
         return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
+
+
+@dataclass(slots=True)
+class _HeartbeatOutcome:
+    """What a heartbeat has changed in the consumer groups of its client."""
+
+    snapshots: list[MemberSnapshot | None] = field(default_factory=list)
+    """The members as the heartbeat left them; None where the next one must be processed again."""
+    needs_full: bool = False
+    """Whether the client has to send a full heartbeat, or its subscriptions have changed."""
+    creates_topic: bool = False
+    """Whether a retry topic was created."""
+    refusal: str = ""
+    """Why a group refuses the client's subscriptions; "" if none does."""
+
+    @property
+    def changed_nothing(self) -> bool:
+        """Whether the heartbeat has only updated members."""
+        return not (self.needs_full or self.creates_topic or self.refusal)
 
 
 class HeartbeatHandlers(BrokerComponent):
@@ -164,10 +183,42 @@ class HeartbeatHandlers(BrokerComponent):
             version=command.version,
             heartbeat_s=self.clock.monotonic_s(),
         )
-        snapshots: list[MemberSnapshot | None] = []
-        needs_full = False
-        creates_topic = False
-        refusal = ""
+        outcome = yield from self._update_groups(heartbeat, member_sizes, new_member)
+        yield from self._add_producer(heartbeat.producer_groups, new_member)
+
+        accepts_lanes = command.fields is not None and LANES_FIELD in command.fields
+        response = HeartbeatResponse(
+            supports_v2=True,
+            subscription_changed=outcome.needs_full if heartbeat.fingerprint else True,
+            lanes=True if accepts_lanes else None,
+        )
+        peer.attributes.pop(REPEATABLE_LABEL, None)
+        if outcome.changed_nothing:
+            producers = [
+                (group, self.producers.groups.get(group, {}).get(peer))
+                for group in heartbeat.producer_groups
+            ]
+            self._save_repeatable(command, peer, response, outcome.snapshots, producers)
+
+        if outcome.refusal:
+            # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
+            answer = Command(ResponseCode.NO_PERMISSION, remark=outcome.refusal)
+        else:
+            answer = Command(ResponseCode.SUCCESS, encode_header(response))
+        return Announced(answer) if outcome.creates_topic else answer
+
+    def _update_groups(
+        self,
+        heartbeat: bodies.Heartbeat,
+        member_sizes: Sequence[int],
+        new_member: Callable[[], Member],
+    ) -> WorkItem["_HeartbeatOutcome"]:
+        """Make a client a member of its consumer groups, and return what has changed. Work item.
+
+        `member_sizes` are the estimated bytes of a member of each group, and `new_member()` returns
+        the client as a new member. Raises RequestError if the client would use too much memory.
+        """
+        outcome = _HeartbeatOutcome()
         for consumer, member_bytes in zip(heartbeat.consumers, member_sizes, strict=True):
             yield from self._precompile(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
@@ -175,39 +226,20 @@ class HeartbeatHandlers(BrokerComponent):
                 self._log_unknown_group(consumer.group, heartbeat.client_id)
                 continue
             if self._create_retry_topic(consumer, config):
-                creates_topic = True
+                outcome.creates_topic = True
 
+            member = new_member()
             try:
-                needs_full_heartbeat = yield from self._record_member(
-                    heartbeat, consumer, new_member(), member_bytes
+                needs_full = yield from self._record_member(
+                    heartbeat, consumer, member, member_bytes
                 )
             except ContractError as error:
-                refusal = str(error)
+                outcome.refusal = str(error)
             else:
-                needs_full = needs_full or needs_full_heartbeat
-            snapshots.append(self.consumers.snapshot_member(consumer.group, peer))
-        yield from self._add_producer(heartbeat.producer_groups, new_member)
-
-        accepts_lanes = command.fields is not None and LANES_FIELD in command.fields
-        response = HeartbeatResponse(
-            supports_v2=True,
-            subscription_changed=needs_full if heartbeat.fingerprint else True,
-            lanes=True if accepts_lanes else None,
-        )
-        peer.attributes.pop(REPEATABLE_LABEL, None)
-        if not (needs_full or creates_topic or refusal):
-            producers = [
-                (group, self.producers.groups.get(group, {}).get(peer))
-                for group in heartbeat.producer_groups
-            ]
-            self._save_repeatable(command, peer, response, snapshots, producers)
-
-        if refusal:
-            # A Java client logs this with each heartbeat; SluiceMQ's client raises an error.
-            answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
-        else:
-            answer = Command(ResponseCode.SUCCESS, encode_header(response))
-        return Announced(answer) if creates_topic else answer
+                outcome.needs_full = outcome.needs_full or needs_full
+            snapshot = self.consumers.snapshot_member(consumer.group, member.peer)
+            outcome.snapshots.append(snapshot)
+        return outcome
 
     def _create_retry_topic(self, consumer: bodies.ConsumerData, config: GroupConfig) -> bool:
         """Create the retry topic of a group that has retries, unless it exists.

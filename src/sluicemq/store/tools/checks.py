@@ -302,15 +302,7 @@ def check_documents(
             _add_unreadable_document(layout, findings, path, error)
             continue
 
-        identity = read_identity(layout.files, path)
-        if identity is not None and not is_last_text(identity, read_text(layout.files, path)):
-            # The first of these causes is common, and harmless.
-            text = (
-                "the file is not what SluiceMQ wrote last: RocketMQ has used the store since, or"
-                " this is an older copy, or the file of another store"
-            )
-            findings.add(NOTE, "document", name, text)
-
+        _check_document_identity(layout, findings, path)
         for reader, queue, offset in _iter_committed_offsets(name, document):
             end = queue_ends.get(queue)
             if end is not None and isinstance(offset, int) and offset > end:
@@ -329,6 +321,18 @@ def _add_unreadable_document(
     backup = "its .bak can be read" if has_backup else "there is no .bak that can be read"
     severity = WARNING if has_backup else ERROR
     findings.add(severity, "document", layout.shorten_path(path), f"{error.fact}; {backup}")
+
+
+def _check_document_identity(layout: StoreLayout, findings: Findings, path: str) -> None:
+    """Add a note if a document has an identity, but is not the text that SluiceMQ wrote last."""
+    identity = read_identity(layout.files, path)
+    if identity is not None and not is_last_text(identity, read_text(layout.files, path)):
+        # The first of these causes is common, and harmless.
+        text = (
+            "the file is not what SluiceMQ wrote last: RocketMQ has used the store since, or"
+            " this is an older copy, or the file of another store"
+        )
+        findings.add(NOTE, "document", layout.shorten_path(path), text)
 
 
 def _iter_committed_offsets(name: str, document: Any) -> Iterator[tuple[str, QueueKey, Any]]:

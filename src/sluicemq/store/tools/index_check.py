@@ -17,6 +17,7 @@ maps. After a crash it does not trust the last file, so findings about that file
 
 import struct
 from collections import Counter
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -209,10 +210,8 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
 
     Returns None if its size or header is not that of an index file. Raises OSError.
     """
-    file = files.open(path)
-    try:
-        file_bytes = file.size()
-        if file_bytes < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
+    with closing(files.open(path)) as file:
+        if file.size() < HEADER.size + SLOT_BYTES + ENTRY.itemsize:
             return None
         header = IndexHeader._make(HEADER.unpack(file.pread(HEADER.size, 0)))
         header = header._replace(entry_limit=max(header.entry_limit, 1))
@@ -225,19 +224,22 @@ def load_index(files: Files, path: str, entry_limit: int | None = None) -> Index
         is_cut = entry_limit is not None
         if entry_limit is not None:
             header = header._replace(entry_limit=max(entry_limit, 1))
-
-        slots_end = HEADER.size + SLOT_BYTES * slot_count
-        entries_max = (file_bytes - slots_end) // ENTRY.itemsize
-        if header.entry_limit > entries_max:
-            return None
         slots = np.frombuffer(file.pread(SLOT_BYTES * slot_count, HEADER.size), ">i4")
-        # Entry 0 is never used, so the entries begin one entry behind the slots.
-        entries_bytes = file.pread(
-            ENTRY.itemsize * (header.entry_limit - 1), slots_end + ENTRY.itemsize
-        )
-        return IndexFile(path, header, slots, np.frombuffer(entries_bytes, ENTRY), is_cut=is_cut)
-    finally:
-        file.close()
+        entries = _read_entries(file, header, HEADER.size + SLOT_BYTES * slot_count)
+        if entries is None:
+            return None
+        return IndexFile(path, header, slots, entries, is_cut=is_cut)
+
+
+def _read_entries(file: File, header: IndexHeader, start: int) -> NDArray[Any] | None:
+    """Return the entries of an index file that begin at byte `start`, or None if it has fewer.
+
+    Their number is that of `header`. Entry 0, which is never used, is left out.
+    """
+    if header.entry_limit > (file.size() - start) // ENTRY.itemsize:
+        return None
+    entries_bytes = file.pread(ENTRY.itemsize * (header.entry_limit - 1), start + ENTRY.itemsize)
+    return np.frombuffer(entries_bytes, ENTRY)
 
 
 def find_slot_count(file: File, header: IndexHeader) -> int | None:

@@ -257,10 +257,10 @@ class LostMessageFinder:
             return
         if _read_unit_position(sequence, record.offset) == record.position:
             return
-        size = record.end - record.position
+        record_bytes = record.end - record.position
         for _, units in _iter_units(sequence):
-            is_unit_of_record = (units["position"] == record.position) & (units["size"] == size)
-            if is_unit_of_record.any():
+            has_position = units["position"] == record.position
+            if (has_position & (units["size"] == record_bytes)).any():
                 self._contradict(key, record)
                 del self._states[key]
                 return

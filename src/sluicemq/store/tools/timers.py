@@ -146,17 +146,7 @@ class TimerCheck:
             return  # the next start builds the files, and delivers the messages that wait
 
         if timer_files.distrust_reason:
-            # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
-            # trusts its own files, and each message that they lack is a finding of its own.
-            severity = WARNING if timer_files.checkpoint.incarnation else NOTE
-            self._findings.add(
-                severity,
-                "timer-files",
-                "timerwheel",
-                f"timer wheel and timer log cannot be trusted: {timer_files.distrust_reason}; a"
-                " start of SluiceMQ builds them again, RocketMQ may lose timed messages",
-            )
-
+            self._report_distrust(timer_files)
         wheel_positions = timer_files.list_positions()
         for message in sorted(chain.from_iterable(self._waiting.values())):
             self._check_waiting(message, timer_files, wheel_positions)
@@ -170,6 +160,19 @@ class TimerCheck:
                 f" log begins at {layout.log.start}. Set fileReservedTime to more than the longest"
                 " delay.",
             )
+
+    def _report_distrust(self, timer_files: "_TimerFilesOnDisk") -> None:
+        """Add the finding that the timer wheel and the timer log cannot be trusted."""
+        # Without an incarnation in the checkpoint, RocketMQ has written these files last. It
+        # trusts its own files, and each message that they lack is a finding of its own.
+        severity = WARNING if timer_files.checkpoint.incarnation else NOTE
+        self._findings.add(
+            severity,
+            "timer-files",
+            "timerwheel",
+            f"timer wheel and timer log cannot be trusted: {timer_files.distrust_reason}; a"
+            " start of SluiceMQ builds them again, RocketMQ may lose timed messages",
+        )
 
     def _check_waiting(
         self,

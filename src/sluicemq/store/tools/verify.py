@@ -362,7 +362,6 @@ class QueueCheck:
                 self._add_unmatched(key, offsets, positions, None)
                 continue
 
-            # Compare the units in the queue with those that the records demand.
             units, exists = queue.units.read_at(offsets)
             has_same_position = exists & (units["position"] == positions)
             agrees = has_same_position & (units["size"] == expected_units["size"])
