@@ -442,12 +442,19 @@ class ArrowColumns(LazyColumns):
 
 def _codes(array: Any) -> NDArray[Any]:
     """Return the codes of an Arrow dictionary array, with -1 for null."""
-    return np.asarray(array.indices.fill_null(-1) if array.null_count else array.indices)
+    codes = array.indices
+    if array.null_count:
+        codes = codes.fill_null(-1)
+    return np.asarray(codes)
 
 
 def _code_type(count: int) -> Any:
     """Return the smallest signed integer type for the codes -1 to `count` - 1."""
-    return np.int8 if count <= 0x80 else np.int16 if count <= 0x8000 else np.int32
+    if count <= 0x80:
+        return np.int8
+    if count <= 0x8000:
+        return np.int16
+    return np.int32
 
 
 class LogPiece(NamedTuple):

@@ -65,7 +65,9 @@ def tag_code_of_properties(properties: bytes) -> int:
     else:
         return 0
     end = properties.find(b"\x02", start)
-    return tag_code_of_tag(properties[start:] if end < 0 else properties[start:end])
+    if end < 0:  # the last 0x02 may be missing
+        return tag_code_of_tag(properties[start:])
+    return tag_code_of_tag(properties[start:end])
 
 
 def tag_code_of_text(properties: str) -> int:

@@ -158,11 +158,9 @@ def make_even_offsets(count: int, length: int) -> Any:
 
     It has `count` + 1 offsets: 0, length, 2 * length, and so on.
     """
-    return pa.py_buffer(
-        np.arange(0, (count + 1) * length, length, dtype=np.int32)
-        if length
-        else np.zeros(count + 1, np.int32)
-    )
+    if not length:
+        return pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.py_buffer(np.arange(0, (count + 1) * length, length, dtype=np.int32))
 
 
 class RepeatedTexts:
@@ -248,14 +246,12 @@ class ValueSpans:
 
     def take_rows(self, rows: NDArray[Any]) -> "ValueSpans":
         """Return the values of the rows that `rows` selects. `rows` are indices or a mask."""
-        return ValueSpans(
-            self.raw,
-            self.starts[rows],
-            self.lengths if isinstance(self.lengths, int) else self.lengths[rows],
-            self.text,
-            None if self.words is None else self.words[rows],
-            None if self.block is None else self.block[rows],
-        )
+        lengths = self.lengths
+        if not isinstance(lengths, int):
+            lengths = lengths[rows]
+        words = None if self.words is None else self.words[rows]
+        block = None if self.block is None else self.block[rows]
+        return ValueSpans(self.raw, self.starts[rows], lengths, self.text, words, block)
 
     def first_words(self) -> Words | np.uint64:
         """Return the first 8 bytes of each value as a number, or one number if all are the same.
@@ -731,8 +727,8 @@ def _extract_shape(
         shape = Shape(names, unsorted_rows[matched], starts[matched], values)
         return shape, np.delete(unsorted_rows, matched)
     # All of the rows have this shape. None as rows means all rows of the block.
-    shape = Shape(names, None if are_all_unsorted else unsorted_rows, starts, values)
-    return shape, unsorted_rows[:0]
+    rows = None if are_all_unsorted else unsorted_rows
+    return Shape(names, rows, starts, values), unsorted_rows[:0]
 
 
 def shape_arrays(

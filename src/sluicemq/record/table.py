@@ -219,7 +219,8 @@ def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> JavaHashes:
         matrix = matrix * (np.arange(width) < sizes[:, np.newaxis])
     if matrix.max() >= _ASCII_END:
         is_odd |= (matrix >= _ASCII_END).any(axis=1)
-    weights = np.ascontiguousarray(POWERS[width - 1 :: -1] if width > 1 else POWERS[:1])
+    # The weight of the first byte is the highest power of 31, that of the last byte is 1.
+    weights = np.ascontiguousarray(POWERS[:width][::-1])
     hashes = matrix.astype(np.uint32) @ weights
     return JavaHashes(np.asarray(hashes * _INVERSES[np.maximum(width - sizes, 0)]), is_odd)
 
@@ -526,7 +527,8 @@ class Records:
         It may be negative in a V2 record that is not valid.
         """
         lengths: Positions = self.raw[self.body_ends].astype(np.int64)
-        if (is_v2 := self._is_v2).any():
+        is_v2 = self._is_v2
+        if is_v2.any():
             lengths[is_v2] = gather(self.raw, self.body_ends[is_v2], ">i2")
         return lengths
 

@@ -381,8 +381,10 @@ class Consumers:
         """
         if group_name not in self.lanes.table:
             self.lanes.offsets.commit(group_name, topic, queue_id, offset)
-        elif lane_member := self.lane_of(group_name, peer, fields):
-            lane_member.commit((topic, queue_id), offset)
+            return
+        lane = self.lane_of(group_name, peer, fields)
+        if lane is not None:
+            lane.commit((topic, queue_id), offset)
 
     # ----------------------------------------------------------------------------- heartbeats
 

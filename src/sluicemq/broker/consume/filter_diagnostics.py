@@ -734,7 +734,10 @@ def _iter_lane_lags(topic: str, queues: list[QueueLag]) -> Iterator[bodies.LaneM
 
     Live lanes come before idle ones, and the oldest first. `queues` are the queues of `topic`.
     """
-    lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
+    lanes: dict[str, Lane] = {}
+    for queue in queues:
+        for lane, _ in queue.lanes:
+            lanes[lane.key] = lane
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.join_number)):
         kind, expression = describe_atoms(get_atoms_by_topic(lane.key).get(topic, ()))
         yield bodies.LaneMatching(
@@ -751,15 +754,20 @@ def _encode_queue_lag(queue: QueueLag) -> bodies.QueueMatching:
 
     In the body the tally is called `matching`; it is None if the filter is unknown.
     """
-    tally = queue.tally
-    eta_s = tally.eta_s if tally is not None else None
+    match_count: int | None = None
+    eta_ms: int | None = None
+    if queue.tally is not None:
+        match_count = queue.tally.count
+        eta_s = queue.tally.eta_s
+        if eta_s is not None:
+            eta_ms = round(eta_s * 1000)
     return bodies.QueueMatching(
         queue_id=queue.queue_id,
         committed=queue.committed,
         offset_min=queue.offset_min,
         offset_max=queue.offset_max,
-        matching=tally.count if tally is not None else None,
-        eta_ms=None if eta_s is None else round(eta_s * 1000),
+        matching=match_count,
+        eta_ms=eta_ms,
         in_flight=queue.in_flight,
         extra=queue.extra,
     )

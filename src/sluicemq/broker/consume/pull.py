@@ -471,11 +471,9 @@ class PullHandlers(BrokerComponent):
                 deadline_s=self.clock.monotonic_s() + LANE_WAIT_S,
                 try_answer=partial(self._retry_parked, context),
             )
-        return (
-            None
-            if decision.action is PullAction.READ
-            else self._encode_decision(context, command.opaque, decision)
-        )
+        if decision.action is PullAction.READ:
+            return None
+        return self._encode_decision(context, command.opaque, decision)
 
     # --------------------------------------------------------------------- resets and lanes
 

@@ -89,9 +89,10 @@ class RepairWriter:
                 return
             if size_before > size:
                 self._save(path, size, _read(file, size_before - size, size))
-            self._add_to_manifest(
-                {"created": True} if is_new else {"size_before": size_before}, path
-            )
+            if is_new:
+                self._add_to_manifest({"created": True}, path)
+            else:
+                self._add_to_manifest({"size_before": size_before}, path)
             self._sync_backup()
             file.truncate(size)
         self._written_paths.add(path)

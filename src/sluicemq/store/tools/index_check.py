@@ -519,7 +519,8 @@ class IndexCheck:
 
         self.entry_count += len(file.positions)
         # Before the problems are searched, because a first time that is not 0 would be one.
-        file.normalize_first_time(self._loaded_files[-1] if self._loaded_files else None)
+        previous_file = self._loaded_files[-1] if self._loaded_files else None
+        file.normalize_first_time(previous_file)
         self._loaded_files.append(file)
         for problem in file.find_problems():
             self._add_finding(file, problem)
@@ -631,16 +632,16 @@ class IndexCheck:
 
     def _check_positions(self, files: list[IndexFile], log_end: int) -> None:
         """Report the entries whose positions are not in the log, which ends at `log_end`."""
+        severity = WARNING if self._was_interrupted else ERROR
         for file in files:
             is_outside_log = (file.positions >= log_end) | (file.positions < 0)
             for row in np.flatnonzero(is_outside_log).tolist():
-                self._findings.add(
-                    WARNING if self._was_interrupted else ERROR,
-                    "index",
-                    f"{self._layout.shorten_path(file.path)} entry {row + 1}",
+                place = f"{self._layout.shorten_path(file.path)} entry {row + 1}"
+                text = (
                     f"the entry is for position {file.positions[row]}, but the log ends at"
-                    f" {log_end}",
+                    f" {log_end}"
                 )
+                self._findings.add(severity, "index", place, text)
 
 
 def _file_number(path: str) -> int:

@@ -287,7 +287,9 @@ def find_usual_file_bytes(sequences: Iterable[FileSequence]) -> int:
 
     If several sizes are equally frequent, the largest of them is returned.
     """
-    counts = Counter(segment.size for sequence in sequences for segment in sequence.segments)
+    counts: Counter[int] = Counter()
+    for sequence in sequences:
+        counts.update(segment.size for segment in sequence.segments)
     return max(counts, key=lambda size: (counts[size], size), default=0)
 
 
@@ -336,6 +338,8 @@ def read_file(files: Files, path: str, size_max: int | None = None) -> bytes | N
     try:
         with closing(files.open(path)) as file:
             size = file.size()
-            return file.pread(size if size_max is None else min(size, size_max), 0)
+            if size_max is not None:
+                size = min(size, size_max)
+            return file.pread(size, 0)
     except (FileNotFoundError, IsADirectoryError):
         return None

@@ -285,13 +285,15 @@ class _Repair:
         layout = self.layout
         self._check_file_sizes()
         finder = LostMessageFinder(self._log.start, layout.queues)
+        # After a crash, units behind the durable end may be missing.
+        durable_end = self._durable_end if layout.was_interrupted else None
         comparison = QueueRepair(
             queues=layout.queues,
             directory=layout.queue_path,
             file_bytes=self._queue_file_bytes,
             topics=read_topic_names(layout),
             writer=None,
-            durable_end=self._durable_end if layout.was_interrupted else None,
+            durable_end=durable_end,
         )
 
         # The invalid ranges, and the store time of the last record before each of them.
@@ -316,7 +318,8 @@ class _Repair:
         for invalid in finder.contradicted:
             index = bisect_left(invalid_ranges, invalid)
             invalid_ranges.insert(index, invalid)
-            times_ms.insert(index, times_ms[index - 1] if index else last_time_ms)
+            previous_time_ms = times_ms[index - 1] if index else last_time_ms
+            times_ms.insert(index, previous_time_ms)
 
         self._make_plan(walk.valid_end, invalid_ranges, times_ms, last_time_ms, finder)
         report.log_end = walk.valid_end
