@@ -118,6 +118,7 @@ class _Rows(Records):
     """
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
+        """Read the heads of the records that begin at `starts` in `raw`."""
         super().__init__(raw, starts, base)
         self.require_valid()
 
@@ -156,6 +157,7 @@ class RecordDecoder:
         body_bytes_max: int = BODY_BYTES_MAX,
         keeps_raw: bool = False,
     ) -> None:
+        """Prepare the schema of the batches. The class describes the parameters."""
         self.columns = tuple(columns)
         self.promoted = dict(promoted or {})
         schema_fields = [pa.field(name, _TYPES.get(name, pa.string())) for name in self.columns]
@@ -165,6 +167,7 @@ class RecordDecoder:
         self._hidden = hidden
         self._body_bytes_max = body_bytes_max
         self._keeps_raw = keeps_raw
+        # The wanted tags as an Arrow array, or None if all rows are kept.
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
         self._repeated = RepeatedTexts()
         keep_freed_memory(_KEPT_BYTES)
@@ -431,6 +434,8 @@ class ArrowColumns(LazyColumns):
     __slots__ = ("arrays",)
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
+        """Keep the arrays by name. Nothing is converted yet."""
+
         def make(name: str) -> Column:
             values = Values(arrays[name].dictionary.to_pylist())
             codes = _codes(arrays[name]).astype(_code_type(len(values)), copy=False)

@@ -68,14 +68,17 @@ class Spans:
     __slots__ = ("data", "sizes", "starts")
 
     def __init__(self, data: bytes, starts: Positions, sizes: Positions) -> None:
+        """Describe pieces of `data`. Nothing is copied."""
         self.data = data
         self.starts = starts
         self.sizes = sizes
 
     def __len__(self) -> int:
+        """Return the number of pieces."""
         return len(self.starts)
 
     def __getitem__(self, index: int) -> bytes:
+        """Return a copy of one piece."""
         start = int(self.starts[index])
         return self.data[start : start + int(self.sizes[index])]
 
@@ -191,6 +194,7 @@ class PropertyTable:
     def __init__(
         self, names: tuple[bytes, ...], flat: Bytes, width: int, starts: Positions, ends: Positions
     ) -> None:
+        """Create a table of checked properties, as `make_property_table` does."""
         self.names = names
         self.flat = flat
         self.width = width

@@ -31,6 +31,7 @@ class Values(tuple[str, ...]):  # noqa: SLOT001 - a tuple of any length has no s
     cache: dict[object, Any]
 
     def __init__(self, _: Iterable[str] = ()) -> None:
+        """Begin with an empty cache. The values themselves are set by `tuple.__new__`."""
         self.cache = {}
 
 
@@ -109,14 +110,17 @@ class LazyColumns(Mapping[str, Column]):
     __slots__ = ("_columns", "_make", "_names")
 
     def __init__(self, names: Collection[str], make: Callable[[str], Column]) -> None:
+        """Create the mapping. No column is created yet."""
         self._names = names
         self._make = make
         self._columns: dict[str, Column] = {}
 
     def __getitem__(self, name: str) -> Column:
+        """Return a column, which is created at the first call. Raises KeyError."""
         column = self._columns.get(name)
         if column is None:
-            column = self._columns[name] = self._make(name)
+            column = self._make(name)
+            self._columns[name] = column
         return column
 
     def __contains__(self, name: object) -> bool:

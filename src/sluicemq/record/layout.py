@@ -47,6 +47,7 @@ class Layout:
     """
 
     def __init__(self, *fields: tuple[str, str]) -> None:
+        """Compute sizes and offsets of fields, given as pairs of name and kind."""
         self.fields = fields
         names = [name for name, _ in fields]
         kinds = [kind for _, kind in fields]

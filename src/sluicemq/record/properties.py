@@ -167,6 +167,7 @@ class RepeatedTexts:
     """A cache of Arrow arrays of repeated texts, which blocks of one topic have in common."""
 
     def __init__(self) -> None:
+        """Create an empty cache."""
         self._arrays: dict[tuple[bytes, ...], Any] = {}
 
     def array(self, texts: tuple[bytes, ...], rows: int) -> Any:
@@ -530,6 +531,7 @@ class TemplateMatcher:
     """
 
     def __init__(self, raw: Bytes, starts: Positions, ends: Positions) -> None:
+        """Prepare the rows, whose properties are `raw[starts[i]:ends[i]]`."""
         self.rows: Positions | None = None
         self.values: list[ValueSpans] = []
         self._raw = raw

@@ -418,6 +418,7 @@ class Records:
     """The size of the encoded properties of each record, in bytes."""
 
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
+        """Read the heads of the records, locate their parts, and find out which are valid."""
         self.raw = raw
         self.starts = starts
         self.base = base
@@ -425,22 +426,30 @@ class Records:
         self.sys_flag = heads["sys_flag"].astype(np.int32)
         # Rows with hosts of the same kind (IPv4 or IPv6) have heads of the same layout. Each part
         # consists of the indices and heads of these rows.
-        host_bits = self.sys_flag & HOST_BITS
         self._parts: list[tuple[slice | Positions, NDArray[Any]]] = [(slice(None), heads)]
-        if host_bits.any():
-            self._parts = []
-            for bits, head in RECORD_HEADS.items():
-                rows = np.flatnonzero(host_bits == bits)
-                if len(rows):
-                    heads = rows_at(raw, starts[rows], head.size).reshape(-1).view(head.dtype)
-                    self._parts.append((rows, heads))
+        if (self.sys_flag & HOST_BITS).any():
+            self._parts = list(self._iter_heads_by_host_kind())
         self._locate_bodies()
         if not self._locate_properties_behind_one_topic():
             self._locate_properties()
+
+        # The parts must end where the record ends.
         lengths = self.property_lengths
         self.valid &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
 
+    def _iter_heads_by_host_kind(self) -> Iterator[tuple[Positions, NDArray[Any]]]:
+        """Yield (rows, heads) of the records whose hosts are of the same kind (IPv4 or IPv6)."""
+        host_bits = self.sys_flag & HOST_BITS
+        for bits, head in RECORD_HEADS.items():
+            rows = np.flatnonzero(host_bits == bits)
+            if len(rows):
+                yield (
+                    rows,
+                    rows_at(self.raw, self.starts[rows], head.size).reshape(-1).view(head.dtype),
+                )
+
     def __len__(self) -> int:
+        """Return the number of records."""
         return len(self.starts)
 
     def field(self, name: str, dtype: Any = np.int64) -> NDArray[Any]:

@@ -76,6 +76,7 @@ class StoredProperties:
     """The properties of stored messages, read record by record. This is slow."""
 
     def __init__(self, store: Store) -> None:
+        """Prepare reading from `store`. Nothing is read yet."""
         self._store = store
 
     def read_at(self, topic: str, queue_id: int, offset: int) -> dict[str, str] | None:

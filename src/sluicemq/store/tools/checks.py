@@ -60,6 +60,7 @@ class Findings:
     """
 
     def __init__(self, listed_per_kind_max: int = LISTED_PER_KIND_MAX) -> None:
+        """Begin without findings."""
         self.listed: list[Finding] = []
         self.by_kind: Counter[tuple[str, str]] = Counter()
         self._listed_per_kind_max = listed_per_kind_max

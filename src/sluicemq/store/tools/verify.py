@@ -102,13 +102,15 @@ class _Verification:
     """One run of verify: the walk over the log, and the checks that follow it."""
 
     def __init__(self, layout: StoreLayout, findings: Findings) -> None:
+        """Prepare the checks of the store in `layout`, which add to `findings`."""
         self._layout = layout
         self._findings = findings
         self._was_interrupted = layout.was_interrupted
         checkpoint = read_checkpoint(layout.files, layout.checkpoint_path).latest
-        self._durable_end = (
-            1 << 63 if checkpoint is None or not self._was_interrupted else checkpoint.log_offset
-        )
+        # Behind this position, a crash may have lost writes. After an orderly stop, none are lost.
+        self._durable_end = 1 << 63
+        if checkpoint is not None and self._was_interrupted:
+            self._durable_end = checkpoint.log_offset
         self._queues = QueueCheck(layout, findings, read_topic_names(layout))
         self._index = IndexCheck(layout, findings, checkpoint)
         self._timers = TimerCheck(layout, findings)
@@ -307,6 +309,7 @@ class CheckedQueue:
     """
 
     def __init__(self, units: UnitReader) -> None:
+        """Begin without confirmed units, and read the last one."""
         self.units = units
         self.is_confirmed = np.zeros(max(units.end_offset - units.first_offset, 0), np.bool_)
         self.last_position = -1

@@ -54,6 +54,7 @@ class Run:
     def __init__(
         self, swept: Sweep | LogRecord, records: Records, groups: list[QueueUnits]
     ) -> None:
+        """Create a run of `records`. `swept` has their end and their last store time."""
         self.records = records
         self.groups = groups
         self.end = swept.end
