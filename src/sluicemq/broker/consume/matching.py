@@ -398,22 +398,15 @@ class MatchCounter:
         offset_min, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(lane_queue.current_offset, offset_min), end)
 
-        # Find the last rule, and the earlier ones with the offsets for which they apply.
-        earlier_rules: list[tuple[int, int, LaneRule]] = []
-        rule_start = start
-        rule, rule_end = lane_queue.find_rule(rule_start)
-        while rule_end is not None and rule_end < end:
-            earlier_rules.append((rule_start, rule_end, rule))
-            rule_start = rule_end
-            rule, rule_end = lane_queue.find_rule(rule_start)
+        *earlier_ranges, last_range = _list_rule_ranges(lane_queue, start, end)
 
-        criteria = MatchCriteria.from_rule(rule)
-        tally = yield from self.count_lag(name, topic, queue_id, criteria, rule_start, now_s)
+        criteria = MatchCriteria.from_rule(last_range.rule)
+        tally = yield from self.count_lag(name, topic, queue_id, criteria, last_range.start, now_s)
         match_count = tally.count
-        for earlier_start, earlier_end, earlier_rule in earlier_rules:
-            criteria = MatchCriteria.from_rule(earlier_rule)
+        for earlier in earlier_ranges:
+            criteria = MatchCriteria.from_rule(earlier.rule)
             match_count += yield from self.count_range(
-                topic, queue_id, criteria, earlier_start, earlier_end
+                topic, queue_id, criteria, earlier.start, earlier.end
             )
         return replace(tally, start=start, count=match_count)
 
@@ -646,6 +639,30 @@ class MatchCounter:
         built_blocks: list[ColumnBlock] = []
         yield lambda: built_blocks.append(build_block())
         return _count_rows(criteria, built_blocks[0], range(len(hits)))
+
+
+class _RuleRange(NamedTuple):
+    """The offsets [start, end) of a queue for which a lane has the same rule."""
+
+    start: int
+    end: int
+    rule: LaneRule
+
+
+def _list_rule_ranges(lane_queue: LaneQueue, start: int, end: int) -> list[_RuleRange]:
+    """Return the ranges of offsets from `start` to `end` in which a lane has the same rule.
+
+    There is at least one range, even if it is empty.
+    """
+    ranges: list[_RuleRange] = []
+    rule_start = start
+    rule, rule_end = lane_queue.find_rule(rule_start)
+    while rule_end is not None and rule_end < end:
+        ranges.append(_RuleRange(rule_start, rule_end, rule))
+        rule_start = rule_end
+        rule, rule_end = lane_queue.find_rule(rule_start)
+    ranges.append(_RuleRange(rule_start, end, rule))
+    return ranges
 
 
 def _count_block(

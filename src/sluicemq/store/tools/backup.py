@@ -215,11 +215,7 @@ def back_up(
         root=root, commit_log_path=commit_log_path, consume_queue_path=consume_queue_path
     )
     config = detect_file_sizes(config, files, "--commit-log")
-    manifest = _read_manifest(files, target) if files.exists(target) else None
-    if manifest is None and files.names(target):
-        raise StoreError(
-            f"{target} is not empty, and is not a backup.", fix="Specify another directory."
-        )
+    manifest = _read_manifest_to_extend(files, target)
 
     # Before the end of the log is searched, so that no document is newer than the log.
     state = _read_state(files, f"{root}/config")
@@ -258,6 +254,19 @@ def back_up(
         copied_bytes=copied_bytes,
         moments=len(moments),
     )
+
+
+def _read_manifest_to_extend(files: Files, target: str) -> Manifest | None:
+    """Return the manifest of the backup in a directory, or None if the directory is empty.
+
+    It need not exist. Raises StoreError if it is not empty and not a backup.
+    """
+    manifest = _read_manifest(files, target) if files.exists(target) else None
+    if manifest is None and files.names(target):
+        raise StoreError(
+            f"{target} is not empty, and is not a backup.", fix="Specify another directory."
+        )
+    return manifest
 
 
 def _load_log(files: Files, directory: str, file_bytes: int) -> CommitLog:
@@ -533,12 +542,7 @@ def restore(
     Raises StoreError if `source` is not a backup, `root` is not empty or the backup does not
     contain position `at`, and OSError.
     """
-    manifest = _read_manifest(files, source)
-    if manifest is None:
-        raise StoreError(
-            f"{source} is not a backup.",
-            fix="Specify a directory that `sluice store backup` has written.",
-        )
+    manifest = _read_manifest_to_restore(files, source)
     if files.names(root) and not files.exists(f"{root}/{RESTORING_FILE}"):
         raise StoreError(
             f"{root} is not empty.", fix="Specify a directory that does not exist yet."
@@ -573,6 +577,17 @@ def restore(
     files.remove(f"{root}/{RESTORING_FILE}")
     files.sync_directory(root)
     return report
+
+
+def _read_manifest_to_restore(files: Files, source: str) -> Manifest:
+    """Return the manifest of the backup in a directory. Raises StoreError if it is not a backup."""
+    manifest = _read_manifest(files, source)
+    if manifest is None:
+        raise StoreError(
+            f"{source} is not a backup.",
+            fix="Specify a directory that `sluice store backup` has written.",
+        )
+    return manifest
 
 
 def _choose_moment(manifest: Manifest, end: int) -> Moment:

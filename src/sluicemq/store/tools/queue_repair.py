@@ -150,10 +150,10 @@ class QueueRepair:
             return
         if self._writer is not None:
             # Overwrite everything from the first wrong unit to the last one.
-            first_row = int(wrong_rows[0])
-            last_row = int(wrong_rows[-1])
-            wrong_part = expected[first_row * UNIT_BYTES : (last_row + 1) * UNIT_BYTES]
-            self._write_units(key, (offset + first_row) * UNIT_BYTES, wrong_part, self._writer)
+            wrong_start = int(wrong_rows[0]) * UNIT_BYTES
+            wrong_end = (int(wrong_rows[-1]) + 1) * UNIT_BYTES
+            position = offset * UNIT_BYTES + wrong_start
+            self._write_units(key, position, expected[wrong_start:wrong_end], self._writer)
         elif self._must_have_unit(UNIT.unpack_from(expected)[0]):
             self.wrong_unit_count += len(wrong_rows) - later_count
             # These are wrong unless a later record shows that the topic was created again.

@@ -265,14 +265,10 @@ class _TimerFilesOnDisk:
         self._incarnation = read_incarnation(files, root)
         self._identity = IdentityFile(files, f"{root}/timerwheel", self._incarnation)
 
-        # All files of the timer log have the size of the first one. Empty files do not count.
-        log_names = files.names(f"{root}/timerlog")
-        file_sizes = [_file_size(layout, f"{root}/timerlog/{name}") for name in log_names]
-        used_sizes = [size for size in file_sizes if size]
-        log_file_bytes = used_sizes[0] if used_sizes else UNIT_BYTES * 100
-        self.exists = bool(used_sizes) or files.exists(f"{root}/timerwheel")
+        log_file_bytes = _find_log_file_bytes(layout)
+        self.exists = log_file_bytes > 0 or files.exists(f"{root}/timerwheel")
         self.wheel = TimerWheel(files, f"{root}/timerwheel", PRECISION_MS)
-        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
+        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes or UNIT_BYTES * 100)
 
         self.precision_ms = PRECISION_MS
         self.queue_offset = self.checkpoint.queue_offset
@@ -407,6 +403,19 @@ def _iter_due_messages(units: np.ndarray, first_ms: int, end_ms: int) -> Iterato
     is_recall = (units["magic"] & MAGIC_DELETE) != 0
     rows = np.flatnonzero(is_due & is_whole_unit & ~is_recall)
     yield from zip(due_times_ms[rows].tolist(), units["position"][rows].tolist(), strict=True)
+
+
+def _find_log_file_bytes(layout: StoreLayout) -> int:
+    """Return the size of the files of the timer log, or 0 if it has no file.
+
+    All of them have the size of the first one. Empty files do not count.
+    """
+    directory = f"{layout.root}/timerlog"
+    for name in layout.files.names(directory):
+        file_bytes = _file_size(layout, f"{directory}/{name}")
+        if file_bytes:
+            return file_bytes
+    return 0
 
 
 def _file_size(layout: StoreLayout, path: str) -> int:

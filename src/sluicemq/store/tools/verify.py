@@ -261,10 +261,10 @@ class _Verification:
 
     def _check_batch_queues(self, log_end: int) -> None:
         """Check that each unit of a batch queue leads to a record of its size."""
-        log = self._layout.log
+        log_start = self._layout.log.start
         for (topic, queue_id), sequence in sorted(self._layout.batch_queues.items()):
             for first_number, units in UnitReader(sequence, BATCH_UNIT_TYPE).iter_units():
-                is_retained = used_mask(units) & (units["position"] >= log.start)
+                is_retained = used_mask(units) & (units["position"] >= log_start)
                 for row in np.flatnonzero(is_retained).tolist():
                     position = int(units["position"][row])
                     size = int(units["size"][row])
