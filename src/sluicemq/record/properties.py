@@ -78,7 +78,7 @@ def all_begin_with(raw: Bytes, starts: Positions, prefix: bytes) -> bool:
     """Return whether `prefix`, which must not be empty, is at each of the starts.
 
     The bytes are compared in pieces that fit into the processor's cache. In a piece, the first row
-    is compared with the text, and each other row with the one before.
+    is compared with the prefix, and each other row with the one before.
     """
     prefix_bytes = len(prefix)
     rows_per_piece = max(1, _PIECE_BYTES // prefix_bytes)

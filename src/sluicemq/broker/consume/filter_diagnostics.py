@@ -486,15 +486,20 @@ class FilterHandlers(BrokerComponent):
         else:
             queues = yield from self.count_lag(group, topic, subscription)
 
+        matched_count = 0
+        filtered_count = 0
         delivery = self.deliveries.get((topic, group))
+        if delivery is not None:
+            matched_count = delivery.messages_out
+            filtered_count = delivery.filtered_count
         failures = self.failures.get((topic, group)) or FilterFailures()
         return bodies.GroupMatching(
             topic=topic,
             kind=subscription.kind if subscription is not None else "",
             expression=subscription.expression if subscription is not None else None,
             queues=tuple(map(_encode_queue_lag, queues)),
-            matched=delivery.messages_out if delivery is not None else 0,
-            filtered=delivery.filtered_count if delivery is not None else 0,
+            matched=matched_count,
+            filtered=filtered_count,
             errors=failures.reasons,
             failures=tuple(failures.samples),
             lanes=tuple(_iter_lane_lags(topic, queues)),
@@ -664,16 +669,20 @@ class FilterHandlers(BrokerComponent):
             if refusing_group == group:
                 refusal_reasons[client_id] = refusal.reason
 
-        lanes = self.consumers.lanes.table.get(group)
         body = {
             "conflicts": contracts.conflict_counts.get(group, 0),
             "contract": contracts.contract_of(group),
-            "forgotten": list(lanes.forgotten_subscriptions) if lanes is not None else [],
-            "lanes": describe_lanes(lanes) if lanes is not None else [],
+            "forgotten": [],
+            "lanes": [],
             "pops": contracts.popped_subscriptions(group),
             "refused": refusal_reasons,
-            "unmatched": lanes.unmatched_count if lanes is not None else 0,
+            "unmatched": 0,
         }
+        lanes = self.consumers.lanes.table.get(group)
+        if lanes is not None:
+            body["forgotten"] = list(lanes.forgotten_subscriptions)
+            body["lanes"] = describe_lanes(lanes)
+            body["unmatched"] = lanes.unmatched_count
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(body))
 
 

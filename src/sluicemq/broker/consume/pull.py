@@ -327,9 +327,7 @@ class PullHandlers(BrokerComponent):
         A plan contains everything that is the same for each pull of a client from a queue: group,
         topic, filter, limits, and the answer's header with gaps for the numbers of each pull.
         `missed_pull` is the (key, header) of the last pull for which the engine had no plan. Do
-        nothing if that is not the pull of `command`, or if the engine cannot handle such pulls:
-        those with a filter that it does not know, bulk pulls, those of groups with lanes, and all
-        pulls if slaves serve readers.
+        nothing if that is not the pull of `command`, or if the engine cannot handle such pulls.
         """
         key, header = missed_pull
         missed_header = orjson.loads(header)
@@ -338,14 +336,16 @@ class PullHandlers(BrokerComponent):
             and missed_header["flag"] == 0
             and missed_header["extFields"] == command.fields
         )
-        if not is_this_pull or context.group not in self.groups.table:
-            return
+        # The engine does not know bulk pulls, slaves that serve readers, and lanes.
         is_excluded = (
             context.bytes_max is not None
             or self.settings.broker.slave_read
             or context.group in self._lanes
+            or context.group not in self.groups.table
         )
-        plan = None if is_excluded else self._make_plan(context)
+        if not is_this_pull or is_excluded:
+            return
+        plan = self._make_plan(context)
         if plan is not None:
             self.compiled.remember(key, plan)
 
@@ -381,7 +381,9 @@ class PullHandlers(BrokerComponent):
         plan.broker = self.settings.broker
         plan.delivered = context.delivery
         plan.scan = scan
-        plan.codes = codes if scan is None else message_filter.vectorised  # type: ignore[union-attr]
+        plan.codes = codes
+        if scan is not None:
+            plan.codes = message_filter.vectorised  # type: ignore[union-attr]
         plan.any_span = is_sluice_client
         if not context.sys_flag & FLAG_SUBSCRIPTION:
             plan.members = self.consumers.groups[context.group]
@@ -457,11 +459,11 @@ class PullHandlers(BrokerComponent):
         A pull that waits for its lane is returned as Parked if the client allows it. Called for
         every pull: keep it cheap.
         """
-        resets = self.offsets.resets.table
-        if context.group not in self._lanes and not (
-            resets and (context.group, *context.queue) in resets
-        ):
-            return None
+        if context.group not in self._lanes:
+            resets = self.offsets.resets.table
+            has_reset = resets and (context.group, *context.queue) in resets
+            if not has_reset:
+                return None
         decision = self._decide(context)
         if decision.action is PullAction.WAIT and context.sys_flag & FLAG_SUSPEND:
             return Parked(
