@@ -348,13 +348,15 @@ def _make_message_id_column(block: _Rows) -> Any:
             hosts = gather(block.raw, host_ends[has_host_bytes] - host_bytes, f"V{host_bytes}")
             record_starts = block.starts[missing[has_host_bytes]]
             positions = gather(block.raw, record_starts + _POSITION_AT, "V8")
-            id_bytes = np.concatenate((_byte_matrix(hosts), _byte_matrix(positions)), axis=1)
+            id_bytes = np.concatenate(
+                (_view_as_byte_matrix(hosts), _view_as_byte_matrix(positions)), axis=1
+            )
             id_arrays.append(make_hex_array(id_bytes))
             rows_of_arrays.append(missing[has_host_bytes])
     return in_row_order(id_arrays, rows_of_arrays, len(block))
 
 
-def _byte_matrix(values: NDArray[Any]) -> Bytes:
+def _view_as_byte_matrix(values: NDArray[Any]) -> Bytes:
     """Return a matrix whose row i contains the bytes of `values[i]`."""
     return values.view(np.uint8).reshape(len(values), -1)
 
@@ -438,14 +440,14 @@ class ArrowColumns(LazyColumns):
 
         def make(name: str) -> Column:
             values = Values(arrays[name].dictionary.to_pylist())
-            codes = _codes(arrays[name]).astype(_code_type(len(values)), copy=False)
+            codes = _get_codes(arrays[name]).astype(_choose_code_type(len(values)), copy=False)
             return Column(codes, values)
 
         super().__init__(arrays.keys(), make)
         self.arrays = arrays
 
 
-def _codes(array: Any) -> NDArray[Any]:
+def _get_codes(array: Any) -> NDArray[Any]:
     """Return the codes of an Arrow dictionary array, with -1 for null."""
     codes = array.indices
     if array.null_count:
@@ -453,7 +455,7 @@ def _codes(array: Any) -> NDArray[Any]:
     return np.asarray(codes)
 
 
-def _code_type(count: int) -> Any:
+def _choose_code_type(count: int) -> Any:
     """Return the smallest signed integer type for the codes -1 to `count` - 1."""
     if count <= 0x80:
         return np.int8
@@ -525,7 +527,7 @@ def _insert_null_rows(array: Any, rows: Positions, row_count: int) -> Any:
     Other rows are null, which is the code -1.
     """
     codes = np.full(row_count, -1, np.int32)
-    codes[rows] = _codes(array)
+    codes[rows] = _get_codes(array)
     return make_dictionary_array(codes, array.dictionary)
 
 
@@ -617,7 +619,7 @@ def _make_column_arrays(
         if _is_unique(array):
             excluded.add(name)
         else:
-            arrays[name] = make_dictionary_array(_codes(array), array.dictionary)
+            arrays[name] = make_dictionary_array(_get_codes(array), array.dictionary)
     return arrays, frozenset(excluded)
 
 
@@ -635,7 +637,7 @@ def make_dictionary_array(codes: NDArray[Any], values: Any) -> Any:
 
     A code of -1 becomes null. The codes are stored in the smallest integer type for `values`.
     """
-    codes = np.ascontiguousarray(codes, _code_type(len(values)))
+    codes = np.ascontiguousarray(codes, _choose_code_type(len(values)))
     has_value = codes >= 0
     bitmap = None
     if not has_value.all():
@@ -698,6 +700,6 @@ def _merge_column(name: str, blocks: Sequence[ColumnBlock]) -> Any:
         entries_end = entries_start + len(array.dictionary)
         # The last entry is for the code -1.
         new_code_by_code = np.append(new_codes[entries_start:entries_end], -1)
-        merged_codes.append(new_code_by_code[_codes(array)])
+        merged_codes.append(new_code_by_code[_get_codes(array)])
         entries_start = entries_end
     return make_dictionary_array(np.concatenate(merged_codes), encoded.dictionary)

@@ -93,7 +93,9 @@ class Spans:
         if len(data) > len(self.starts) * _COPIED_BYTES_MAX:
             data = memoryview(data)
         elif common_size and (self.sizes == common_size).all():
-            pieces: list[Any] = gather(_as_array(data), self.starts, f"V{common_size}").tolist()
+            pieces: list[Any] = gather(
+                _view_as_array(data), self.starts, f"V{common_size}"
+            ).tolist()
             return pieces
         return slices(data, self.starts, self.starts + self.sizes)
 
@@ -120,7 +122,7 @@ class Spans:
         The sizes of the pieces do not matter: a row behind a shorter piece continues with what
         follows it in `data`. Bytes behind the end of `data` are zeros.
         """
-        return rows_at(_as_array(self.data), self.starts, width)
+        return rows_at(_view_as_array(self.data), self.starts, width)
 
     def is_nearly_even(self, slack_bytes: int | None = None) -> bool:
         """Return whether the sizes are similar enough to copy all pieces with the longest size.
@@ -143,7 +145,7 @@ class Spans:
         width = int(self.sizes.max())
         if not width:
             return
-        raw = _as_array(self.data)
+        raw = _view_as_array(self.data)
         row_type = f"V{width}"
 
         # As the starts ascend, `width` bytes can be read from each of the first `wide_count` starts
@@ -167,7 +169,7 @@ def slices(data: Any, starts: Positions, ends: Positions) -> list[Any]:
     return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def _as_array(data: bytes) -> Bytes:
+def _view_as_array(data: bytes) -> Bytes:
     """Return a NumPy view of `data`, one byte for each element."""
     return np.frombuffer(data, np.uint8)
 
@@ -245,17 +247,17 @@ def _map_words(words: NDArray[np.uint64], code_of: Callable[[bytes], int]) -> Po
     for _ in range(_DISTINCT_MAX):
         word = words[has_no_code.argmax()]  # that of the first row without a code
         is_equal = words == word
-        codes[is_equal] = code_of(_word_text(word))
+        codes[is_equal] = code_of(_decode_word(word))
         has_no_code &= ~is_equal
         if not has_no_code.any():
             return codes
 
     # There are many different words: find the code of each in a dict.
-    code_by_word = {word: code_of(_word_text(word)) for word in set(words.tolist())}
+    code_by_word = {word: code_of(_decode_word(word)) for word in set(words.tolist())}
     return np.array([code_by_word[word] for word in words.tolist()], np.int64)
 
 
-def _word_text(number: int) -> bytes:
+def _decode_word(number: int) -> bytes:
     """Return the bytes of a little-endian word without trailing zeros."""
     return int(number).to_bytes(_WORD_BYTES, "little").rstrip(b"\0")
 
@@ -575,7 +577,7 @@ def _search_tag_codes(properties: Spans, code_of: Callable[[bytes], int]) -> Pos
     data = properties.data
     starts = properties.starts
     ends = starts + properties.sizes
-    raw = _as_array(data)
+    raw = _view_as_array(data)
 
     # Each word has the 8 bytes before a 0x01, as a big-endian number: its lowest byte is the last
     # byte of the name. Masks of the lowest bytes therefore compare the end of a name.
@@ -684,11 +686,11 @@ def encode_records(
 def _list_pieces(columns: BatchColumns, fixed_parts: "_FixedParts") -> list[Any]:
     """Return all records as a list of bytes objects, which follow each other without gaps."""
     pieces: list[Any] = [b""] * (4 * len(columns.heads) + 1)
-    pieces[0:-1:4] = _matrix_rows(fixed_parts.before_bodies)
+    pieces[0:-1:4] = _list_rows(fixed_parts.before_bodies)
     # No message precedes the first one, so its row begins with a suffix too many.
     pieces[0] = pieces[0][len(columns.properties_suffix) :]
     pieces[1::4] = columns.bodies.slices()
-    pieces[2::4] = _matrix_rows(fixed_parts.before_properties)
+    pieces[2::4] = _list_rows(fixed_parts.before_properties)
     pieces[3::4] = columns.properties.slices()
     pieces[-1] = columns.properties_suffix
     return pieces
@@ -758,7 +760,7 @@ def _copy_into_one_buffer(
     return target[len(suffix) : len(suffix) + total_bytes].data
 
 
-def _matrix_rows(matrix: Bytes) -> list[bytes]:
+def _list_rows(matrix: Bytes) -> list[bytes]:
     """Return the rows of a matrix as bytes."""
     flat = matrix.tobytes()
     row_bytes = matrix.shape[1]

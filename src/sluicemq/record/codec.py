@@ -223,7 +223,7 @@ _V1_TOPIC_BYTES_MAX: Final = 127
 """The most bytes of a topic in the layout V1: its length field is a signed byte."""
 
 
-def _length_error(topic: bytes, properties: Buffer, topic_length_max: int) -> ProtocolError:
+def _make_length_error(topic: bytes, properties: Buffer, topic_length_max: int) -> ProtocolError:
     """Return the error for a topic or properties that are too long for their length field."""
     if len(topic) > topic_length_max:
         return ProtocolError(
@@ -272,7 +272,7 @@ def encode_record(
         magic = MAGIC_V1
         topic_length_max = _V1_TOPIC_BYTES_MAX
     if len(encoded_topic) > topic_length_max or len(properties) > PROPERTIES_BYTES_MAX:
-        raise _length_error(encoded_topic, properties, topic_length_max)
+        raise _make_length_error(encoded_topic, properties, topic_length_max)
     topic_length = _SHORT.pack(len(encoded_topic)) if version2 else bytes([len(encoded_topic)])
     properties_length = _SHORT.pack(len(properties))
     tail = b"".join((body, topic_length, encoded_topic, properties_length, properties))
@@ -451,7 +451,7 @@ def split_records(
         is_whole = record_end - offset == size_bytes and record_end <= end and body_length >= 0
         if magic == MAGIC_V1 and is_whole and not sys_flag & _ODD:
             plain = bytes(data[offset:record_end])
-            if not tags or _tag(plain, properties_start + 2 - offset) in tags:
+            if not tags or _find_tag(plain, properties_start + 2 - offset) in tags:
                 records.append((queue_offset, size_bytes, plain))
         else:
             record = decode_record(data, offset, broker=broker, body_bytes_max=body_bytes_max)
@@ -462,7 +462,7 @@ def split_records(
     return records
 
 
-def _tag(record: bytes, begin: int) -> str | None:
+def _find_tag(record: bytes, begin: int) -> str | None:
     """Return the tag of a record whose properties begin at offset `begin`; None if it has none.
 
     Called for each record of a pull: keep it cheap.
@@ -494,7 +494,7 @@ def tag_of(record: bytes | StoredMessage) -> str | None:
     """Return the tag of a record that `split_records` returned; None if it has none."""
     if not isinstance(record, bytes):
         return record.tag
-    return _tag(record, properties_slice(record).start)
+    return _find_tag(record, properties_slice(record).start)
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:
@@ -622,14 +622,14 @@ def iter_batch(batch: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]
             body_start = message_start + head_bytes
             body_end = body_start + body_length
             if body_length < 0:
-                raise _batch_error(message_start)
+                raise _make_batch_error(message_start)
             (properties_length,) = unpack_length(batch, body_end)
         except struct.error:
-            raise _batch_error(message_start) from None
+            raise _make_batch_error(message_start) from None
         message_end = body_end + 2 + properties_length
         is_whole = message_end - message_start == message_bytes and message_end <= batch_end
         if properties_length < 0 or not is_whole:
-            raise _batch_error(message_start)
+            raise _make_batch_error(message_start)
         count += 1
         if count > BATCH_MESSAGES_MAX:
             raise ProtocolError(
@@ -661,7 +661,7 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes, int
     return messages
 
 
-def _batch_error(message_start: int) -> ProtocolError:
+def _make_batch_error(message_start: int) -> ProtocolError:
     """Return the error for the message at offset `message_start` of a batch."""
     return ProtocolError(
         f"The message at byte {message_start} of the batch is incomplete, or its lengths do not "

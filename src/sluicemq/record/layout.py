@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _STRUCT_CODES: Final = {"u1": "B", "i2": "h", "i4": "i", "i8": "q"}
 
 
-def _struct_code(kind: str) -> str:
+def _find_struct_code(kind: str) -> str:
     """Return the code of the `struct` module for a kind of field, such as "i" for i4."""
     return _STRUCT_CODES.get(kind) or f"{kind[1:]}s"
 
@@ -51,7 +51,7 @@ class Layout:
         self.fields = fields
         names = [name for name, _ in fields]
         kinds = [kind for _, kind in fields]
-        self.struct = Struct(">" + "".join(map(_struct_code, kinds)))
+        self.struct = Struct(">" + "".join(map(_find_struct_code, kinds)))
         self.size: int = self.struct.size
         # A kind ends with its size in bytes: i4, u2, V8.
         ends = accumulate(int(kind[1:]) for kind in kinds)
@@ -100,7 +100,7 @@ class Layout:
         end = 0
         for name in names:
             skipped_bytes = self.at(name) - end
-            codes += f"{skipped_bytes}x{_struct_code(dict(self.fields)[name])}"
+            codes += f"{skipped_bytes}x{_find_struct_code(dict(self.fields)[name])}"
             end = self._ends[name]
         return Struct(codes)
 

@@ -260,11 +260,11 @@ class ValueSpans:
         What follows a value of fewer than 8 bytes in its word may be anything.
         """
         if self.text is not None:
-            return _first_word(self.text)
+            return _read_first_word(self.text)
         return read_words(self.raw, self.starts) if self.words is None else self.words
 
 
-def _first_word(value: bytes) -> np.uint64:
+def _read_first_word(value: bytes) -> np.uint64:
     """Return the first 8 bytes of `value` as a little-endian number; missing bytes are zeros."""
     return np.uint64(int.from_bytes(value[:_WORD], "little"))
 
@@ -387,7 +387,7 @@ def _write_later_words(target: Words, target_starts: NDArray[np.int32], column: 
     """
     for word_start in range(_WORD, column.length_max, _WORD):
         if column.text is not None:  # all values are the same
-            target[target_starts + word_start] = _first_word(column.text[word_start:])
+            target[target_starts + word_start] = _read_first_word(column.text[word_start:])
         elif isinstance(column.lengths, int):
             words = read_words(column.raw, column.starts + word_start)
             target[target_starts + word_start] = words
@@ -575,7 +575,7 @@ class TemplateMatcher:
             for offset, (_, value) in zip(value_offsets, pairs, strict=True):
                 starts = self._positions + offset
                 self.values.append(ValueSpans(self._raw, starts, len(value), value))
-            self._advance(len(expected) - len(_END))
+            self._advance_positions(len(expected) - len(_END))
         elif len(pairs) > 1:
             for pair in pairs:
                 self._match_guessed_values([pair])
@@ -597,7 +597,7 @@ class TemplateMatcher:
         if not has_name.all():
             self._remove_other_rows(has_name)
             rows_read = rows_read[has_name]
-        self._advance(name_bytes)
+        self._advance_positions(name_bytes)
         if length and self._match_guessed_length(rows_read[:, name_bytes:], length):
             return
 
@@ -606,7 +606,7 @@ class TemplateMatcher:
         bytes_left = self._ends - self._positions
         lengths = first_separators(self._raw, self._positions, first_words, bytes_left)
         self.values.append(ValueSpans(self._raw, self._positions, lengths, words=first_words))
-        self._advance(lengths)
+        self._advance_positions(lengths)
         self._remove_other_rows(lengths > 0)
 
     def _match_guessed_length(self, value_rows: Bytes, length: int) -> bool:
@@ -620,10 +620,10 @@ class TemplateMatcher:
             return False
         values = value_rows[:, :length]
         self.values.append(ValueSpans(self._raw, self._positions, length, block=values))
-        self._advance(length)
+        self._advance_positions(length)
         return True
 
-    def _advance(self, lengths: Positions | int) -> None:
+    def _advance_positions(self, lengths: Positions | int) -> None:
         """Move the position of each row by `lengths` bytes. A separator precedes the next name."""
         self._positions = self._positions + lengths
         self._separator = _END

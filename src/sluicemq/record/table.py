@@ -176,7 +176,7 @@ class JavaHashes(NamedTuple):
     odd: Mask
 
 
-def _powers(base: int) -> NDArray[np.uint32]:
+def _compute_powers(base: int) -> NDArray[np.uint32]:
     """Return the powers of `base` modulo 2^32, from exponent 0 on."""
     powers = np.ones(_HASHED_BYTES_MAX + 8, np.uint32)
     factors = np.full(len(powers) - 1, base, np.uint32)
@@ -184,9 +184,9 @@ def _powers(base: int) -> NDArray[np.uint32]:
     return powers
 
 
-POWERS: Final = _powers(31)
+POWERS: Final = _compute_powers(31)
 """The powers of 31 modulo 2^32: hash(a + b) = hash(a) * POWERS[len(b)] + hash(b)."""
-_INVERSES: Final = _powers(pow(31, -1, 1 << 32))
+_INVERSES: Final = _compute_powers(pow(31, -1, 1 << 32))
 """The powers of the inverse of 31 modulo 2^32."""
 
 

@@ -461,7 +461,9 @@ class Consumers:
             old_key = group.update_older_connections(stored_member)
 
         # Apply the subscriptions.
-        rebalancing_keys = self._subscribe(group, stored_member, old_key, subscribed.compiled)
+        rebalancing_keys = self._apply_subscriptions(
+            group, stored_member, old_key, subscribed.compiled
+        )
         if not subscribed.is_tag_type or group.name in self.filters.table:
             self.filters.update_group(group.name, group.list_member_subscriptions())
 
@@ -556,7 +558,7 @@ class Consumers:
                 keys_by_client.setdefault(absent_id, absent_member.subscription_key)
         return keys_by_client
 
-    def _subscribe(
+    def _apply_subscriptions(
         self, group: ConsumerGroup, member: Member, old_key: str, compiled: CompiledByTopic | None
     ) -> set[str] | None:
         """Apply the subscriptions of a member to its group or its lane.

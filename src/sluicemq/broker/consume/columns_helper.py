@@ -57,10 +57,10 @@ class SealingProcess:
             self._is_used = True
             try:
                 if self._process is None:
-                    self._process = self._start()
+                    self._process = self._start_process()
                 answer_line = self._send_job(self._process, job, units)
             except OSError:
-                self._stop()
+                self._stop_process()
                 raise
             answer = json.loads(answer_line) if answer_line else {}
             if "name" in answer:
@@ -68,7 +68,7 @@ class SealingProcess:
 
             # Before the process is stopped, because that would change its exit code.
             exit_code = self._process.poll()
-            self._stop()
+            self._stop_process()
             end_text = f"The process that writes property columns ended (exit code {exit_code})."
             raise OSError(answer.get("error", end_text))
 
@@ -88,7 +88,7 @@ class SealingProcess:
         process.stdin.flush()
         return process.stdout.readline()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         """Start the process, with this package on its path, and return it. Raises OSError."""
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
@@ -115,9 +115,9 @@ class SealingProcess:
     def close(self) -> None:
         """End the process; the next job starts another one."""
         with self._lock:
-            self._stop()
+            self._stop_process()
 
-    def _stop(self) -> None:
+    def _stop_process(self) -> None:
         """Kill the process and wait for its end. The caller holds the lock."""
         process = self._process
         self._process = None

@@ -252,7 +252,8 @@ class DeliveryState:
         if bounds is None:
             self.ranges_to_check[message_filter, queue_id] = [start, end]
             while (
-                len(self.ranges_to_check) > FILTERS_MAX or self._filter_chars() > FILTERS_CHARS_MAX
+                len(self.ranges_to_check) > FILTERS_MAX
+                or self._count_filter_chars() > FILTERS_CHARS_MAX
             ):
                 del self.ranges_to_check[next(iter(self.ranges_to_check))]
         elif bounds[-1] == start:
@@ -262,7 +263,7 @@ class DeliveryState:
             if len(bounds) > RANGE_BOUNDS_MAX:
                 del bounds[:2]
 
-    def _filter_chars(self) -> int:
+    def _count_filter_chars(self) -> int:
         """Return the number of characters in the expressions of `ranges_to_check`."""
         filters = {message_filter for message_filter, _ in self.ranges_to_check}
         return sum(getattr(message_filter, "weight", 0) for message_filter in filters)

@@ -316,7 +316,7 @@ class FilterHandlers(BrokerComponent):
         for (message_filter, queue_id), bounds in ranges_to_check.items():
             # `bounds` holds the start and the end of one range after another.
             ranges = list(zip(bounds[::2], bounds[1::2], strict=True))
-            for expression in sorted(_sql92_expressions(message_filter)):
+            for expression in sorted(_find_sql92_expressions(message_filter)):
                 criteria = yield from self.compile_criteria(Subscription(topic, expression, SQL92))
                 if criteria is None:
                     continue
@@ -378,8 +378,8 @@ class FilterHandlers(BrokerComponent):
             self.survey_results = {}
             return
 
-        self._is_surveying = True  # `_survey` sets it to False at its end
-        self.background.run_in_background(self._survey(unchecked, filtered))
+        self._is_surveying = True  # `_survey_groups` sets it to False at its end
+        self.background.run_in_background(self._survey_groups(unchecked, filtered))
 
     def _iter_filtered_subscriptions(self) -> Iterator[tuple[str, Subscription]]:
         """Yield (group, subscription) for each topic that a connected group filters.
@@ -396,7 +396,7 @@ class FilterHandlers(BrokerComponent):
                 if has_lanes or not subscription.is_everything:
                     yield group_name, subscription
 
-    def _survey(
+    def _survey_groups(
         self, unchecked: list[TopicGroup], filtered: list[tuple[str, Subscription]]
     ) -> WorkItem[None]:
         """Find failed evaluations and count the lag of groups. Work item.
@@ -457,7 +457,7 @@ class FilterHandlers(BrokerComponent):
         Topics that do not exist are left out. Raises RequestError if an expression does not
         compile.
         """
-        topics = [header.topic] if header.topic else self._all_topics_of_group(header.group)
+        topics = [header.topic] if header.topic else self._list_topics_of_group(header.group)
         matchings = []
         for topic in topics:
             if topic in self.topics:
@@ -505,7 +505,7 @@ class FilterHandlers(BrokerComponent):
             lanes=tuple(_iter_lane_lags(topic, queues)),
         )
 
-    def _all_topics_of_group(self, group: str) -> list[str]:
+    def _list_topics_of_group(self, group: str) -> list[str]:
         """Return the topics to which a group subscribes or has committed offsets, sorted."""
         return sorted(self.topics_of_group(group) | self.offsets.topics_of(group))
 
@@ -686,7 +686,7 @@ class FilterHandlers(BrokerComponent):
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(body))
 
 
-def _sql92_expressions(message_filter: MessageFilter) -> set[str]:
+def _find_sql92_expressions(message_filter: MessageFilter) -> set[str]:
     """Return the SQL92 expressions of a filter.
 
     Of the rule of a lane these are the expressions that must match, not those that must not match.

@@ -138,7 +138,7 @@ class HeartbeatHandlers(BrokerComponent):
             repeatable, command.fields, command.version, command.body, peer
         ):
             return repeatable.encode_answer(command.opaque)
-        return Postponed(self._process(command, peer))
+        return Postponed(self._process_heartbeat(command, peer))
 
     def heartbeat_fast_path(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool | bytes:
         """Answer a HEART_BEAT (34) that repeats the last one of its connection.
@@ -162,7 +162,7 @@ class HeartbeatHandlers(BrokerComponent):
             return False
         return repeatable.encode_answer(opaque)
 
-    def _process(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
+    def _process_heartbeat(self, command: Command, peer: Peer) -> WorkItem[Command | Announced]:
         """Process a heartbeat: make the client a member of its groups, and return the answer.
 
         Groups and retry topics are created if they may be. A group that does not exist is skipped,
@@ -220,7 +220,7 @@ class HeartbeatHandlers(BrokerComponent):
         """
         outcome = _HeartbeatOutcome()
         for consumer, member_bytes in zip(heartbeat.consumers, member_sizes, strict=True):
-            yield from self._precompile(consumer.subscriptions)
+            yield from self._precompile_filters(consumer.subscriptions)
             config = self.groups.get_or_create(consumer.group)
             if config is None:
                 self._log_unknown_group(consumer.group, heartbeat.client_id)
@@ -318,7 +318,7 @@ class HeartbeatHandlers(BrokerComponent):
             body_hash=hash(bytes(command.body)),
             fields=command.fields,
             version=command.version,
-            header_template=_header_template(answer),
+            header_template=_make_header_template(answer),
             snapshots=known_snapshots,
             producers=known_producers,
         )
@@ -362,7 +362,7 @@ class HeartbeatHandlers(BrokerComponent):
             self.producers.record_heartbeat(group, member)
         return True
 
-    def _precompile(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
+    def _precompile_filters(self, subscriptions: Iterable[Subscription]) -> WorkItem[None]:
         """Compile filters into the caches, in steps, before they are needed at once.
 
         Ignore expressions that do not compile. Work item: it yields jobs for another thread, and
@@ -416,7 +416,7 @@ class HeartbeatHandlers(BrokerComponent):
                 return Command(ResponseCode.SUCCESS)
             if not is_tag_kind(subscription.kind) and not is_sql92_enabled:
                 return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_DISABLED)
-            yield from self._precompile([subscription])
+            yield from self._precompile_filters([subscription])
             try:
                 make_filter(subscription)
                 self.consumers.check_subscription(asked.group, asked.client_id, subscription, peer)
@@ -437,7 +437,7 @@ def _decode_with_sizes(body: bytes | memoryview) -> tuple[bodies.Heartbeat, list
 
 
 @cache
-def _header_template(response: HeartbeatResponse) -> bytes:
+def _make_header_template(response: HeartbeatResponse) -> bytes:
     """Return the JSON header of the answer `response`, with `%d` for the number of the request."""
     request = Command(0, opaque=OPAQUE_MAX)
     frame = encode_response_to(Command(ResponseCode.SUCCESS, encode_header(response)), request)

@@ -33,7 +33,7 @@ class QueueLocks:
 
     def __init__(self, files: Files, root: str, clock: Clock) -> None:
         """Create the table without leases, for the file in the store at `root`; `load` reads it."""
-        self.document = Document(files, f"{root}/config/{_NAME}", self._render)
+        self.document = Document(files, f"{root}/config/{_NAME}", self._render_leases)
         self._clock = clock
         self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
         self._size = 0
@@ -51,7 +51,7 @@ class QueueLocks:
         # The file contains these leases already.
         self.document.changed = False
 
-    def _render(self) -> str:
+    def _render_leases(self) -> str:
         """Return the text of the file, with the leases that have not expired.
 
         It is JSON: {GROUP: {CLIENT_ID: [[TOPIC, BROKER, QUEUE_ID], …]}}.
@@ -135,7 +135,7 @@ class QueueLocks:
 
 
 def _parse_leases(text: str) -> dict[str, dict[str, list[MessageQueue]]]:
-    """Return the queues in the file by group and client id. `QueueLocks._render` writes it."""
+    """Return the queues in the file by group and client id. See `QueueLocks._render_leases`."""
     leases: dict[str, dict[str, list[MessageQueue]]] = {}
     for group, owners in load_object(text, _NAME).items():
         queues_by_client: dict[str, list[MessageQueue]] = {}

@@ -111,8 +111,8 @@ class LongPolls:
         None as `offset_max` means that something else has changed, for example the offset of a
         group. A pull that has read up to `offset_max` is not retried. A pull whose connection has
         used up its share of time is retried later, and only once if it is woken again before. Of
-        the pops of a group, the one that has waited longest is retried first (`_offer`). Called for
-        each commit: keep it cheap.
+        the pops of a group, the one that has waited longest is retried first (`_retry_pops`).
+        Called for each commit: keep it cheap.
         """
         requests_by_key = self._by_queue.get((topic, queue_id), NO_WAITERS)
         if not (requests_by_key or self.parked_pops):
@@ -130,16 +130,16 @@ class LongPolls:
                 self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
             else:
                 begin_s = self.scheduler.now_s()
-                self._retry(parked, peer, self.queue_frame)
+                self._retry_request(parked, peer, self.queue_frame)
                 self.scheduler.spent(peer, begin_s)
 
         if self.parked_pops:
             pops_of_any_queue = self._by_queue.get((topic, ANY_QUEUE), NO_WAITERS)
             for competition_key, pops in (*requests_by_key.items(), *pops_of_any_queue.items()):
                 if competition_key:
-                    self._offer(pops)
+                    self._retry_pops(pops)
 
-    def _offer(self, pops: CompetingPops) -> None:
+    def _retry_pops(self, pops: CompetingPops) -> None:
         """Retry the pop that has waited longest, then the next one as long as messages are left.
 
         Stop at a pop whose retry is pending, or becomes pending because its connection has used up
@@ -151,14 +151,14 @@ class LongPolls:
             if parked.is_attempt_pending:
                 return
             if peer.closed:
-                self._remove(parked, peer)
+                self._remove_request(parked, peer)
                 continue
             if self.scheduler.has_to_wait(peer):
                 parked.is_attempt_pending = True
                 self.scheduler.schedule_slice(peer, partial(self.retry, parked, peer))
                 return
             begin_s = self.scheduler.now_s()
-            self._retry(parked, peer, self.queue_frame)
+            self._retry_request(parked, peer, self.queue_frame)
             self.scheduler.spent(peer, begin_s)
             if not parked.has_left_messages:
                 return
@@ -172,7 +172,7 @@ class LongPolls:
         if not is_pop:
             return
         for key in parked.queues:
-            self._offer(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
+            self._retry_pops(self._by_queue.get(key, NO_WAITERS).get(parked.competition_key, {}))
 
     def retry(
         self,
@@ -185,12 +185,12 @@ class LongPolls:
         The default sends the answer at once. The request stays parked if it has no answer. If a pop
         leaves messages, they are offered to the other pops of its group.
         """
-        self._retry(parked, peer, write)
+        self._retry_request(parked, peer, write)
         if parked.has_left_messages:
             parked.has_left_messages = False
             self._offer_to_others(parked)
 
-    def _retry(
+    def _retry_request(
         self,
         parked: Parked,
         peer: Peer,
@@ -214,7 +214,7 @@ class LongPolls:
             remark = f"{type(error).__name__}: {error}"
             answer = encode_response(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
         if answer is not None or is_last:
-            self._remove(parked, peer)
+            self._remove_request(parked, peer)
             if isinstance(answer, Durable):
                 self.send_after_commit(peer, *answer)
             else:
@@ -234,9 +234,9 @@ class LongPolls:
         """
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
-            had_offer = parked.is_attempt_pending and not parked.is_done
-            self._retry(parked, peer, self.queue_frame, is_last=True)
-            if had_offer or parked.has_left_messages:
+            had_attempt = parked.is_attempt_pending and not parked.is_done
+            self._retry_request(parked, peer, self.queue_frame, is_last=True)
+            if had_attempt or parked.has_left_messages:
                 parked.has_left_messages = False
                 self._offer_to_others(parked)
 
@@ -255,7 +255,7 @@ class LongPolls:
                 # A pop also waits for its retry topics, but its first queue is one of its topic.
                 waiting += [item for item in requests.items() if item[0].queues[0][0] == topic]
         for parked, peer in waiting:
-            self._retry(parked, peer, Peer.write, is_last=True)
+            self._retry_request(parked, peer, Peer.write, is_last=True)
 
     def remove_connection(self, peer: Peer) -> None:
         """Forget the parked requests of a closed connection.
@@ -264,12 +264,12 @@ class LongPolls:
         """
         closed = tuple(self._by_peer.get(peer, ()))
         for parked in closed:
-            self._remove(parked, peer)
+            self._remove_request(parked, peer)
         for parked in closed:
             if parked.is_attempt_pending:
                 self._offer_to_others(parked)
 
-    def _remove(self, parked: Parked, peer: Peer) -> None:
+    def _remove_request(self, parked: Parked, peer: Peer) -> None:
         """Mark a parked request as done, and remove it from all tables.
 
         It stays in the heap until its deadline, or until the heap is rebuilt.

@@ -117,10 +117,12 @@ class GroupOffsetHandlers(BrokerComponent):
             queue_ids = [header.queue_id]
             if header.offset is not None and header.offset != -1:
                 self._check_offset(name, header.queue_id, header.offset)
-                return {self._message_queue(name, header.queue_id): header.offset}
+                return {self._make_message_queue(name, header.queue_id): header.offset}
 
         return {
-            self._message_queue(name, queue_id): self._offset_at(name, queue_id, header.time_ms)
+            self._make_message_queue(name, queue_id): self._find_offset_at(
+                name, queue_id, header.time_ms
+            )
             for queue_id in queue_ids
         }
 
@@ -135,7 +137,7 @@ class GroupOffsetHandlers(BrokerComponent):
                 f"holds {offset_min} to {offset_end}.",
             )
 
-    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+    def _find_offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
         """Return the offset of a queue at a store time; the end of the queue if it is negative."""
         if time_ms < 0:
             return self.store.queue_offsets(topic, queue_id)[1]
@@ -234,7 +236,7 @@ class GroupOffsetHandlers(BrokerComponent):
         for queue_id in range(topic.config.read_queues):
             offset = self.offsets.committed(group, topic.name, queue_id)
             if offset >= 0:
-                offsets[self._message_queue(topic.name, queue_id)] = offset
+                offsets[self._make_message_queue(topic.name, queue_id)] = offset
         return offsets
 
     def query_time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
@@ -269,7 +271,7 @@ class GroupOffsetHandlers(BrokerComponent):
             next_ms = store_time_ms(max(committed, 0))
             if next_ms > 0:
                 delay_ms = max(0, now_ms - next_ms)
-        queue = self._message_queue(topic, queue_id)
+        queue = self._make_message_queue(topic, queue_id)
         return bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms)
 
     def query_correction_offsets(
@@ -354,7 +356,7 @@ class GroupOffsetHandlers(BrokerComponent):
             units_left -= unit_count
         return b"".join(pieces)
 
-    def _message_queue(self, topic: str, queue_id: int) -> MessageQueue:
+    def _make_message_queue(self, topic: str, queue_id: int) -> MessageQueue:
         """Return the name of a queue of this broker."""
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
 

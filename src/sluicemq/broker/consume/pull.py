@@ -1,9 +1,9 @@
 """Pull handlers: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling and bulk answers.
 
 A pull passes through three stages: `PullChecks.prepare` decides whether it is allowed and which
-filter applies, `_read` reads the store, and the `_encode_*` methods build the answer. The checks
-run in the order of RocketMQ's broker (spec/remoting.md §13), because clients choose their reaction
-by the response code.
+filter applies, `_read_store` reads messages, and the `_encode_*` methods build the answer. The
+checks run in the order of RocketMQ's broker (spec/remoting.md §13), because clients choose their
+reaction by the response code.
 
 A pull that finds no messages may be parked. It is retried when messages of its queue become
 visible, from the offset at which its last read ended, and is answered when a message matches.
@@ -193,7 +193,7 @@ class PullHandlers(BrokerComponent):
             if committed >= 0 and context.group not in self._lanes:
                 self.offsets.commit(context.group, *context.queue, committed)
 
-            read_result = self._read(context, context.offset)
+            read_result = self._read_store(context, context.offset)
             if read_result.status is not _FOUND:
                 return self._answer_or_park(context, command, read_result)
         except PullRefusedError as refusal:
@@ -236,7 +236,7 @@ class PullHandlers(BrokerComponent):
                 b"".join(read_result.data),
                 remark="FOUND",
             )
-        code = self._response_code(context, read_result, context.offset)
+        code = self._choose_code(context, read_result, context.offset)
         bounds = (read_result.next_offset, read_result.offset_max, read_result.offset_min)
         return self._encode_empty(context, command.opaque, code, bounds, read_result.status.name)
 
@@ -286,7 +286,7 @@ class PullHandlers(BrokerComponent):
 
         if committed >= 0:
             self.offsets.commit(context.group, *context.queue, committed)
-        read_result = self._read(context, offset)
+        read_result = self._read_store(context, offset)
         answer: bool | bytes = True
         if read_result.status is _FOUND:
             answer_pieces = self._encode_found(context, opaque, read_result)
@@ -297,7 +297,7 @@ class PullHandlers(BrokerComponent):
         elif _is_out_of_reach(context, read_result):
             return False  # the general path delays it
         else:
-            code = self._response_code(context, read_result, offset)
+            code = self._choose_code(context, read_result, offset)
             if code == ResponseCode.PULL_NOT_FOUND:
                 return False  # the general path may park it
             answer = self._encode_not_found(context, opaque, code, read_result)
@@ -416,7 +416,7 @@ class PullHandlers(BrokerComponent):
             )
         if _is_out_of_reach(context, read_result):
             return self._delay_match(context, command)
-        code = self._response_code(context, read_result, context.offset)
+        code = self._choose_code(context, read_result, context.offset)
         if code != ResponseCode.PULL_NOT_FOUND or not context.sys_flag & FLAG_SUSPEND:
             return self._encode_not_found(context, command.opaque, code, read_result)
         wait_ms = min(max(int(context.fields["suspendTimeoutMillis"]), 0), SUSPEND_MS_MAX)
@@ -464,7 +464,7 @@ class PullHandlers(BrokerComponent):
             has_reset = resets and (context.group, *context.queue) in resets
             if not has_reset:
                 return None
-        decision = self._decide(context)
+        decision = self._decide_action(context)
         if decision.action is PullAction.WAIT and context.sys_flag & FLAG_SUSPEND:
             return Parked(
                 command,
@@ -479,7 +479,7 @@ class PullHandlers(BrokerComponent):
 
     # --------------------------------------------------------------------- resets and lanes
 
-    def _decide(self, context: PullContext, *, is_parked: bool = False) -> PullDecision:
+    def _decide_action(self, context: PullContext, *, is_parked: bool = False) -> PullDecision:
         """Return what a pull of a lane, or of a group whose offset was reset, must do next.
 
         The commit of a new pull is applied before the lane decides. `is_parked` is True for a
@@ -515,7 +515,7 @@ class PullHandlers(BrokerComponent):
 
     # ------------------------------------------------------------------------------- reading
 
-    def _read(self, context: PullContext, offset: int, is_parked: bool = False) -> ReadResult:
+    def _read_store(self, context: PullContext, offset: int, is_parked: bool = False) -> ReadResult:
         """Read the store from `offset` on with the filter and the limits of the pull.
 
         A member of a lane reads with the rule of its lane, and not beyond the offset at which the
@@ -599,7 +599,7 @@ class PullHandlers(BrokerComponent):
             return encode_response(parked.command, refusal.code, remark=refusal.remark)
         resets = self.offsets.resets.table
         if context.group in self._lanes or (resets and (context.group, *context.queue) in resets):
-            decision = self._decide(context, is_parked=True)
+            decision = self._decide_action(context, is_parked=True)
             if decision.action is PullAction.WAIT and not is_last:
                 return None
             if decision.action is not PullAction.READ:
@@ -614,7 +614,7 @@ class PullHandlers(BrokerComponent):
                 decision = PullDecision(PullAction.RETRY, offset=parked.scan_offset)
                 return self._encode_decision(context, opaque, decision)
 
-        read_result = self._read(context, parked.scan_offset, is_parked=True)
+        read_result = self._read_store(context, parked.scan_offset, is_parked=True)
         if read_result.status is _FOUND:
             return b"".join(self._encode_found(context, opaque, read_result))
         return self._answer_or_keep_parked(context, parked, read_result, is_last)
@@ -642,7 +642,7 @@ class PullHandlers(BrokerComponent):
         is_for_master = read_result.postponed is None and self._is_redirected_to_master(
             context, read_result, parked.scan_offset
         )
-        code = self._response_code(context, read_result, parked.scan_offset)
+        code = self._choose_code(context, read_result, parked.scan_offset)
         if not is_last and not is_for_master:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = read_result.next_offset
@@ -660,7 +660,7 @@ class PullHandlers(BrokerComponent):
 
     # ------------------------------------------------------------------------------- answers
 
-    def _response_code(self, context: PullContext, read_result: ReadResult, offset: int) -> int:
+    def _choose_code(self, context: PullContext, read_result: ReadResult, offset: int) -> int:
         """Return the response code for a read that began at `offset`.
 
         On a slave, `read_result.next_offset` may be changed to `offset`: a slave that serves
@@ -703,7 +703,7 @@ class PullHandlers(BrokerComponent):
         cheap.
         """
         group_flag, topic_flag = context.sys_flags
-        broker_id = self._suggested_broker_id(context) if self.settings.broker.slave_read else 0
+        broker_id = self._choose_suggested_broker(context) if self.settings.broker.slave_read else 0
         header = _ANSWER_HEADER % (
             0,
             broker_id,
@@ -764,7 +764,7 @@ class PullHandlers(BrokerComponent):
         )
         return _FRAME_PREFIX.pack(len(header) + 4, len(header)) + header
 
-    def _suggested_broker_id(self, context: PullContext) -> int:
+    def _choose_suggested_broker(self, context: PullContext) -> int:
         """Return the id of the broker that the client should ask next (spec/ha.md §4).
 
         If the messages at the requested offset are probably no longer in memory, it is the group's

@@ -167,11 +167,11 @@ class PullChecks:
         assert group is not None
         assert topic is not None
 
-        # In most cases the group's filter by tags applies. `_group_filter` handles the others.
+        # In most cases the group's filter by tags applies. `_find_group_filter` handles the others.
         members = self.consumers.groups.get(context.group)
         compiled = None if members is None else members.subscriptions.get(context.topic)
         if context.sys_flag & FLAG_SUBSCRIPTION:
-            context.filter = self._request_filter(context)
+            context.filter = self._find_request_filter(context)
         elif (
             members is None
             or compiled is None
@@ -181,7 +181,7 @@ class PullChecks:
             or context.group in self._lanes
             or compiled.subscription.version < int(context.fields["subVersion"])
         ):
-            context.filter = self._group_filter(context, group, members)
+            context.filter = self._find_group_filter(context, group, members)
         else:
             context.filter = compiled.filter
         context.sys_flags = (group.sys_flag, topic.config.sys_flag)
@@ -224,7 +224,7 @@ class PullChecks:
                 make_no_queue_error(topic, context.queue_id, remote, code)
             )
 
-    def _request_filter(self, context: PullContext) -> MessageFilter | None:
+    def _find_request_filter(self, context: PullContext) -> MessageFilter | None:
         """Return the filter of the expression in the request; None if every message matches.
 
         Raises PullRefusedError if the expression is invalid or SQL92 is disabled, and
@@ -238,7 +238,7 @@ class PullChecks:
         except RequestError as error:
             raise PullRefusedError.from_error(error) from error
 
-    def _group_filter(
+    def _find_group_filter(
         self, context: PullContext, config: GroupConfig, group: ConsumerGroup | None
     ) -> MessageFilter | None:
         """Return the filter that the heartbeats of the group declared; None if all messages match.
@@ -252,7 +252,7 @@ class PullChecks:
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
             )
         if context.group in self._lanes or config.attributes.get(CONTRACT) == STRICT:
-            compiled = self._member_subscription(context, group)
+            compiled = self._find_member_subscription(context, group)
             if compiled is not None:
                 return compiled.filter
         if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
@@ -260,9 +260,9 @@ class PullChecks:
             raise PullRefusedError(ResponseCode.NO_PERMISSION, remark, 4)
         compiled = group.subscriptions.get(context.topic)
         if compiled is None:
-            raise _subscription_not_exist_error()
+            raise _make_not_exist_error()
         if compiled.subscription.version < int(context.fields["subVersion"]):
-            raise _subscription_not_latest_error()
+            raise _make_not_latest_error()
         if not compiled.is_tag_type:
             if not self.settings.broker.enable_property_filter:
                 raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_DISABLED)
@@ -274,7 +274,7 @@ class PullChecks:
                 )
         return compiled.filter
 
-    def _member_subscription(
+    def _find_member_subscription(
         self, context: PullContext, group: ConsumerGroup
     ) -> CompiledSubscription | None:
         """Return the group's subscription for a member with a lane; None if it has no lane.
@@ -291,15 +291,15 @@ class PullChecks:
             reason = contracts.refusal_reason(context.group, context.peer, client_id)
             if not reason:
                 reason = "no heartbeat of this client has arrived yet"
-            raise _subscription_not_exist_error(f": {reason}")
+            raise _make_not_exist_error(f": {reason}")
         lanes = self._lanes.get(context.group)
         if lanes is None or member.subscription_key not in lanes.lanes:
             return None
         subscription = member.subscriptions.get(context.topic)
         if subscription is None:
-            raise _subscription_not_exist_error()
+            raise _make_not_exist_error()
         if subscription.version < int(context.fields["subVersion"]):
-            raise _subscription_not_latest_error()
+            raise _make_not_latest_error()
         return group.subscriptions.get(context.topic)
 
     def _reserve_bulk_bytes(self, context: PullContext) -> int | None:
@@ -326,14 +326,14 @@ class PullChecks:
         return limit_bytes
 
 
-def _subscription_not_exist_error(why: str = "") -> PullRefusedError:
+def _make_not_exist_error(why: str = "") -> PullRefusedError:
     """Return the error for a client whose subscription the broker does not know."""
     return PullRefusedError(
         ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{why}\n{FAQ}"
     )
 
 
-def _subscription_not_latest_error() -> PullRefusedError:
+def _make_not_latest_error() -> PullRefusedError:
     """Return the error for a client whose subscription is newer than the one the broker knows."""
     return PullRefusedError(
         ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"

@@ -233,7 +233,7 @@ def back_up(
         if segment.end > begin and segment.base < end:
             copied_bytes += _copy_segment(files, segment, log_directory, begin, end, shares)
     files.make_directory(log_directory)
-    state_directory = _state_directory(target, end)
+    state_directory = _make_state_path(target, end)
     remove_tree(files, state_directory)
     _write_state(files, state_directory, state)
 
@@ -276,7 +276,7 @@ def _load_log(files: Files, directory: str, file_bytes: int) -> CommitLog:
     return log
 
 
-def _state_directory(backup: str, end: int) -> str:
+def _make_state_path(backup: str, end: int) -> str:
     """Return the directory in a backup with the documents of the moment that ends at `end`."""
     return f"{backup}/state/{end:0{NAME_DIGITS}d}"
 
@@ -558,7 +558,7 @@ def restore(
         )
 
     moment = _choose_moment(manifest, end)
-    state = _read_state(files, f"{_state_directory(source, moment.end)}/config")
+    state = _read_state(files, f"{_make_state_path(source, moment.end)}/config")
 
     # From here until it is removed, RESTORING_FILE prevents that a broker opens the store.
     for name in set(files.names(root)) - {RESTORING_FILE}:

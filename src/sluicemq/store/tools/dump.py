@@ -642,7 +642,7 @@ def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
         if problem:
             yield {"kind": "document", "file": name, "problem": problem}
         else:
-            yield {"kind": "document", "file": name, "value": _with_text_keys(document)}
+            yield {"kind": "document", "file": name, "value": _convert_keys_to_text(document)}
 
     timer_path = f"{layout.root}/config/timercheck"
     timer_bytes = 8 * len(_TIMER_FIELDS)
@@ -653,10 +653,10 @@ def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
         yield {"kind": "document", "file": "config/timercheck", "value": fields}
 
 
-def _with_text_keys(value: Any) -> Any:
+def _convert_keys_to_text(value: Any) -> Any:
     """Return a JSON value with all keys of objects converted to strings."""
     if isinstance(value, dict):
-        return {str(key): _with_text_keys(member) for key, member in value.items()}
+        return {str(key): _convert_keys_to_text(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_with_text_keys(element) for element in value]
+        return [_convert_keys_to_text(element) for element in value]
     return value

@@ -88,7 +88,7 @@ class RepairWriter:
             if size_before == size and not is_new:
                 return
             if size_before > size:
-                self._save(path, size, _read(file, size_before - size, size))
+                self._save_overwritten(path, size, _read(file, size_before - size, size))
             if is_new:
                 self._add_to_manifest({"created": True}, path)
             else:
@@ -112,7 +112,7 @@ class RepairWriter:
                     break  # only holes follow
                 piece = _read(file, min(_PIECE_BYTES, size - piece_start), piece_start)
                 if any(piece):
-                    self._save(path, piece_start, piece)
+                    self._save_overwritten(path, piece_start, piece)
                 position = piece_start + max(len(piece), 1)
 
         # The backup is durable before the file is removed.
@@ -134,7 +134,7 @@ class RepairWriter:
             with closing(self._files.open(path)) as file:
                 overwritten = _read(file, len(data), offset)
             if overwritten != data:
-                self._save(path, offset, overwritten)
+                self._save_overwritten(path, offset, overwritten)
                 changes.append((path, offset, data))
         if not changes:
             return
@@ -160,7 +160,7 @@ class RepairWriter:
 
     # --- the backup
 
-    def _save(self, path: str, offset: int, overwritten: bytes) -> None:
+    def _save_overwritten(self, path: str, offset: int, overwritten: bytes) -> None:
         """Append bytes that are about to be overwritten, and a line about them, to the backup.
 
         `overwritten` are the bytes at `offset` of the file at `path`. Nothing is synced.

@@ -360,7 +360,9 @@ class IndexCheck:
         They are newer than the last file for which `checkpoint` vouches.
         """
         paths = self._unread_paths
-        self._unread_paths = [path for path in paths if _file_number(path) <= checkpoint.index_file]
+        self._unread_paths = [
+            path for path in paths if _parse_file_number(path) <= checkpoint.index_file
+        ]
         for path in paths[len(self._unread_paths) :]:
             self._findings.add(
                 NOTE,
@@ -370,7 +372,7 @@ class IndexCheck:
                 " builds it again",
             )
 
-    def _severity_of(self, path: str) -> str:
+    def _choose_severity(self, path: str) -> str:
         """Return the severity of findings about a file: a warning if the next start replaces it."""
         return WARNING if path == self._unsettled_path else ERROR
 
@@ -379,7 +381,7 @@ class IndexCheck:
         place = self._layout.shorten_path(file.path)
         if entry_number is not None:
             place += f" entry {entry_number}"
-        self._findings.add(self._severity_of(file.path), "index", place, text)
+        self._findings.add(self._choose_severity(file.path), "index", place, text)
 
     # --- while the log is walked
 
@@ -510,7 +512,7 @@ class IndexCheck:
             return
         if file is None:
             self._findings.add(
-                self._severity_of(path),
+                self._choose_severity(path),
                 "index",
                 self._layout.shorten_path(path),
                 "its size or header is not that of an index file",
@@ -533,7 +535,7 @@ class IndexCheck:
         checkpoint = self._checkpoint
         if not self._was_interrupted or checkpoint is None:
             return None
-        if _file_number(path) != checkpoint.index_file:
+        if _parse_file_number(path) != checkpoint.index_file:
             return None
         return checkpoint.index_count
 
@@ -644,7 +646,7 @@ class IndexCheck:
                 self._findings.add(severity, "index", place, text)
 
 
-def _file_number(path: str) -> int:
+def _parse_file_number(path: str) -> int:
     """Return the name of an index file, a time, as a number."""
     return int(path.rpartition("/")[2])
 

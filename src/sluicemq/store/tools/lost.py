@@ -113,7 +113,7 @@ class _QueueState:
         return gap.first <= offset < gap.end and position < gap.before
 
 
-def _queue_record(group: QueueUnits, row: int) -> _QueueRecord:
+def _make_queue_record(group: QueueUnits, row: int) -> _QueueRecord:
     """Return the record of one unit."""
     position, size, code = group.units[row].tolist()
     is_placeholder = code == PLACEHOLDER_CODE
@@ -153,10 +153,10 @@ class LostMessageFinder:
             is_consecutive = group.is_consecutive and len(group.offsets) > 1
             checked_count = 2 if is_consecutive else len(group.offsets)
             for row in range(checked_count):
-                self._add_record(key, _queue_record(group, row))
+                self._add_record(key, _make_queue_record(group, row))
             state = self._states.get(key)
             if is_consecutive and state is not None and state.suspect is None:
-                state.last = _queue_record(group, -1)
+                state.last = _make_queue_record(group, -1)
 
     def _add_record(self, key: QueueKey, record: _QueueRecord) -> None:
         """Check the offset of a record against those of the earlier records of its queue.
@@ -165,7 +165,7 @@ class LostMessageFinder:
         becomes the suspect, after the former suspect is judged. An impossible one is contradicted.
         """
         if not is_valid_key(key) or not 0 <= record.offset <= OFFSET_MAX:
-            self._contradict(key, record)
+            self._contradict_record(key, record)
             return
         state = self._states.get(key)
         if state is None:
@@ -173,7 +173,7 @@ class LostMessageFinder:
             if has_room or self._log_start or record.is_placeholder:
                 self._states[key] = _QueueState(record, record)
             else:  # the log has no room for the messages before this one
-                self._contradict(key, record)
+                self._contradict_record(key, record)
             return
         if state.suspect is not None:
             self._judge_suspect(key, state, state.suspect, record)
@@ -198,13 +198,13 @@ class LostMessageFinder:
             # The topic was created again, or the queue continues at this offset.
             if suspect.offset and state.first == state.last:
                 # The queue has a single record before these two: that one is wrong.
-                self._contradict(key, state.first)
+                self._contradict_record(key, state.first)
                 state.first = suspect
             state.last = suspect
         else:
-            self._contradict(key, suspect)
+            self._contradict_record(key, suspect)
 
-    def _contradict(self, key: QueueKey, record: _QueueRecord) -> None:
+    def _contradict_record(self, key: QueueKey, record: _QueueRecord) -> None:
         """Add a record to `contradicted`, because it cannot be this message of the queue."""
         reason = (
             f"the record says that it is message {record.offset} of queue {key[0]}/{key[1]}, which"
@@ -238,13 +238,13 @@ class LostMessageFinder:
         if unit_position == suspect.position:
             has_single_record = state.first == state.last
             if has_single_record and suspect.offset:
-                self._contradict(key, state.first)
+                self._contradict_record(key, state.first)
                 state.first = suspect
             state.last = suspect
         elif suspect.offset == 0 and not unit_position:
             state.last = suspect  # the topic was created again, and has one message
         elif unit_position in (state.first.position, state.last.position):
-            self._contradict(key, suspect)  # another record has its offset
+            self._contradict_record(key, suspect)  # another record has its offset
         else:
             self.doubtful_positions.add(suspect.position)
 
@@ -261,7 +261,7 @@ class LostMessageFinder:
         for _, units in _iter_units(sequence):
             has_position = units["position"] == record.position
             if (has_position & (units["size"] == record_bytes)).any():
-                self._contradict(key, record)
+                self._contradict_record(key, record)
                 del self._states[key]
                 return
 

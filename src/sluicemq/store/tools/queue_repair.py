@@ -208,7 +208,7 @@ class QueueRepair:
                 self._create_files(key, piece_start, writer)
             bytes_left_in_file = base + file_bytes - piece_start
             piece = unit_bytes[written_bytes : written_bytes + bytes_left_in_file]
-            writer.write(self._file_path(key, base), piece_start - base, piece)
+            writer.write(self._find_file_path(key, base), piece_start - base, piece)
             written_bytes += len(piece)
 
     def _create_files(self, key: QueueKey, position: int, writer: RepairWriter) -> None:
@@ -226,13 +226,13 @@ class QueueRepair:
             # The earlier file is a leftover of a deleted topic.
             last_base = previous_base
         for new_base in range(last_base + file_bytes, base + 1, file_bytes):
-            path = self._file_path(key, new_base)
+            path = self._find_file_path(key, new_base)
             writer.resize_file(path, file_bytes)
             blank_count = min(position - new_base, file_bytes) // UNIT_BYTES
             writer.write(path, 0, BLANK_UNIT * blank_count)
             bases.add(new_base)
 
-    def _file_path(self, key: QueueKey, base: int) -> str:
+    def _find_file_path(self, key: QueueKey, base: int) -> str:
         """Return the path of the file of a queue that begins at byte `base`."""
         if key in self._queues:
             for segment in self._queues[key].segments:

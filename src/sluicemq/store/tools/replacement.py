@@ -67,7 +67,9 @@ def build_replacement(
     placeholders_end = invalid.end
     if is_end_of_file:
         placeholders_end -= BLANK.size  # kept free for the blank record
-    bytes_with_properties = sum(_placeholder_size(message, has_properties=True) for message in lost)
+    bytes_with_properties = sum(
+        _compute_placeholder_size(message, has_properties=True) for message in lost
+    )
     has_properties = bytes_with_properties <= placeholders_end - invalid.start
     replacement = _place_messages(
         lost, invalid.start, placeholders_end, time_ms, has_properties=has_properties
@@ -105,7 +107,7 @@ def _place_messages(
     without_room: list[LostMessage] = []
     position = start
     for message in lost:
-        placeholder_bytes = _placeholder_size(message, has_properties=has_properties)
+        placeholder_bytes = _compute_placeholder_size(message, has_properties=has_properties)
         if position + placeholder_bytes > end:
             without_room.append(message)
             continue
@@ -146,7 +148,7 @@ def _encode_fillers(start: int, end: int, time_ms: int) -> list[Piece]:
     return pieces
 
 
-def _placeholder_properties(message: LostMessage, *, has_properties: bool) -> bytes:
+def _encode_placeholder_properties(message: LostMessage, *, has_properties: bool) -> bytes:
     """Return the encoded properties of a placeholder, or nothing without `has_properties`."""
     if not has_properties:
         return b""
@@ -154,12 +156,12 @@ def _placeholder_properties(message: LostMessage, *, has_properties: bool) -> by
     return _PROPERTIES + _DELAYED_PROPERTIES if is_delayed else _PROPERTIES
 
 
-def _placeholder_size(message: LostMessage, *, has_properties: bool) -> int:
+def _compute_placeholder_size(message: LostMessage, *, has_properties: bool) -> int:
     """Return the size of a placeholder with an empty body, in bytes."""
     topic = message.key[0].encode()
     # A record with a longer topic is a V2 record, whose topic length has two bytes.
     extra_bytes = 1 if len(topic) > TOPIC_LENGTH_MAX else 0
-    properties = _placeholder_properties(message, has_properties=has_properties)
+    properties = _encode_placeholder_properties(message, has_properties=has_properties)
     return RECORD_BYTES_MIN + extra_bytes + len(topic) + len(properties)
 
 
@@ -174,7 +176,7 @@ def _encode_placeholder(
         offset=message.offset,
         position=position,
         body=body,
-        properties=_placeholder_properties(message, has_properties=has_properties),
+        properties=_encode_placeholder_properties(message, has_properties=has_properties),
         sys_flag=0,
         time_ms=time_ms,
         prepared_offset=PLACEHOLDER_PREPARED_OFFSET,

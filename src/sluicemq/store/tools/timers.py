@@ -412,13 +412,13 @@ def _find_log_file_bytes(layout: StoreLayout) -> int:
     """
     directory = f"{layout.root}/timerlog"
     for name in layout.files.names(directory):
-        file_bytes = _file_size(layout, f"{directory}/{name}")
+        file_bytes = _read_file_size(layout, f"{directory}/{name}")
         if file_bytes:
             return file_bytes
     return 0
 
 
-def _file_size(layout: StoreLayout, path: str) -> int:
+def _read_file_size(layout: StoreLayout, path: str) -> int:
     """Return the size of a file in bytes."""
     file = layout.files.open(path)
     try:
